@@ -1,4 +1,4 @@
-"""CUDA kernels, one .cu per kernel, and the verbs around them: describe a device, compile, launch.
+"""CUDA kernels, one .cu per kernel, and the code to describe a device, compile and launch.
 
 Start with conv_sparse24.cu.
 """

@@ -1,8 +1,8 @@
 """(kernel, compile-time values, sm) -> PTX and cubin through NVRTC, with or without a GPU; results are cached by content.
 
-The cache key names everything that decides the binary: kernel name, values, architecture, options, NVRTC version and the
-bytes of the source and of every header it includes; no folder does, see _nvrtc. An entry, PTX and log in one file and machine
-code in another, states its key and its hashes: what does not agree with them is compiled again.
+The cache key covers everything that determines the binary: kernel name, values, architecture, options, NVRTC version and the
+bytes of the source and of every included header. Folders have no influence, see _nvrtc. An entry (PTX and log in one file,
+machine code in another) contains its key and hashes; an entry that does not match them is compiled again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "-lineinfo", "--ptxas-options=-v")
-NAMED = "/cuda_kernels"  # where NVRTC is told that the sources lie: binaries must not depend on where they do
+NAMED = "/cuda_kernels"  # the sources' folder as NVRTC sees it: binaries must not depend on the real one
 INCLUDED = re.compile(r'^(\s*#\s*include\s+")([^"]+)"', re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ class Compiled:
 
 
 def source_path(kernel: str) -> Path:
-    """A kernel's file; a name with a path in it (tests) is taken as it is."""
+    """A kernel's file; a name with a path (tests) is used unchanged."""
     path = Path(kernel)
     return path if path.suffix == ".cu" else ROOT / f"{kernel}.cu"
 
@@ -84,7 +84,7 @@ def sources(path: Path) -> list[Path]:
 
 
 def _bindings() -> Any:
-    """NVRTC for Python. ModuleNotFoundError says which extra brings it."""
+    """NVRTC for Python. ModuleNotFoundError names the extra that contains it."""
     with extras.named():
         from cuda.bindings import nvrtc
     return nvrtc
@@ -92,16 +92,17 @@ def _bindings() -> Any:
 
 @lru_cache(maxsize=1)
 def nvrtc_version() -> str:
-    """Of the NVRTC that cuda-bindings finds: a wheel's, CUDA_HOME's or the linker's. Raises CompileError without any."""
+    """The version of the NVRTC that cuda-bindings finds: a wheel's, CUDA_HOME's or the linker's. Raises CompileError without
+    any."""
     nvrtc = _bindings()
     try:
         return ".".join(str(v) for v in _call(nvrtc.nvrtcVersion))
-    except RuntimeError:  # cuda.pathfinder's, of which each version has others
+    except RuntimeError:  # of cuda.pathfinder, whose versions differ
         raise CompileError(f"NVRTC's library is not found, or does not load: {extras.NVRTC}") from None
 
 
 def installed_nvrtc() -> str:
-    """As `nvrtc_version`, and "none" where there is none: plans with predicted times need none."""
+    """As `nvrtc_version`, or "none" without NVRTC, which plans with predicted times do not need."""
     try:
         return nvrtc_version()
     except (CompileError, ModuleNotFoundError):
@@ -113,7 +114,7 @@ HEADERS = {12: ("nvidia.cuda_runtime", "nvidia-cuda-runtime-cu12==12.9.*"), 13: 
 
 @lru_cache(maxsize=1)
 def cuda_include() -> Path:
-    """The folder of cuda_fp16.h: that of the wheel of NVRTC's own CUDA, else CUDA_PATH's."""
+    """The folder of cuda_fp16.h: from the wheel of NVRTC's CUDA version, else from CUDA_PATH."""
     import importlib.util
 
     package, wheel = HEADERS.get(int(nvrtc_version().partition(".")[0]), HEADERS[max(HEADERS)])
@@ -130,7 +131,7 @@ def cuda_include() -> Path:
 
 
 def compile_anew(kernel: str, values: Mapping[str, int | str], sm: str) -> Compiled:
-    """`compile_kernel` that neither reads nor writes the cache: whether the compiler works."""
+    """`compile_kernel` without the cache, to check that the compiler works."""
     fixed = tuple(sorted(values.items()))
     return _compiled(kernel, fixed, sm, *_nvrtc(kernel, fixed, sm))
 
@@ -139,7 +140,7 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     """Compile `kernel`.cu with each value as a macro, for an architecture such as "sm_80" or "sm_90a", or for a virtual one
     such as "compute_90a": the same PTX in less than half the time, and no machine code.
 
-    Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed; where the
+    Raises CompileError with NVRTC's log. The result comes from the cache if nothing that determines it has changed; if the
     cache cannot be written, from this process's memory.
     """
     fixed: Values = tuple(sorted(dict(values).items()))
@@ -156,11 +157,11 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     return _compiled(kernel, fixed, sm, *found)
 
 
-_UNKEPT: dict[Path, tuple[str, bytes, str]] = {}  # what the cache could not take
+_UNKEPT: dict[Path, tuple[str, bytes, str]] = {}  # results that the cache could not store
 
 
 def _entry(path: Path) -> tuple[str, bytes, str] | None:
-    """(PTX, machine code, log) of a cache entry; None where there is none, or it is not what was written under this key."""
+    """(PTX, machine code, log) of a cache entry; None if it is absent or differs from what was written under this key."""
     try:
         with open_regular(path) as file:
             meta = json.loads(file.read())
@@ -183,8 +184,8 @@ def virtual(sm: str) -> str:
 
 
 def cubin_path(compiled: Compiled) -> Path:
-    """A file that holds `compiled.cubin`: the cached one, written again where it holds something else, or one of this process
-    where the cache cannot be written."""
+    """A file with `compiled.cubin`: the cached file, rewritten if its content differs, or a file of this process if the cache
+    cannot be written."""
     if not compiled.cubin:
         raise ValueError(f"kernel {compiled.kernel} for {compiled.sm}: no machine code, compile it for an architecture sm_*")
     path = _cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
@@ -234,7 +235,7 @@ def _compiled(kernel: str, values: Values, sm: str, ptx: str, cubin: bytes, log:
 
 
 def _call(function: Callable, *args: object) -> Any:
-    """Call a function of NVRTC -> what it returns beside its status. Raises CompileError where that is none of success."""
+    """Call a function of NVRTC -> its results without the status. Raises CompileError unless the status is success."""
     status, *rest = function(*args)
     if status != _bindings().nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"{function.__name__}: {status.name}")
@@ -250,8 +251,8 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
         f"-I{cuda_include()}",
         *(f"-D{name}={value}" for name, value in values),
     ]
-    # -lineinfo writes the names of all sources into PTX and binary, relative ones behind the current folder. So they come from
-    # memory under absolute names of our own.
+    # -lineinfo writes the names of all sources into PTX and binary, relative names after the current folder. So sources come
+    # from memory under our own absolute names.
     headers = {header.name: header.read_text() for header in sources(path)[1:]}
 
     def named(text: str) -> bytes:
@@ -287,18 +288,18 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
 
 
 Request = tuple[str, Mapping[str, int | str], str]  # (kernel, values, sm)
-Counter = Callable[[int, int], None]  # told how many are done, of how many
+Counter = Callable[[int, int], None]  # called with the number done and the total
 
 
 def is_kept(kernel: str, values: Mapping[str, int | str], sm: str) -> bool:
-    """Whether the cache holds something under this key, which is then read instead of compiled."""
+    """Whether the cache has an entry under this key, which is then read instead of compiled."""
     path = _cache_path(kernel, tuple(sorted(values.items())), sm)
     return path in _UNKEPT or path.exists()
 
 
 def compile_many(requests: Iterable[Request], workers: int | None = None, progress: Counter | None = None) -> list[Compiled]:
     """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles).
-    `progress` is told how many of those are done that the cache does not hold."""
+    `progress` gets the number done of those that are not in the cache."""
     from concurrent.futures import ThreadPoolExecutor
 
     requests = list(requests)
@@ -308,7 +309,7 @@ def compile_many(requests: Iterable[Request], workers: int | None = None, progre
 
 
 def counted(results: Iterable[Result], new: Sequence[bool], progress: Counter | None) -> Iterator[Result]:
-    """The results, in order; `progress` is told how many of those that are `new` are done, at first that none is."""
+    """The results, in order; `progress` gets the number of `new` results done, starting at 0."""
     total, done = sum(new), 0
     if progress is not None and total:
         progress(0, total)

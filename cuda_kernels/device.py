@@ -1,4 +1,4 @@
-"""What a GPU is, in numbers: frozen facts of named devices, and `current()`, which asks the driver about the one at hand."""
+"""GPUs in numbers: frozen facts of named devices, and `current()`, which asks the driver about this machine's GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cuda_kernels.hashed import Hashed
 
 @dataclass(frozen=True, slots=True)
 class Device(Hashed):
-    """Facts that candidates and predictions rest on.
+    """Facts that candidates and predictions use.
 
     `mma_fma_per_clk`: dense FP16 products with FP32 accumulation, per clock and SM, at the best instruction's rate;
     `mma_sync_share`: the share of it that mma.sync reaches; 2:4 sparse instructions do twice the (nominal) products.
     `smem_per_block`: dynamic shared memory one block may ask for (bytes); `smem_per_sm` includes 1 KiB the driver
-    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources` says where the numbers come from; `assumed`
-    names those that nobody has published, carried over from a relative. `left_out`: (a kernel, or one with its tile; why) for
-    what plans for this device are denied, since it was seen to fail there.
+    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources`: where the numbers come from; `assumed`: the
+    unpublished numbers, taken from a related device. `left_out`: (a kernel, or a kernel with its tile; why) for the kernels
+    that plans for this device leave out because they failed on it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Device(Hashed):
 
     @property
     def dependent_launch(self) -> bool:
-        """Whether a kernel may begin before the one ahead has ended (programmatic dependent launch)."""
+        """Whether a kernel may begin before the previous one has ended (programmatic dependent launch)."""
         return self.cc >= 90
 
     @property
@@ -73,7 +73,7 @@ class Device(Hashed):
 
     @property
     def key(self) -> str:
-        """What a GPU is known by where its measurements are kept, but for its driver."""
+        """The key of a GPU's stored measurements, without the driver."""
         return f"{self.title}|{self.sm}|{self.num_sms}|{self.l2_bytes}"
 
     def __str__(self) -> str:
@@ -82,14 +82,14 @@ class Device(Hashed):
 
 KIB, MIB = 1024, 1024 * 1024
 
-# Of every device here: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+# For every device here: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 
 # Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
-# which the rates of the data sheets hold: these are peaks, and what is reached of them stands in `rates`. FP16 with FP32
+# which the rates of the data sheets hold: these are peaks; `rates` has the shares reached. FP16 with FP32
 # accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is what
 # all SMs together can draw from L2, published for the A100 only: where it is assumed, the others get the same per SM, and
-# Hopper and B200 the 64 that an SM can take (an H200 was seen at 41). launch_us is one dependent kernel inside a CUDA graph.
+# Hopper and B200 the 64 that an SM can read (measured on an H200: 41). launch_us is one dependent kernel inside a CUDA graph.
 LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 HOPPER_SYNC = "ptxas 13.0 spaces mma.sync m16n8k16 by 6 clocks for sm_90a, two thirds of the wgmma peak"
 GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.34, A40 1.1, L40 0.93, H200 1.26 us)"
@@ -188,7 +188,7 @@ REFUSED = {"t4": TURING, "rtx2080ti": TURING, "v100": TURING.replace("7.5", "7.0
 SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
                   120: 99 * KIB}
 
-# What the driver calls the named devices.
+# The driver's names of the named devices.
 DRIVER_NAMES = {
     "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A10": "a10", "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA L4": "l4",
     "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
@@ -204,14 +204,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """Where an unnamed device's unreported facts come from: the named one whose SM is most like its own, and what differs."""
+    """The source of an unnamed device's unreported facts: the named device with the most similar SM, and the differences."""
 
     name: str
     mma_fma_per_clk: int
     source: str
 
 
-# By compute capability, and whether it is a GeForce card, which accumulates in FP32 at half the rate.
+# By compute capability and GeForce card or not; GeForce cards accumulate in FP32 at half rate.
 RELATIVES = {
     (80, False): Relative("a100", 1024, "GA100 whitepaper"),
     (86, False): Relative("a10", 512, "GA102 whitepaper: RTX A6000 154.8 TFLOP/s with FP32 accumulation, full rate"),
@@ -241,11 +241,11 @@ def named(name: str) -> Device:
 
 
 DRIVER = "libcuda.so.1"
-DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
+DEFAULT_DEVICE = "h200"  # the device of plans without a GPU or a name
 
 
 def has_cupy() -> bool:
-    """Whether CuPy is installed: without it no GPU is looked for."""
+    """Whether CuPy is installed; without it no GPU is used."""
     return importlib.util.find_spec("cupy") is not None
 
 
@@ -266,8 +266,8 @@ def has_gpu() -> bool:
 
 
 def only(number: int) -> None:
-    """Let this process, and those that it starts, see no GPU but the one of that number, as the driver counts those that
-    CUDA_VISIBLE_DEVICES leaves; before anything else asks for one. Raises ValueError where there is none that can be used."""
+    """Show this process, and the processes that it starts, only the GPU of that number, in the driver's count under
+    CUDA_VISIBLE_DEVICES. Call it before any other use of a GPU. Raises ValueError without a usable GPU of that number."""
     before = os.environ.get(VISIBLE)
     listed = None if before is None else [name.strip() for name in before.split(",") if name.strip()]
     if listed is not None and number >= len(listed):
@@ -283,8 +283,8 @@ def only(number: int) -> None:
 
 
 def why_no_gpu() -> str:
-    """An empty string where a usable GPU is at hand, else the reason in words. CuPy, which takes long to import, is asked only
-    where it could find one."""
+    """An empty string with a usable GPU, else the reason in words. Imports CuPy, which is slow, only if a GPU is
+    possible."""
     if has_cupy() and not has_driver():
         return f"no CUDA driver is found ({DRIVER})"
     try:
@@ -297,7 +297,7 @@ def why_no_gpu() -> str:
         return "" if cc >= 80 else f"compute capability {cc / 10} is below 8.0"
     except ModuleNotFoundError as e:
         return extras.why_missing(e.name) or f"CuPy does not load: {e}"
-    except ImportError as e:  # a library that it needs
+    except ImportError as e:  # a missing library
         return f"CuPy does not load: {str(e).partition(chr(10))[0]}"
     except Exception as e:  # the driver's own errors have no common class across CuPy versions
         return f"the CUDA driver does not answer: {str(e).partition(':')[0]}"
@@ -308,7 +308,7 @@ CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM = 13, 36, 37, 10
 
 
 def current() -> Device:
-    """The GPU at hand, from the driver; what no driver reports, from the named device that it is or is most like."""
+    """This machine's GPU, from the driver; facts that no driver reports come from the same or most similar named device."""
     with extras.named():
         import cupy
 
@@ -357,13 +357,13 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
 
 
 def relative(device: Device) -> Device:
-    """The named device that `device` is or, as far as its driver does not tell, is most like."""
+    """The named device that equals `device` or, for facts that its driver does not report, resembles it most."""
     known = device.name if device.name in NAMED else DRIVER_NAMES.get(device.title)
     return NAMED[known or _relative(device.cc, "GeForce" in device.title).name]
 
 
 def _relative(cc: int, geforce: bool) -> Relative:
-    """Of the newest compute capability in the table that is not newer than `cc`; ValueError below 8.0."""
+    """The limits of the newest compute capability in the table up to `cc`; ValueError below 8.0."""
     at = max((known for known, _ in RELATIVES if known <= cc), default=None)
     if at is None:
         raise ValueError(f"compute capability {cc / 10}: expected 8.0 or newer, 2:4 sparse tensor cores begin there")

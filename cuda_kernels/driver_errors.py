@@ -1,6 +1,6 @@
-"""What the CUDA driver answers: one error with its code, and the one place that says which codes are fatal.
+"""The CUDA driver's errors: one exception with the code, and the only list of fatal codes.
 
-The driver's API and the runtime's (CuPy raises the errors of both) number alike all that is told here.
+The driver's API and the runtime's (CuPy raises errors of both) use the same numbers for the codes here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# After one of these, every later call of the process fails too, whoever makes it: the context, with all its memory, is lost.
-# What reports it need not be what caused it: kernels run long after they were launched. (CUDA Runtime API, "cudaError_t":
-# "the process must be terminated and relaunched"; and those that say that there is no driver or device to talk to.)
+# After one of these errors every later call of the process fails too: the context, with all its memory, is lost. The failing
+# call need not be the cause, because kernels run long after their launch. (CUDA Runtime API, "cudaError_t": "the process must
+# be terminated and relaunched"; and the errors of an absent driver or device.)
 FATAL = {
     3: "CUDA cannot begin in this process; one that was forked after CUDA began cannot use it",
     4: "the driver is shutting down",
@@ -40,7 +40,7 @@ OUT_OF_MEMORY = 2
 
 
 class DriverError(RuntimeError):
-    """A call of the driver that failed. `code`: its CUresult, `name` that in words; `detail` says what was asked for."""
+    """A failed call of the driver. `code`: its CUresult; `name`: the code in words; `detail`: the request."""
 
     def __init__(self, call: str, code: int, name: str, detail: str = "") -> None:
         super().__init__(f"{call}: {name}{detail and ' '}{detail}")
@@ -57,29 +57,29 @@ def check_status(call: str, status: object, detail: str = "") -> None:
 
 
 def code_of(error: BaseException) -> int | None:
-    """The driver's code of an error, ours or CuPy's, or of the first one behind it that has one; None without any."""
+    """The driver's code of an error, ours or CuPy's, or of the first of its causes with a code; None without any."""
     return next((code for e in _behind(error) if (code := _own_code(e)) is not None), None)
 
 
 def fatal_code(error: BaseException) -> int | None:
-    """The code after which nothing more can run in this process, of `error` or one behind it; None where it can."""
+    """The fatal code of `error` or of its causes, after which this process can run nothing; None without any."""
     return next((code for e in _behind(error) if (code := _own_code(e)) in FATAL), None)
 
 
 def why_fatal(error: BaseException) -> str | None:
-    """In words, why nothing more can run in this process after `error`; None where it can."""
+    """In words, why this process can run nothing after `error`; None if it can."""
     code = fatal_code(error)
     return None if code is None else FATAL[code]
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the CUDA context of this process is lost: only a new process can go on."""
+    """Whether this process's CUDA context is lost, so that only a new process can continue."""
     return why_fatal(error) is not None
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A fatal error that passes gets a note: which process can still do what, once."""
+    """Add a note once to a passing fatal error: what each process can still do."""
     try:
         yield
     except RuntimeError as e:
@@ -92,7 +92,7 @@ def explained() -> Iterator[None]:
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, then what it was raised from or while handling."""
+    """The error, then the errors that it was raised from or while handling."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -103,7 +103,7 @@ def _behind(error: BaseException | None) -> Iterator[BaseException]:
 def _own_code(error: BaseException) -> int | None:
     if isinstance(error, DriverError):
         return error.code
-    if "cupy" not in sys.modules:  # then the error is none of CuPy's
+    if "cupy" not in sys.modules:  # then the error is not CuPy's
         return None
     from cupy.cuda.memory import OutOfMemoryError
     from cupy_backends.cuda.api.driver import CUDADriverError

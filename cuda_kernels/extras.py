@@ -1,4 +1,4 @@
-"""Which extra of this package brings a module that is not installed: what pip is to be asked for."""
+"""The extra of this package that contains a missing module: the argument for pip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
 CUPY = f"running on a GPU takes it: {CUDA}"
-# Module -> its package, and what takes it, with the cure.
+# Module -> its package, and its use, with the cure.
 EXTRAS = {
     "onnx": ("onnx", BUILD),
     "onnx_ir": ("onnx-ir", BUILD),
@@ -22,7 +22,7 @@ EXTRAS = {
 
 
 def why_missing(module: str | None) -> str | None:
-    """That a module is not installed, what takes it, and the cure; None for one that no extra brings."""
+    """A message that a module is missing, its use and the cure; None for a module of no extra."""
     if module is None or (found := EXTRAS.get(module.partition(".")[0])) is None:
         return None
     package, cure = found
@@ -31,7 +31,7 @@ def why_missing(module: str | None) -> str | None:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """A module that is not installed is told with the extra that brings it."""
+    """Report a missing module with the extra that contains it."""
     try:
         yield
     except ModuleNotFoundError as e:

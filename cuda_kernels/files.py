@@ -1,8 +1,8 @@
-"""Files are put in place whole or not at all: engines, exports and what the cache keeps; only regular ones are read.
+"""Atomic writes of engines, exports and cache files, and reads of regular files only.
 
-A file is written beside its target, forced to the disk and renamed over it, so whoever reads the target sees the old bytes or
-the new ones. Its writer holds a lock on it: the temporary file of a killed process has none, and the next writer in that
-folder removes it.
+A file is written next to its target, forced to the disk and renamed over it, so a reader of the target sees either the old or
+the new bytes. Its writer holds a lock on the temporary file. The temporary file of a killed process has no lock, and the next
+writer in that folder removes it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Name = str | os.PathLike
 
 
 def fault(name: Name, make_folders: bool = False) -> str | None:
-    """Why no file can be put in place under that name, as far as it can be told before, or None; `make_folders`: whether
-    folders that are not there are no reason, see write."""
+    """Why a file cannot be written under that name, as far as can be known before, or None; `make_folders`: missing folders are
+    no reason, see write."""
     try:
         path, kind = Path(os.path.realpath(name)), 0
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -49,17 +49,17 @@ def fault(name: Name, make_folders: bool = False) -> str | None:
 
 
 def write(name: Name, data: bytes) -> None:
-    """Put one file in place, in a folder that is made if need be; see write_all."""
+    """Write one file, and make its folder if needed; see write_all."""
     with suppress(OSError, ValueError):  # write_all says what is wrong
         Path(os.path.realpath(name)).parent.mkdir(parents=True, exist_ok=True)
     write_all({name: data})
 
 
 def write_all(files: Mapping[Name, bytes], written: list[str] | None = None) -> None:
-    """Put every file in place, or none where one cannot be written; `written` gets the name of each that is.
+    """Write every file, or none if one cannot be written; `written` gets the name of each written file.
 
-    Links are followed, a file that is there keeps its mode, a new one gets the umask's. Raises OSError with the name of the
-    file that was at fault and a sentence; devices, pipes and folders are never replaced.
+    Links are followed; an existing file keeps its mode, a new file gets the umask's. Raises OSError with the name of the
+    faulty file and a sentence; devices, pipes and folders are never replaced.
     """
     staged: list[tuple[int, Path, Path]] = []
     name: Name = ""
@@ -91,7 +91,7 @@ def write_all(files: Mapping[Name, bytes], written: list[str] | None = None) -> 
 
 
 def _temporary(folder: Path) -> tuple[int, Path]:
-    """A new file in `folder`, open and locked; those that dead processes have left there are removed."""
+    """A new file in `folder`, open and locked; removes files left by dead processes."""
     with os.scandir(folder) as entries:
         for stale in [folder / e.name for e in entries if TEMPORARY.fullmatch(e.name)]:
             with suppress(OSError):  # its writer lives, or it is another user's
@@ -116,14 +116,14 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def _fill(fd: int, data: bytes, path: Path) -> None:
-    """Write the bytes and force them to the disk; give the file the owner and the mode of the one it is to replace."""
+    """Write the bytes and force them to the disk; give the file the owner and mode of the file that it replaces."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(fd, rest[: 1 << 30]) :]
     with suppress(FileNotFoundError):
         old = path.stat()
         if (old.st_uid, old.st_gid) != (os.fstat(fd).st_uid, os.fstat(fd).st_gid):
-            with suppress(OSError):  # of another user: it becomes ours, as any file that is written anew
+            with suppress(OSError):  # another user's file: it becomes ours, like any new file
                 os.fchown(fd, old.st_uid, old.st_gid)
         os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
     os.fsync(fd)
@@ -140,7 +140,7 @@ def _sync(folder: Path) -> None:
 
 
 def open_regular(name: Name) -> BinaryIO:
-    """A file opened for reading. OSError for what is none, without waiting: a pipe never opens, a device never ends."""
+    """A file opened for reading. OSError if it is no regular file, without waiting: pipes never open, devices never end."""
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode
@@ -158,7 +158,7 @@ def open_regular(name: Name) -> BinaryIO:
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels, the emulator and timings are kept: GPU_RUNTIME_CACHE, or the user's cache folder."""
+    """The folder of compiled kernels, the emulator and timings: GPU_RUNTIME_CACHE, or the user's cache folder."""
     root = os.environ.get("GPU_RUNTIME_CACHE")
     return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu_runtime"
 
@@ -167,8 +167,8 @@ _TOLD: set[Path] = set()  # cache folders that this process has complained about
 
 
 def keep(path: Path, data: bytes) -> bool:
-    """Put a file into the cache -> whether it is there. Nothing depends on that, so a folder that cannot be written (read-only,
-    full, no folder) is one RuntimeWarning."""
+    """Put a file into the cache -> whether it is there. Nothing depends on that, so an unwritable folder (read-only, full, no
+    folder) only gives one RuntimeWarning."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)

@@ -1,12 +1,12 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
-read(address, nbytes) -> uint8 array; load(compiled) -> kernel, of what is compiled for `arch`;
+read(address, nbytes) -> uint8 array; load(compiled for `arch`) -> kernel;
 launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
 synchronize(); record(run) -> replay, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
-`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is what lies row-major at an
-address; `call` stores function(module, arrays) as `out`'s type, the arrays being those of `module`, NumPy or CuPy. If infinity
-or NaN was stored, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
+`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an
+address; `call` stores function(module, arrays) as `out`'s type; the arrays belong to `module`, NumPy or CuPy. If it stores
+infinity or NaN, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Triple = tuple[int, int, int]
 
 
 class Kernel(NamedTuple):
-    """A loaded kernel: the bytes of parameters that its code takes, and what starts it (grid, block, smem, params)."""
+    """A loaded kernel: the bytes of its code's parameters, and the function that starts it (grid, block, smem, params)."""
 
     name: str
     param_bytes: int
@@ -74,10 +74,10 @@ def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
 
 
 def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
-    """ValueError where the driver would refuse grid or block, or read other bytes than `params` holds.
+    """ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
 
-    `param_bytes`: what the kernel takes; the driver copies as many from wherever it is pointed to and cannot tell that there
-    are fewer. `params` may be longer by the padding to a struct's alignment.
+    `param_bytes`: the size of the kernel's parameters; the driver copies that many bytes from the given address, without
+    knowing the size there. `params` may be longer by the padding to a struct's alignment.
     """
     for what, got, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
         if len(got) != 3 or any(not 1 <= n <= m for n, m in zip(got, most, strict=True)):
@@ -172,12 +172,12 @@ class Emulated:
 
 
 class Cuda:
-    """The GPU at hand, through CuPy: the device that is current when this is made. Loads our own cubins, so architectures
-    such as sm_90a are exact.
+    """This machine's GPU through CuPy: the device that is current at construction. Loads our own cubins, so architectures such
+    as sm_90a are exact.
 
-    Owns one stream; all that is queued here is queued there, copies too, and waits for nothing else. CuPy's current stream is
-    the caller's and stays it: `follow` and `lead` order the two, without the host waiting. Memory is given back when nothing
-    queued uses it any more, also where this object is dropped without `close`.
+    Owns one stream for all work, copies included, which waits for nothing else. CuPy's current stream stays the caller's;
+    `follow` and `lead` order the two streams without making the host wait. Memory is freed when no queued work uses it, even if
+    this object is dropped without `close`.
     """
 
     name = "cuda"
@@ -201,7 +201,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """Its device as the thread's current one. RuntimeError in a process that was forked: CUDA does not work there."""
+        """Make its device the thread's current device. RuntimeError in a forked process, where CUDA does not work."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "the GPU was opened before this process was forked, and CUDA works only in the process that opened it: start "
@@ -212,8 +212,8 @@ class Cuda:
 
     @contextlib.contextmanager
     def current(self, stream: int | None = None) -> Iterator[None]:
-        """The stream (or that of this handle) as CuPy's current one; afterwards the caller's is it again, also where it became
-        so by use(), which CuPy itself forgets at the end of a `with`."""
+        """Make the stream (or that of this handle) CuPy's current stream; restores the caller's afterwards, also one set by
+        use(), which CuPy itself forgets at the end of a `with`."""
         before = self.cupy.cuda.get_current_stream()
         try:
             with self.stream if stream is None else external(self.cupy, stream):
@@ -222,19 +222,19 @@ class Cuda:
             before.use()
 
     def follow(self, stream: int | None = None) -> None:
-        """What is queued here from now on waits for what is queued on `stream` (a handle; None: CuPy's current one) now."""
+        """Later work here waits for the present work of `stream` (a handle; None: CuPy's current stream)."""
         handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
         self.cupy.cuda.runtime.eventRecord(self._events[0].ptr, handle)
         self.stream.wait_event(self._events[0])
 
     def lead(self, stream: int | None = None) -> None:
-        """What is queued on `stream` (as above) from now on waits for what is queued here now."""
+        """Later work on `stream` (as above) waits for the present work here."""
         handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
         self._events[1].record(self.stream)
         self.cupy.cuda.runtime.streamWaitEvent(handle, self._events[1].ptr)
 
     def keep(self, objects: Sequence[object]) -> Event:
-        """Hold what is queued to be read or written until that has happened: the event."""
+        """Keep objects alive until the queued work that uses them has ended; returns the event."""
         self.let_go()
         event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.stream)
@@ -264,11 +264,11 @@ class Cuda:
         return out
 
     def read_into(self, out: np.ndarray, address: int) -> None:
-        """Fill a contiguous array with what lies there; waits for what is queued."""
+        """Fill a contiguous array from that address; waits for the queued work."""
         self._staging.download(out.reshape(-1).view(np.uint8), address)
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A new array for `write_later` and `read_later`, to be kept until what they queue has ended."""
+        """A new array for `write_later` and `read_later`; keep it until their queued work has ended."""
         count = math.prod(shape)
         memory = self.cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
         return np.frombuffer(memory, dtype, count).reshape(shape)
@@ -289,7 +289,7 @@ class Cuda:
         self.cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 3, self.stream.ptr)  # cudaMemcpyDeviceToDevice
 
     def array(self, a: Array) -> Any:
-        """A CuPy array of what lies there."""
+        """A CuPy array on that address."""
         memory = self.cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self, self.number)
         return self.cupy.ndarray(a.shape, a.dtype, self.cupy.cuda.MemoryPointer(memory, 0))
 
@@ -325,7 +325,7 @@ class Cuda:
         self.stream.synchronize()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once (kernels load lazily), then capture into a CUDA graph; returns what replays it on the stream."""
+        """Run once (kernels load lazily), then capture into a CUDA graph; returns a function that replays it on the stream."""
         run()
         self.synchronize()
         with self.current():
@@ -338,23 +338,23 @@ class Cuda:
         return lambda: graph.launch(self.stream)
 
     def close(self) -> None:
-        """Give all memory back, to the device where CuPy's own pool held it, when what is queued has ended. Nothing in a forked
-        process, to which the memory does not belong."""
+        """Free all memory after the queued work has ended, to the device if CuPy's own pool held it. Does nothing in a forked
+        process, which does not own the memory."""
         if self._give_back():
             with self.here():
                 self.cupy.get_default_memory_pool().free_all_blocks(stream=self.stream)
 
 
 def external(cupy: ModuleType, handle: int) -> Stream:
-    """A stream of another library's, by its handle, as one of CuPy's."""
+    """Another library's stream, by its handle, as a CuPy stream."""
     if not hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 13
         return cupy.cuda.ExternalStream(handle)
     return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle)))
 
 
 def release(process: int, stream: Stream, held: dict[int, object], kept: deque[tuple[Event, object]], staging: Staging) -> bool:
-    """Wait for what still uses them, then drop memory, what is kept and `staging`; whether the GPU still answers. After a fatal
-    error nothing runs any more, and a forked process cannot ask."""
+    """Wait for the work that uses them, then drop memory, kept objects and `staging`; returns whether the GPU still answers.
+    After a fatal error nothing runs, and a forked process cannot ask."""
     if os.getpid() != process:
         return False
     try:
@@ -369,7 +369,7 @@ def release(process: int, stream: Stream, held: dict[int, object], kept: deque[t
 
 
 def param_bytes(function: int) -> int:
-    """Bytes of the one struct that a kernel of ours takes (`function`: driver handle), as the driver read them in its code."""
+    """The size of our kernel's single parameter struct (`function`: driver handle), as the driver reads it from the code."""
     from cuda.bindings import driver
 
     status, offset, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
@@ -378,9 +378,9 @@ def param_bytes(function: int) -> int:
 
 
 def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, params: bytes, stream: int) -> None:
-    """Launch so that the kernel may begin before the one ahead of it in the stream has ended, sm_90 and newer.
+    """Launch the kernel so that it may begin before the previous one in the stream has ended; sm_90 and newer.
 
-    Only for kernels that execute griddepcontrol.wait before they touch what another launch writes or reads; all of ours do.
+    Only for kernels that execute griddepcontrol.wait before they access other launches' data; all of ours do.
     CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization". `function`, `stream`: driver handles.
     """
     import ctypes
@@ -402,5 +402,5 @@ def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, para
 
 
 def open_gpu(device: Device, **options: Any) -> Cuda | Emulated:
-    """The GPU where `device` is one at hand (device.measured), else the emulator with these options of it."""
+    """The GPU if `device` is this machine's (device.measured), else the emulator with these options."""
     return Cuda(device) if device.measured else Emulated(device, **options)

@@ -2,9 +2,9 @@
 
     members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
 
-Members of a struct within it are named behind a dot, elements of an array by their index: `out.block`, `source[0].spread.n`.
-What a kernel is launched with is named the same, so a member that is added, renamed, moved or of another type on one side only
-is an error where the launch is made, before anything runs.
+Members of a nested struct are named after a dot, elements of an array by their index: `out.block`, `source[0].spread.n`.
+Launch arguments have the same names. So a member that is added, renamed, moved or changed in type on one side only is an error
+when the launch is made, before anything runs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Declared(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a kernel's source says: the struct it takes, those within it, counts of digits (macro, base) by name, and the macros
-    that decide which members there are, each with its value where the host names none."""
+    """Facts from a kernel's source: its parameter struct, nested structs, counts of digits (macro, base) by name, and the
+    macros that select members, each with its default value."""
 
     params: str
     structs: Mapping[str, tuple[Declared, ...]]
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The parameters of a kernel, and the same as what picks their values out of a mapping, and as kinds alone."""
+    """The parameters of a kernel, a function that picks their values from a mapping, and their kinds."""
 
     members: tuple[Member, ...]
     pick: itemgetter[tuple[str, ...]]
@@ -57,7 +57,7 @@ class Order(NamedTuple):
 
 
 def members(kernel: str, values: Values) -> tuple[Member, ...]:
-    """The parameters of a kernel compiled with these values, in order. ValueError for a source that is not understood."""
+    """The parameters of a kernel compiled with these values, in order. ValueError for an unknown source form."""
     return _order(kernel, values).members
 
 
@@ -77,8 +77,8 @@ def _order_under(kernel: str, deciding: tuple[int, ...]) -> Order:
 def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple[Argument, ...]:
     """Named (kind, value) pairs in the order of the kernel's parameter struct.
 
-    Every kind but "i32", "i64" and "f32" stands for an address; ("i64", 0) is a null pointer. Raises ValueError that says what
-    is missing, what the struct does not have, and what is of another type.
+    Every kind but "i32", "i64" and "f32" stands for an address; ("i64", 0) is a null pointer. Raises ValueError that names
+    missing arguments, unknown arguments and wrong types.
     """
     order = _order(kernel, values)
     try:
@@ -166,7 +166,7 @@ def _source(kernel: str) -> Source:
 
 
 def _reached(params: str, bodies: Mapping[str, str]) -> dict[str, tuple[Declared, ...]]:
-    """The parameter struct, and those that its members are."""
+    """The parameter struct and its members' structs."""
     found: dict[str, tuple[Declared, ...]] = {}
     names = [params]
     for name in names:

@@ -1,9 +1,9 @@
-"""What has been measured of GPUs, beside the peaks of `device`: the constants of estimates, each with where it comes from.
+"""Measured rates of GPUs, in addition to the peaks of `device`: the constants of estimates, each with its source.
 
-A *bound* rests on the peaks of `Device`, and nothing published beats it; an *estimate* rests on the rates here, which are
-what kernels were seen to reach. `Rates` are the hardware's, for every kernel; `Library` says what the kernels of cuBLAS,
-CUTLASS and TensorRT make of it, which use wgmma on Hopper and tcgen05 on B200. benchmarks/bench_predictions fits the latter to
-published times (`--fit` prints them), and judges them.
+A *bound* uses the peaks of `Device`, and no published time beats it. An *estimate* uses the rates here, which kernels have
+reached in measurements. `Rates` are the hardware's, for every kernel. `Library` are the rates of cuBLAS, CUTLASS and TensorRT,
+which use wgmma on Hopper and tcgen05 on B200. benchmarks/bench_predictions fits the latter to published times (`--fit` prints
+them), and judges them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Library:
     `math_share`: of the tensor cores' peak in a long main loop; `sparse_rate`: 2:4 against dense in that loop; `sm_l2`, `l2`:
     bytes per clock that one SM and all draw from L2, of tiles as they are asked for (what a cluster shares counts for each);
     `fill_clk`, `block_clk`: clocks once per launch and per tile, start and end; `dram_share`: of the data sheet's bandwidth
-    when weights are streamed; `persistent`: tiles are spread without whole rounds; `sparse_us`: what a sparse kernel takes
-    longer than a dense one, whatever its size.
+    when weights are streamed; `persistent`: tiles are spread without whole rounds; `sparse_us`: a sparse kernel's fixed extra
+    time.
     """
 
     math_share: float
@@ -40,14 +40,14 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What any kernel gets from a device.
+    """The rates of a device for every kernel.
 
     `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
-    `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync` where no warp waits;
-    what of it loops reach is simulated (benchmarks/simulator). `boost`: the highest clock, over the data sheet's, which bounds
-    rest on; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost. `sparse_rate_sigma`: the error of the logarithm of
-    what loops reach of the sparse rate, where no pairs were timed on the device. `sustained`: least and most share of the
-    data sheet's clock that a power limit leaves to tensor cores at work; 1 where `sync_share` was measured so.
+    `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync` without waiting
+    warps; the share that loops reach is simulated (benchmarks/simulator). `boost`: the highest clock over the data sheet's,
+    used by bounds; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost. `sparse_rate_sigma`: the error of the
+    logarithm of the loops' share of the sparse rate, if no pairs were timed on the device. `sustained`: the smallest and
+    largest share of the data sheet's clock that a power limit leaves to busy tensor cores; 1 if `sync_share` includes it.
     """
 
     l2: float
@@ -65,7 +65,7 @@ class Rates:
 
     @property
     def held(self) -> float:
-        """The share of the clock that estimates take where tensor cores always work: the middle of `sustained`."""
+        """The share of the clock that estimates use for busy tensor cores: the middle of `sustained`."""
         return sum(self.sustained) / 2
 
     @property
@@ -79,9 +79,9 @@ BENCHES = "gpu-benches (RRZE-HPC): L2 of A100 5.35, H200 9.9, L40 5.2 to 5.7, A4
 FITTED = "fitted to aiconfigurator's BF16 products"
 PAIRS = "fitted to vllmbench's pairs of cuBLASLt and cuSPARSELt products"
 
-# `python -m benchmarks.bench_predictions --fit` prints all but `persistent`; of devices without pairs of sparse and dense
-# products, the sparse constants are those of the device whose dense rate is as full.
-FULL, HALF = (2.0, 1.96), (1.97, 1.47)  # sparse_rate and sparse_us where the dense rate is full, and half (GeForce)
+# `python -m benchmarks.bench_predictions --fit` prints all but `persistent`. Devices without pairs of sparse and dense products
+# have the sparse constants of a device with the same kind of dense rate.
+FULL, HALF = (2.0, 1.96), (1.97, 1.47)  # sparse_rate and sparse_us for a full dense rate, and half (GeForce)
 A100_LIB = Library(0.984, FULL[0], 24.5, 3800, 474, 3370, 0.681, False, FULL[1], f"{FITTED} on an A100 SXM, sparse {PAIRS}")
 L40S_LIB = Library(0.628, HALF[0], 15.0, 2240, 4000, 0, 0.748, False, HALF[1], f"{FITTED} on an L40S, sparse as rtx4090")
 RTX4090_LIB = replace(
@@ -121,7 +121,7 @@ B200_SYNC = (
 # Power limits: W per SM of cards whose products were timed, and the share of the math peak that these reached, are 3.7 and 0.87
 # (A100 SXM), 2.8 and 0.80 (A100 PCIe), 2.5 and 0.63 (L40S); at half the rate 3.5 and 1.0 (RTX 4090).
 HOLD_300_W = "300 W, 3.6 for each SM, are taken to hold 80 to 100 % of the clock in tensor work"
-ANALOGY = 0.09  # of a gain that was timed on other chips only: half of what lies between 1.6 and 1.9 there, in logarithms
+ANALOGY = 0.09  # error of a gain timed only on other chips: half of the distance of 1.6 and 1.9, in logarithms
 GA102 = Rates(1190, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", GA102_LIB, ANALOGY)
 AD102 = Rates(2240, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", L40S_LIB, ANALOGY)
 
@@ -166,7 +166,8 @@ RATES = {
 
 @lru_cache(maxsize=64)
 def rates(device: Device) -> Rates:
-    """Those of a named device, or of the one that it is most like: L2 by its SMs, and no power limit, which is a card's own."""
+    """The rates of a named device or its most similar one: L2 scaled by SMs, without the power limit, which belongs to a
+    card."""
     like = relative(device)
     found, share = RATES[like.name], device.num_sms / like.num_sms
     if like.name in (device.name, DRIVER_NAMES.get(device.title)):

@@ -4,13 +4,13 @@ shares.json, written by `python -m benchmarks.cycle_shares`:
 
     {version of NVRTC: {kernel: {"source": hash, "shares": {tile: {loop: {machine: [hash, shares, range]}}}}}}
 
-A loop is what the compile-time values of LOOPS make of the kernel; split K and stream-K change it by a few percent and have no
-row. A machine is an architecture and its rate, "sm_86/256": a GeForce card's tensor cores take twice the clocks for a product
-that a workstation card's take. `hash` is of what was simulated, `shares` are the centre's with one block on an SM, two, and
-so on to as many as fit, `range` the lowest and highest there, of the machines that are swept.
+A loop is a kernel variant by the compile-time values of LOOPS; split K and stream-K change it by a few percent and have no row.
+A machine is an architecture and its rate, "sm_86/256": a GeForce card's tensor cores need twice the clocks of a workstation
+card's for a product. `hash` covers the simulated code; `shares` are the centre's with one block on an SM, two, and so on up to
+the largest number that fits; `range` is the lowest and highest share, for the machines that are swept.
 
-The peak is `mma_fma_per_clk * mma_sync_share` products a clock and SM, of 2:4 ones `rates.sparse_rate` as many: what
-`tactics.roofline.tensor_peak` takes, before what a power limit or a library's best kernel leaves of it.
+The peak is `mma_fma_per_clk * mma_sync_share` products per clock and SM, for 2:4 times `rates.sparse_rate`, as in
+`tactics.roofline.tensor_peak`, before the limits of power or of a library's best kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = Mapping[str, Mapping[str, Mapping[str, list]]]  # by tile, loop and machi
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
+    """Shares of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
 
     low: float
     centre: float
@@ -48,7 +48,7 @@ class Share:
 
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, Mapping]:
-    """As committed; empty where there is none."""
+    """The committed table; empty without a file."""
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
 
 
@@ -58,17 +58,17 @@ def machine_name(device: Device) -> str:
 
 @lru_cache(maxsize=8)
 def rows(kernel: str) -> Rows:
-    """Of the newest compiler that the table has, whatever the kernel's sources were: an estimate must not jump while a kernel
-    is edited. tests/benchmarks/test_cycles_command.py holds that the committed rows are of the present sources."""
+    """The rows of the newest compiler in the table, for any kernel sources, because an estimate must not jump while a kernel is
+    edited. tests/benchmarks/test_cycles_command.py checks that the committed rows match the present sources."""
     versions = [version for version in table() if kernel in table()[version]]
     return table()[max(versions, key=_numbers)][kernel]["shares"] if versions else {}
 
 
 @lru_cache(maxsize=4096)
 def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> float:
-    """The centre's share with so many blocks on an SM. Of a device that the table lacks, the share of its relative. A prologue
-    that was not simulated there counts as none, another loop has the least share of the kernel, so that no tile is taken for
-    what nobody simulated; LookupError where there is nothing at all."""
+    """The centre's share with this number of blocks on an SM. A device outside the table gets a related device's share. Without
+    a simulated row, a loop with a prologue gets the share without it, and any other loop the kernel's lowest share, so that no
+    tile wins by a missing simulation; LookupError without any row."""
     for at in dict.fromkeys((loop, loop if loop == "linear" else "vectors")):
         for name in (machine_name(device), machine_name(relative(device))):
             if row := rows(kernel).get(tile, {}).get(at, {}).get(name):
@@ -81,7 +81,7 @@ def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> flo
 
 
 def span(kernel: str, tile: str, loop: str, machine: str) -> Share | None:
-    """Lowest, centre and highest with as many blocks as fit, where the machine was swept."""
+    """The lowest, centre and highest share with as many blocks as fit, if the machine was swept."""
     row = rows(kernel).get(tile, {}).get(loop, {}).get(machine)
     return Share(row[2][0], row[1][-1], row[2][1]) if row and len(row) > 2 else None
 

@@ -37,7 +37,7 @@ def fits(w: np.ndarray, axis: int = 1) -> np.ndarray:
 
 
 def stored(w: np.ndarray) -> np.ndarray:
-    """Weights as the tensor cores get them: FP16, in which the smallest are zero and those above its range infinite."""
+    """Weights as the tensor cores read them: FP16, with underflow to zero and overflow to infinity."""
     with np.errstate(over="ignore"):
         return w.astype(np.float16)
 
@@ -48,7 +48,8 @@ def is_sparse(w: np.ndarray) -> bool:
 
 
 def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
-    """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equals the lower index stays."""
+    """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equal ones the lower index
+    stays."""
     groups = _groups(w, axis)
     order = np.argsort(-np.abs(groups.astype(np.float64)), axis=-1, kind="stable")
     keep = np.zeros(groups.shape, bool)
@@ -112,8 +113,8 @@ def metadata_bytes(m: int, k: int) -> int:
 
 def pack_metadata(codes: np.ndarray) -> np.ndarray:
     """Codes uint8 [.., M, K/4], M % 16 == 0 and K % 64 == 0 -> uint32 [.., M/32 rounded up, K/64, 32 lanes, 2]: one word for
-    two k32 steps of a 16-row tile, and that of the next tile beside it, so that a lane loads both at once. Where there is no
-    next tile, legal codes."""
+    two k32 steps of a 16-row tile next to the word of the next tile, so that a lane loads both at once. Without a next tile,
+    legal codes."""
     *many, m, quarters = codes.shape
     even = np.full((*many, -(-m // 32) * 32, quarters), CODES[0], np.uint32)
     even[..., :m, :] = codes

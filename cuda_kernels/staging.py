@@ -1,7 +1,7 @@
-"""Copies between host and device on one stream, through pinned memory that is used again and again.
+"""Copies between host and device on one stream, through reused pinned memory.
 
-Only a copy from or to pinned memory is ordered on a stream alone: of other memory the driver copies on its own terms, which
-differ with the size (CUDA Runtime API, "API synchronization behavior").
+Only copies from or to pinned memory are ordered by the stream alone. For other memory the driver's synchronization depends on
+the size (CUDA Runtime API, "API synchronization behavior").
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Block(NamedTuple):
 
 
 class Staging:
-    """`cupy`: the module. Blocks are allocated when they are first needed, and given back with this object, which must outlive
-    the copies that were queued."""
+    """`cupy`: the module. Blocks are allocated when first needed, and freed with this object, which must outlive the queued
+    copies."""
 
     def __init__(self, cupy: Any, stream: Stream) -> None:
         self._cupy, self._stream = cupy, stream
@@ -43,10 +43,10 @@ class Staging:
             self._copy(block, address + at, block.data.ctypes.data, piece.nbytes, TO_DEVICE)
 
     def download(self, out: np.ndarray, address: int) -> None:
-        """Fill flat uint8 `out` with what work queued so far leaves at `address`; waits for it."""
+        """Fill flat uint8 `out` from `address` after the work queued so far; waits for it."""
         under_way: deque[tuple[Block, np.ndarray]] = deque()
         for at in range(0, out.nbytes, BLOCK):
-            if len(under_way) == BLOCKS:  # the next block is the one that this empties
+            if len(under_way) == BLOCKS:  # this empties the next block
                 self._empty(*under_way.popleft())
             block, piece = self._next(), out[at : at + BLOCK]
             self._copy(block, block.data.ctypes.data, address + at, piece.nbytes, TO_HOST)
@@ -55,7 +55,7 @@ class Staging:
             self._empty(*under_way.popleft())
 
     def _next(self) -> Block:
-        """The block whose turn it is, when no copy uses it any more."""
+        """The next block, after its last copy has ended."""
         if len(self._blocks) < BLOCKS:
             memory = self._cupy.cuda.alloc_pinned_memory(BLOCK)
             block = Block(np.frombuffer(memory, np.uint8, BLOCK), self._cupy.cuda.Event(disable_timing=True))

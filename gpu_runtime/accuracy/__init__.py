@@ -1,5 +1,6 @@
-"""How far outputs are from what they should be: onnxruntime runs a model, an engine is compared with it.
+"""The accuracy of outputs: onnxruntime runs a model, and an engine is compared with it. Read errors.py first.
 
-`sessions` runs ONNX models in onnxruntime, which need not be installed, in batches and with any tensor shown; `errors` says
-what an error is. `layers` compares an engine with its model, tensor by tensor. Read errors.py first.
+sessions: ONNX models in onnxruntime (an optional package), in batches and with any tensor as an output; errors: the measures of
+an error; rounding: a model with tensors rounded to FP16; compare: an engine with its model, tensor by tensor; wording: the
+text.
 """

@@ -1,9 +1,9 @@
-"""An engine beside its model: each output, and each tensor that a layer writes and the ONNX graph has too.
+"""Compare an engine with its model: each output, and each layer's tensor that is in the ONNX graph too.
 
-onnxruntime computes the model in FP32. What FP16 storage alone makes of each tensor (rounding.py) sets the scale: an engine may
-err FACTOR times as much, and SLACK of the tensor's range; or by --rtol and --atol, element by element. A build with
---sparsity=force prunes first: its engine has to be right about the pruned weights, and how far those take the outputs from the
-original's is pruning's doing, told apart.
+onnxruntime computes the model in FP32. The error of FP16 storage alone (rounding.py) sets the scale: the tolerance is FACTOR
+times that error plus SLACK of the tensor's range; or --rtol and --atol for each element. A build with --sparsity=force prunes
+first: its engine is compared with the pruned model. The difference of the pruned model from the original is pruning's, and is
+reported separately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Element by element, |engine - model| <= atol + rtol * |model|; without both, by what FP16 storage alone makes."""
+    """For each element, |engine - model| <= atol + rtol * |model|; without both, relative to the error of FP16 storage
+    alone."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -49,8 +50,8 @@ class Tolerance:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one tensor over all samples: squares of the model's, of the engine's difference and of FP16 storage's; its range; the
-    largest difference; elements beyond --rtol and --atol."""
+    """Sums for one tensor over all samples: squares of the model's values, of the engine's difference and of FP16 storage's
+    difference; its range; the largest difference; elements beyond --rtol and --atol."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -63,7 +64,7 @@ class _Sums:
 
     def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
         got, y, half = (a.astype(np.float64).reshape(-1) for a in (got, y, half))
-        finite = np.isfinite(y)  # what is infinite in FP32 too tells nothing
+        finite = np.isfinite(y)  # values that are infinite in FP32 too say nothing
         got, y, half = got[finite], y[finite], half[finite]
         if not y.size:
             return
@@ -79,9 +80,9 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor that both have. `layer`: of the engine, which writes it; empty for an output. `error`: L2 norm of the difference
-    over that of the model's tensor; `alone`: that of FP16 storage; `allowed`: None where elements are counted, `beyond` of
-    them; `largest`: difference of one element."""
+    """A tensor of both. `layer`: the engine's layer that writes it, empty for an output. `error`: L2 norm of the difference
+    over the norm of the model's tensor; `alone`: the error of FP16 storage; `allowed`: the tolerance, None with --rtol or
+    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element."""
 
     layer: str
     tensor: str
@@ -96,7 +97,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """`outputs` and `layers` in the engine's order; `unnamed`: layers whose tensors the ONNX graph does not have; `pruning`:
-    the pruned model beside the original, of a build that pruned; `same_file`: the model is the one that was built."""
+    the pruned model compared with the original, after a build that pruned; `same_file`: the model is the engine's own."""
 
     samples: int
     outputs: tuple[Row, ...]
@@ -177,8 +178,8 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """By layer of the engine: the tensor that it writes, the ONNX tensor that this is, and what its stored values are times to
-    be the model's."""
+    """Layer of the engine -> the tensor that it writes, the same tensor's ONNX name, and the factor from stored values to the
+    model's."""
 
     written: Mapping[str, str]
     shared: Mapping[str, str]
@@ -195,18 +196,18 @@ class _Tensors:
 
 
 class _Oracle:
-    """onnxruntime's sessions: of the model as the engine has its weights, exact and rounded to FP16, and of the original."""
+    """onnxruntime's sessions: the model with the engine's weights, exact and rounded to FP16, and the original model."""
 
     def __init__(self, models: _Models, names: Sequence[str]):
         self._models, self._names = models, names
         self._exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
         self._types = {name: dtype for name, _, dtype in sessions.inputs_of(self._exact)}
         self._original = sessions.session(models.original) if models.is_pruned else None
-        self._half: Any = None  # made of what the first sample reaches
+        self._half: Any = None  # made from the first sample's magnitudes
         self.pruning = Difference()
 
     def answers(self, feeds: Arrays) -> tuple[Arrays, Arrays]:
-        """Tensors by name, exact and rounded; what pruning did to the outputs is added up."""
+        """Tensors by name, exact and rounded; adds up the effect of pruning on the outputs."""
         fed = {name: a.astype(self._types[name]) for name, a in feeds.items()}
         y = sessions.run(self._exact, fed)
         if self._half is None:
@@ -230,7 +231,7 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The model in FP32 as the engine has its weights, and as it was. `tensors`: those that its nodes write."""
+    """The FP32 model with the engine's weights, and the original. `tensors`: the outputs of its nodes."""
 
     pruned: onnx.ModelProto
     original: onnx.ModelProto
@@ -264,7 +265,7 @@ def _sha256(path: Path) -> str:
 
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """In the types and shapes that the engine takes."""
+    """The inputs in the engine's types and shapes."""
     wanted = [(i.name, i.shape, np.dtype(DTYPES[i.dtype])) for i in engine.plan.inputs]
     if given is not None:
         yield from sessions.batches(wanted, given)

@@ -1,4 +1,4 @@
-"""What an error of an output is: a ratio of signal to noise, and whether the largest of each row stays where it was."""
+"""The measures of an output's error: signal-to-noise ratio, and whether each row's largest element stays the same."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 @dataclass(slots=True)
 class Sums:
-    """Of one output over all samples so far: squares of what was expected, of the difference from it, and rows whose largest
-    element is the same. `rows` is 0 where an output has no rows of scores: [samples, classes] and no other shape."""
+    """Sums for one output over all samples so far: squares of the expected values and of the difference, and rows whose largest
+    element is the same. `rows` is 0 if the output has no rows of scores, which only the shape [samples, classes] has."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -30,8 +30,8 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """`snr_db`: ratio of signal to noise of the worst output, infinite where nothing differs; `agreement`: share of samples
-    whose top-1 is the same, None where no output has classes."""
+    """`snr_db`: signal-to-noise ratio of the worst output, infinite without a difference; `agreement`: share of samples whose
+    top-1 is the same, None if no output has classes."""
 
     snr_db: float
     agreement: float | None
@@ -55,7 +55,7 @@ class Difference:
 
 
 def snr(signal: float, noise: float) -> float:
-    """In dB. NaN or infinity in an output is no signal at all."""
+    """The ratio in dB. NaN or infinity in an output counts as no signal."""
     if not math.isfinite(noise) or (noise and not signal):
         return -math.inf
     return 10 * math.log10(signal / noise) if noise else math.inf

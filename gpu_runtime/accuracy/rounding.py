@@ -1,4 +1,4 @@
-"""A model in FP32, and the same with each tensor rounded to FP16: what FP16 storage alone makes of outputs."""
+"""A model in FP32, and the same model with each tensor rounded to FP16, which shows the error of FP16 storage alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.frontend.check import inferred
 
-ROOM = 2.0**14  # what a tensor may reach before its FP16 copy is one of smaller values, as an engine stores it
+ROOM = 2.0**14  # larger tensors are scaled down before rounding to FP16, as an engine stores them
 
 
 def in_fp32(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -42,7 +42,7 @@ def _widen(t: TensorProto) -> None:
 
 def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProto:
     """An FP32 model whose tensors are rounded to FP16 by a Cast and back after each node; constants stay as they are. `high`:
-    the largest magnitudes of tensors, of which those above ROOM are rounded as a power of two smaller."""
+    the largest magnitudes of tensors; those above ROOM are scaled by a power of two before rounding."""
     kinds = {v.name: v.type.tensor_type.elem_type for v in inferred(proto).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in proto.graph.output}
     cast = onnx.ModelProto()
@@ -80,7 +80,7 @@ def _through_fp16(name: str, scale: float) -> Iterable[onnx.NodeProto]:
 
 
 def shown(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """The model with these tensors as outputs too."""
+    """The model with these tensors as additional outputs."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     there = {v.name for v in made.graph.output}

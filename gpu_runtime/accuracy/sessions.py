@@ -1,4 +1,4 @@
-"""ONNX models run by onnxruntime on the CPU: the oracle, which is not needed for anything else."""
+"""ONNX models run by onnxruntime on the CPU, the oracle; nothing else needs onnxruntime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMPY = {
 
 
 def require() -> Any:
-    """The onnxruntime module. Raises ValueError with the cure where it is not installed."""
+    """The onnxruntime module. Raises ValueError with the cure if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -32,7 +32,7 @@ def require() -> Any:
 
 
 def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
-    """A session on the CPU; `optimize`: nodes may be fused. Raises ModelError where onnxruntime refuses the model."""
+    """A session on the CPU; `optimize`: nodes may be fused. Raises ModelError if onnxruntime refuses the model."""
     ort = require()
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -45,7 +45,7 @@ def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
 
 
 def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
-    """Outputs by name. Raises ValueError where onnxruntime cannot run the model on these inputs."""
+    """Outputs by name. Raises ValueError if onnxruntime cannot run the model on these inputs."""
     names = [o.name for o in found.get_outputs()]
     try:
         return dict(zip(names, found.run(names, dict(feeds)), strict=True))
@@ -54,8 +54,8 @@ def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
 
 
 def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arrays) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays cut along their first axes into what a model takes at once; `inputs`: name, shape (what is no number is free) and
-    type of each. Raises ValueError for other names, shapes, and types that lose values."""
+    """Arrays split along their first axes into the model's batches; `inputs`: name, shape (non-numbers are dynamic) and type of
+    each. Raises ValueError for other names or shapes, and for types that lose values."""
     wanted = {name for name, *_ in inputs}
     if set(given) != wanted:
         raise ValueError(f"inputs: expected the names {sorted(wanted)}, got {sorted(given)}")
@@ -69,12 +69,12 @@ def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arr
 
 
 def _count(shape: Sequence[object], a: np.ndarray) -> int:
-    """How many samples of that shape an array holds; one, where its first axis is free."""
+    """The number of samples of that shape in an array; one if its first axis is dynamic."""
     return a.shape[0] // shape[0] if shape and isinstance(shape[0], int) else 1
 
 
 def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) -> np.ndarray:
-    """An array in the type of an input. ValueError where it is none for it."""
+    """An array in the type of an input. ValueError if it does not fit."""
     pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
     whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
     first = shape[0] if shape and isinstance(shape[0], int) else None
@@ -89,7 +89,7 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
 
 
 def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
-    """What a session takes. Raises ModelError for a type that no array has."""
+    """A session's inputs. Raises ModelError for a type that NumPy lacks."""
     for i in found.get_inputs():
         if i.type not in NUMPY:
             raise ModelError(f"input {i.name!r} is a {i.type}: NumPy has no array of that type")

@@ -1,4 +1,4 @@
-"""What `gpu-runtime compare` says."""
+"""The output of `gpu-runtime compare`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_ROWS = 12  # of layers, without --all-layers
 
 
 def text(c: Comparison, all_layers: bool = False) -> str:
-    """Outputs, the layers that say the most, and the verdict: lines of at most 120 columns."""
+    """Outputs, the most informative layers, and the verdict, in lines of at most 120 columns."""
     lines = [*_table("output", c.outputs, [r.tensor for r in c.outputs]), ""]
     rows = _chosen(c.layers, all_layers)
     if rows:
@@ -24,7 +24,7 @@ def text(c: Comparison, all_layers: bool = False) -> str:
 
 
 def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
-    """In the order of execution: all, or the first that fails and the worst."""
+    """Layers in the order of execution: all, or the first failing one and the worst."""
     if all_layers or len(rows) <= MOST_ROWS:
         return list(rows)
     first = [i for i, r in enumerate(rows) if not r.passed][:1]
@@ -54,7 +54,7 @@ def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def verdict(c: Comparison) -> list[str]:
-    """Whose fault a difference is: the engine's, or pruning's."""
+    """The cause of a difference: the engine or pruning."""
     lines = []
     wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]
     of = "the pruned model" if c.pruning else "the model"
@@ -89,7 +89,7 @@ def number(value: float) -> str:
 
 
 def data(c: Comparison) -> dict[str, Any]:
-    """As JSON, which has no infinities: null stands for one."""
+    """The result as JSON, in which null stands for infinity."""
 
     def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
         return [

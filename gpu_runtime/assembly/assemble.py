@@ -1,4 +1,4 @@
-"""A plan -> what an engine holds: layers in execution order, places in memory, packed weights. Plain records out."""
+"""A plan -> the contents of an engine: layers in execution order, places in memory, packed weights. Plain records out."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Home = Mapping[Place, tuple[Place, int]]  # see places.homes
 Alias = Mapping[Place, Place]  # see places.aliases
 
 
-CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem)  # whose weights are counted
+CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem)  # layers with counted weights
 
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer while the order is being found; `ins` and `out` are (place, printed name, format). No tactic: a NoOp."""
+    """One layer during ordering; `ins` and `out` are (place, printed name, format). Without a tactic it is a NoOp."""
 
     name: str
     op: Op | None
@@ -51,12 +51,12 @@ class _Layer:
     ins: list[tuple[Place, str, Format]]
     out: tuple[Place, str, Format]
     time_us: float
-    shape: tuple[int, int, int, int] = (0, 0, 0, 0)  # of a NoOp's tensor, which has no problem
+    shape: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the tensor of a NoOp, which has no problem
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """What an engine holds of a network: layers in execution order, places in memory, sections of weights."""
+    """An engine's contents for a network: layers in execution order, places in memory, sections of weights."""
 
     inputs: tuple[Bound, ...]
     outputs: tuple[Bound, ...]
@@ -66,8 +66,8 @@ class Assembled:
 
 
 def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
-    """(what an engine holds, weight arena uint8). Raises InternalError for a plan whose layers would read anything but what was
-    written for them."""
+    """(an engine's contents, weight arena uint8). Raises InternalError if a layer of the plan would read bytes that were not
+    written for it."""
     layers = _order(table, chosen)
     weights = {
         f"{layer.name}.{name}": array
@@ -98,7 +98,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
 
 
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
-    """The ops of the plan so that every input comes first, each reformat just before its first reader."""
+    """The ops of the plan, inputs first, each reformat just before its first reader."""
     network = table.network
     ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
     hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
@@ -109,7 +109,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
-        """A network output's own name is that of what the caller gets; its other formats and places bear another."""
+        """A network output's own name belongs to the caller's tensor; its other formats and places get other names."""
         t = place.tensor
         leaves = t in outside and fmt == table.io[t] and place.key == Key(canonical(fmt, network.tensors[t]))
         return t if leaves else otherwise
@@ -155,7 +155,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
 
 
 def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tuple[Format, ...], Format]:
-    """(tactic, or None where nothing is launched; formats of the inputs; of the output)."""
+    """(tactic, or None without a launch; formats of the inputs; format of the output)."""
     if entry.tactic is None:
         ins = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
         return None, ins, format_of(table, op.output, entry.out)
@@ -163,7 +163,7 @@ def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tu
 
 
 def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
-    """The ops in an order in which they can run once `made` is there: always the first of those that can."""
+    """The ops in an order in which they can run after `made`: always the first op that can run."""
     waits = [len(set(op.inputs) - made) for op in ops]
     readers: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
@@ -182,8 +182,8 @@ def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
 def _place(
     table: Table, layers: list[_Layer], home: Home, alias: Alias
 ) -> tuple[memory.Placement, list[memory.Block], list[int]]:
-    """(offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them; the blocks; the numbers
-    of the layers that take the workspace).
+    """(offsets by "tensor@key" of the tensors with memory of their own, alive as long as any tensor inside them; the blocks;
+    the numbers of the layers that use the workspace).
 
     Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
     """
@@ -212,7 +212,7 @@ def _place(
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
     launching = [(i, x.problem, x.tactic) for i, x in enumerate(layers, 1) if x.problem is not None and x.tactic]
     scratch = [(i, s) for i, problem, tactic in launching for s in launches(problem, tactic) if s.workspace]
-    if scratch:  # one workspace for all that need one, and counters that stay zero between them
+    if scratch:  # one workspace shared by all launches, and counters that are zero between launches
         when = [i for i, _ in scratch]
         blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
         blocks.append(memory.Block(COUNTERS, max(s.counters for _, s in scratch), 0, end))
@@ -226,7 +226,7 @@ def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int
 
 
 def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -> Place:
-    """The place with memory of its own in which `place` lies; `known`: those found before, to which this one is added."""
+    """The place with memory of its own that contains `place`; `known`: earlier results, to which this one is added."""
     way = []
     while place not in known and (place in home or place in alias):
         way.append(place)
@@ -237,7 +237,8 @@ def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -
 
 
 def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
-    """Byte offset of every place: those in another begin at their first channel there, an alias where the other place does."""
+    """Byte offset of every place: a place inside another begins at its first channel there, an alias at the other place's
+    start."""
 
     found: dict[str, int] = {}
     for place in dict.fromkeys(place for layer in layers for place, _, _ in (*layer.ins, layer.out)):

@@ -1,4 +1,4 @@
-"""Where each tensor lives: live ranges in, byte offsets of one arena out. Plain integers, the same answer every time.
+"""Live ranges in, byte offsets of one arena out. Plain integers, deterministic.
 
 Two blocks may share bytes when no step needs both. Placing them in the smallest arena is NP-hard; several greedy orders
 and a few repairs of the best one (blocks that end at the top are placed earlier) usually reach the lower bound, which
@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 REPAIRS = 32
-MANY_PAIRS = 2_000_000  # pairs of blocks alive together; with more, all the orders and repairs take too long
+MANY_PAIRS = 2_000_000  # pairs of blocks alive together; with more pairs, the orders and repairs take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
 
 
 def _repaired(blocks: Sequence[Block], bound: int) -> tuple[dict[int, int], int]:
-    """(offsets by block, size of the arena): the best of several greedy orders and of some repairs of that one, in which blocks
-    that end at the top go first. `bound`: no arena is smaller."""
+    """(offsets by block, size of the arena): the best of several greedy orders, and of repairs in which blocks that end at the
+    top go first. `bound`: no arena is smaller."""
     alive_with = _alive_with(blocks)
     found: list[tuple[int, list[int], dict[int, int]]] = []
     for key in _orders(blocks):
@@ -107,7 +107,7 @@ def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], Any], ...]:
 def _place_in_order(
     blocks: Sequence[Block], order: Sequence[int], alive_with: Sequence[Sequence[int]]
 ) -> tuple[dict[int, int], int]:
-    """Each block goes to the smallest gap that holds it among those placed before it, or above them."""
+    """Each block goes to the smallest sufficient gap between earlier blocks, or above them."""
     offsets: dict[int, int] = {}
     total = 0
     for i in order:
@@ -126,7 +126,7 @@ def _place_in_order(
 
 
 def _alive_with(blocks: Sequence[Block]) -> list[list[int]]:
-    """For every block, the non-empty blocks that are alive at some step together with it."""
+    """For every block, the non-empty blocks that share a live step with it."""
     found: list[list[int]] = [[] for _ in blocks]
     active: list[int] = []
     for i in sorted((i for i, b in enumerate(blocks) if b.nbytes), key=lambda i: (blocks[i].first, i)):
@@ -152,14 +152,14 @@ def _live(blocks: Sequence[Block], steps: Sequence[int]) -> list[int]:
 
 
 def _pairs(blocks: Sequence[Block]) -> int:
-    """How many pairs of blocks are alive at some step together."""
+    """The number of pairs of blocks that share a live step."""
     firsts, lasts = sorted(b.first for b in blocks), sorted(b.last for b in blocks)
     return sum(i - bisect_left(lasts, first) for i, first in enumerate(firsts))
 
 
 def _in_time(blocks: Sequence[Block]) -> tuple[dict[int, int], int]:
-    """What stands in for all of that where too many blocks are alive together: each goes, in the order of their first steps,
-    to the smallest gap that holds it, and leaves a gap after its last step."""
+    """The fast substitute for too many live blocks: in the order of their first steps each block goes to the smallest
+    sufficient gap, and leaves a gap after its last step."""
     starts: dict[int, int] = {}  # start of a gap -> its end
     ends: dict[int, int] = {}
     gaps: list[tuple[int, int]] = []  # (size, start), ascending

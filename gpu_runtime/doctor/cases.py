@@ -1,6 +1,6 @@
-"""Which small problems and tactics show that each kernel computes what it should, from the CASES of its family.
+"""The small problems and tactics that test each kernel, from the CASES of its family.
 
-A problem there is small enough for NumPy and the emulator, and fits no tile: masks, padding and the tails of K are all reached.
+A problem there is small enough for NumPy and the emulator, and fits no tile, so it tests masks, padding and the tails of K.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """What a plan is denied where this fails: the kernel with its tile, whatever splits K; the kernel where it has none."""
+        """The part that plans leave out if this fails: the kernel with its tile, for any split of K; without a tile, the
+        kernel."""
         return base_runner(self.tactic)
 
 
 def cases(device: Device, few: bool = False) -> list[Case]:
-    """What is to be run on a device, kernel by kernel in turn, so that whatever ends early has seen something of each: of every
-    kernel all tiles that a plan for the device may hold, once alone and once sharing K, and each mix of linear and vector
-    tensors. `few`: of every kernel one dense corner and one with other formats, for the emulator."""
+    """The cases for a device. Kernels take turns, so that a run that ends early has tested some of each. Every kernel gets all
+    tiles of plans for the device, once alone and once sharing K, and each mix of linear and vector tensors. `few`, for the
+    emulator: one dense case per kernel, and one with other formats."""
     device = replace(device, left_out=())
     found: dict[str, list[Case]] = {kernel: [] for kernel in PROBLEMS}
     for kernel, before in found.items():
@@ -62,7 +63,7 @@ def cases(device: Device, few: bool = False) -> list[Case]:
 
 
 def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
-    """Of each tile, alone and sharing K, the tactic with vectors on all sides, or else what there is; then of the first tile
+    """For each tile, alone and sharing K, the tactic with vectors on all sides if it exists, else any; then for the first tile
     each other mix of sides. Small tiles first."""
     found: dict[tuple, Tactic] = {}
     ordered = sorted(tactics, key=lambda t: (_size(t), *(f.layout != "hwc8" for f in (*t.ins, t.out)), t.name))
@@ -76,13 +77,13 @@ def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
 
 
 def _few(of: Sequence[Case]) -> list[Case]:
-    """The first, and the first that differs in its sides."""
+    """The first tactic, and the first with other sides."""
     other = (c for c in of[1:] if _sides(c.tactic) != _sides(of[0].tactic))
     return [of[0], *list(other)[:1]]
 
 
 def _sides(tactic: Tactic) -> tuple[tuple[str, bool], ...]:
-    """Of each tensor its type, and whether it is linear."""
+    """The type of each tensor, and whether the tensor is linear."""
     return tuple((f.dtype, linear(f)) for f in (*tactic.ins, tactic.out))
 
 

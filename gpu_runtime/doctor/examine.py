@@ -25,10 +25,10 @@ from tactics.measure.child import Helper
 from tactics.problems import codec
 
 WORKER = (sys.executable, "-m", "gpu_runtime.doctor.worker")
-START_S, HANG_S = 60.0, 15.0  # how long a child may take to start, and to answer; four times as long in the emulator
-MOST_LOST = 2  # processes of one kernel: no third is risked
-COMMON = 3  # families of which not one case is right: what they share is at fault then, and no kernel is denied
-SHARE = 0.8  # of the time limit that families may take where rates are to be measured too
+START_S, HANG_S = 60.0, 15.0  # time limits of a child's start and answer; four times as long in the emulator
+MOST_LOST = 2  # processes of one kernel; a third is not started
+COMMON = 3  # families without a correct case: then the shared code is at fault, and no kernel is left out
+SHARE = 0.8  # of the time limit for families, if rates are measured too
 OVER = "the time limit came first"
 NO_CLOCK = "the driver is emulated: its times are no GPU's"
 CHECKS = ("CUDA graphs", "dependent launches")
@@ -37,7 +37,8 @@ EMULATED_CHECKS = ("dependent launches",)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case: `why` it is wrong, or untested; `lost`: its process hung, died or lost its CUDA context."""
+    """The result of a case. `why`: the reason if it is wrong or untested; `lost`: its process hung, died or lost its CUDA
+    context."""
 
     case: Case
     status: Status
@@ -58,13 +59,13 @@ class Family:
 
     @property
     def status(self) -> Status:
-        """failed: one is; untested: one is, and none failed."""
+        """failed: a case failed; untested: a case is untested, and none failed."""
         found = {o.status for o in self.outcomes}
         return "failed" if "failed" in found else "untested" if "untested" in found else "passed"
 
     @property
     def denied(self) -> tuple[Failure, ...]:
-        """What plans are to leave out: tiles; the whole kernel where no tile is right, or processes were lost repeatedly."""
+        """The parts that plans leave out: tiles, or the whole kernel if no tile is right or processes were lost repeatedly."""
         failed = self.of("failed")
         right = {o.case.unit for o in self.of("passed")} - {o.case.unit for o in failed}
         if failed and (not right or sum(o.lost for o in failed) >= MOST_LOST):
@@ -74,8 +75,8 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """`no_gpu`: why there is none, empty where there is one; `emulated`: cases ran in the emulator. `kept`: whether what failed
-    is written down for builds."""
+    """`no_gpu`: why there is no GPU, empty with a GPU; `emulated`: cases ran in the emulator. `kept`: whether failures are
+    recorded for builds."""
 
     device: Device
     no_gpu: str
@@ -91,12 +92,12 @@ class Examination:
 
     @property
     def common_cause(self) -> bool:
-        """Whether so much fails, and nothing is right, that what all kernels share must be at fault."""
+        """Whether so many families fail completely that their shared code must be at fault."""
         return sum(f.status == "failed" for f in self.families) >= COMMON and not any(f.of("passed") for f in self.families)
 
     @property
     def well(self) -> bool:
-        """Whether all has been tested and is right; rates, which other work and power limits change, do not count."""
+        """Whether all tests ran and passed. Rates do not count, because other work and power limits change them."""
         return all(v.status == "passed" for v in self.checks) and all(f.status == "passed" for f in self.families)
 
 
@@ -110,8 +111,8 @@ def examine(
     command: Sequence[str] = WORKER,
     hang_s: float = HANG_S,
 ) -> Examination:
-    """The GPU at hand, or, `emulated`, `planned` in the emulator; without a GPU what needs none is checked, for `planned`.
-    `kernels`: only these. What fails on a GPU is written down for builds."""
+    """Examine this machine's GPU or, if `emulated`, the device `planned` in the emulator; without a GPU run only the checks
+    that need none, for `planned`. `kernels`: only these. Failures on a GPU are recorded for builds."""
     begun = time.monotonic()
     patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
     hello = patient.start()
@@ -140,7 +141,7 @@ def examine(
 
 
 def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: bool, no_gpu: str) -> list[Verdict]:
-    """Of what needs no GPU, and the verdict on the GPU itself."""
+    """The checks that need no GPU, and the verdict on the GPU itself."""
     status: Status = "passed" if not no_gpu else "failed" if "error" in hello else "untested"
     built = [emulator(device)] if emulated or no_gpu else []
     gpu = Verdict("emulated device" if emulated else "GPU", status, no_gpu or str(device))
@@ -165,7 +166,7 @@ def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -
 
 
 def _noted(found: Examination) -> Examination:
-    """With what builds are to leave out, written down for them."""
+    """The examination, with the parts that builds leave out recorded for them."""
     if found.common_cause:
         return found
     denied = _denied(found.families, findings.of(found.device))
@@ -173,7 +174,7 @@ def _noted(found: Examination) -> Examination:
 
 
 def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Failure, ...]:
-    """What failed now, and what failed before and was not right this time."""
+    """The present failures, and earlier failures that were not right this time."""
     families = tuple(families)
     now = {f.what: f for family in families for f in family.denied}
     right = {o.case.unit for family in families for o in family.of("passed")}
@@ -182,19 +183,19 @@ def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Fail
 
 
 class _Patient:
-    """The child process; `deadline`: when nothing more is asked of it."""
+    """The child process; no request is sent after `deadline`."""
 
     def __init__(self, command: Sequence[str], deadline: float, hang_s: float):
         self._helper, self.deadline, self._hang_s = Helper(command), deadline, hang_s
         self.close = self._helper.close
 
     def start(self) -> dict[str, Any]:
-        """What the child says first: its device, `none` with the reason, or `error`."""
+        """The child's first line: its device, `none` with the reason, or `error`."""
         return self._helper.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The child's answer; {"error": text, "fatal": True} where there is none, {"unasked": why} where nothing could be asked
-        of it, its time was over before it would have been taken for hung, or the machine was at fault."""
+        """The child's answer; {"error": text, "fatal": True} without an answer; {"unasked": why} if no request was possible,
+        the time limit came before the child counted as hung, or the machine was at fault."""
         if deadline <= time.monotonic():
             return {"unasked": OVER}
         if not self._helper.running and "device" not in (hello := self.start()):
@@ -260,6 +261,6 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
 
 
 def _short(text: object) -> str:
-    """One printable line without folders, as findings take it."""
+    """One printable line without folders, as findings store it."""
     words = " ".join(without_folders(str(text)).split())
     return "".join(c if c.isprintable() else "?" for c in words)[: findings.MOST_TEXT]

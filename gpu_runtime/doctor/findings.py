@@ -1,7 +1,8 @@
-"""What `gpu-runtime doctor` saw fail on a device, in a file of the cache that builds read: what failed there no plan may hold.
+"""The failures that `gpu-runtime doctor` found on a device, in a cache file: builds read it and leave these kernels out of
+plans.
 
-A file for each kind of device, as the timing cache tells them apart, with a record for each driver and version of the kernels'
-sources: a finding says nothing of others. Whatever a file holds that is no such record is ignored, with a warning.
+Each device model, as the timing cache identifies it, has a file with a record per driver and version of the kernels' sources; a
+finding is valid only for these. Other content of a file is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tactics.measure.timing import driver_version
 
 VERSION = 1  # of the file
 MOST_BYTES = 1 << 20
-MOST_RECORDS = 8  # of other drivers and sources: the newest are kept
+MOST_RECORDS = 8  # for other drivers and sources: the newest are kept
 MOST_TEXT = 500  # characters of a reason
 AGAIN = "run `gpu-runtime doctor` again"
 
@@ -36,13 +37,13 @@ def _is_text(value: object) -> bool:
 
 
 def _is_known(value: object) -> bool:
-    """Whether a text is a kernel's name, or begins with one and goes on with its instruction or tile."""
+    """Whether a text is a kernel's name, alone or followed by its instruction or tile."""
     return _is_text(value) and any(value == k or str(value).startswith(k + "_") for k in KERNELS)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`what`: a kernel, or a kernel with its tile; `why`: what it did instead, in words."""
+    """`what`: a kernel, or a kernel with its tile; `why`: its failure in words."""
 
     what: Annotated[str, Check("a kernel, or one with its tile", _is_known)]
     why: Text
@@ -50,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What failed on a device under one driver and with one version of the sources."""
+    """The failures on a device with one driver and one version of the sources."""
 
     device: Text
     driver: Text
@@ -65,18 +66,18 @@ class _File:
 
 
 def key_of(device: Device) -> Findings:
-    """Findings of nothing, for this device, driver and sources."""
+    """Empty findings for this device, driver and sources."""
     source = hashlib.sha256(json.dumps([source_hash(), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
     return Findings(device.key, driver_version(), source)
 
 
 def path_of(device: Device) -> Path:
-    """The file of this kind of device."""
+    """The file of this device model."""
     return files.cache_dir() / "doctor" / f"{hashlib.sha256(device.key.encode()).hexdigest()[:16]}.json"
 
 
 def keep(device: Device, failed: tuple[Failure, ...]) -> bool:
-    """Write down what failed, in place of what was written for the same driver and sources -> whether it is there."""
+    """Record the failures, replacing the record of the same driver and sources -> whether the file was written."""
     mine = replace(key_of(device), failed=failed)
     others = [r for r in read(path_of(device)) if replace(r, failed=()) != replace(mine, failed=())]
     found = _File(VERSION, (mine, *others)[:MOST_RECORDS])
@@ -84,7 +85,7 @@ def keep(device: Device, failed: tuple[Failure, ...]) -> bool:
 
 
 def read(path: Path) -> tuple[Findings, ...]:
-    """The records of a file, none where there is no file. Warns of one that is something else, and has none then."""
+    """The records of a file; none if it is missing or, with a warning, if it is no such file."""
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
@@ -106,7 +107,7 @@ def read(path: Path) -> tuple[Findings, ...]:
 
 
 def of(device: Device) -> tuple[Failure, ...]:
-    """What failed on this device, with this driver and these sources. Warns of failures under others: they count no more."""
+    """The failures of this device, driver and sources. Warns of failures with others, which no longer count."""
     here, found = key_of(device), read(path_of(device))
     mine = [r for r in found if replace(r, failed=()) == here]
     if not mine and (stale := next((r for r in found if r.device == here.device and r.failed), None)):
@@ -121,7 +122,7 @@ def of(device: Device) -> tuple[Failure, ...]:
 
 
 def applied(device: Device) -> Device:
-    """The device, denied what failed there; warns of that."""
+    """The device without the kernels that failed on it; warns of these."""
     failed = of(device)
     if failed:
         named = ", ".join(f.what for f in failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")

@@ -1,4 +1,4 @@
-"""What of a machine needs no GPU: versions, the compiler, the emulator, the caches."""
+"""The checks of a machine that need no GPU: versions, the compiler, the emulator, the caches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tactics.measure.timing import driver_version
 from tactics.measure.trial import trial
 
 Status = Literal["passed", "failed", "untested"]
-PACKAGES = (  # of those in a row one is enough: CUDA 13's or CUDA 12's
+PACKAGES = (  # one package of each row is enough: CUDA 13's or CUDA 12's
     ("numpy",),
     ("cupy-cuda13x", "cupy-cuda12x"),
     ("cuda-bindings",),
@@ -37,7 +37,7 @@ ABSOLUTE = re.compile(r"(?<![\w.~])/(?:[^/\s'\":,;()]+/)+")  # the folders of an
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one thing: what became of it, and in words what was seen."""
+    """The verdict of one check, and its details in words."""
 
     name: str
     status: Status
@@ -45,12 +45,12 @@ class Verdict:
 
 
 def without_folders(text: str) -> str:
-    """A text of which every absolute path has only its last name left: folders tell who somebody is."""
+    """A text with every absolute path cut to its last name, because folders identify users."""
     return ABSOLUTE.sub("", text)
 
 
 def versions() -> dict[str, str]:
-    """Of everything that what is computed here depends on."""
+    """The versions of all packages that affect results."""
 
     def installed(packages: tuple[str, ...]) -> dict[str, str]:
         there = {}
@@ -75,7 +75,7 @@ def _nvrtc() -> str:
 
 
 def checked(name: str, check: Callable[[], str]) -> Verdict:
-    """The verdict on what a function looks at: what it says, or how it failed."""
+    """The verdict of a check function: its text, or its failure."""
     begun = time.monotonic()
     try:
         words = check()
@@ -86,7 +86,7 @@ def checked(name: str, check: Callable[[], str]) -> Verdict:
 
 
 def compiler(device: Device) -> Verdict:
-    """NVRTC, asked for one kernel."""
+    """NVRTC: compile one kernel."""
 
     def check() -> str:
         found = compile_anew("flush_l2", {}, device.sm)
@@ -98,7 +98,7 @@ def compiler(device: Device) -> Verdict:
 
 
 def emulator(device: Device) -> Verdict:
-    """The emulator, built if it is not, and one kernel in it."""
+    """The emulator: build it if needed, and run one kernel."""
 
     def check() -> str:
         error = trial(Emulated(device), SMALL, candidates(SMALL, device)[0])
@@ -108,7 +108,7 @@ def emulator(device: Device) -> Verdict:
 
 
 def caches() -> Verdict:
-    """Whether what is compiled and measured is kept, and what there is."""
+    """The caches: whether compiled kernels and measurements are kept, and their number."""
 
     def check() -> str:
         folder = cache_dir()

@@ -1,4 +1,5 @@
-"""How fast the GPU at hand is, beside the tables of `device` and `rates`: clocks, bandwidth, launches, tensor cores."""
+"""The speed of this machine's GPU compared with the tables of `device` and `rates`: clocks, bandwidth, launches, tensor
+cores."""
 
 from __future__ import annotations
 
@@ -19,18 +20,19 @@ from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tactics.tactic import Tactic
 
 SAMPLES = 9
-COPIED = 4  # times the L2: what is copied comes from DRAM and goes there
+COPIED = 4  # times the L2, so that copies read and write DRAM
 LEAST_COPIED, MOST_COPIED = 64 << 20, 512 << 20  # bytes
 MANY = 16  # launches that follow one another
 SMALL = PointwiseProblem(1, 8, 4, 4, (Stage("relu"),))
-# Long enough for the tensor cores' rate, 17 GFLOP; every SM of the largest device has blocks of its largest tile.
+# 17 GFLOP, enough for the tensor cores' full rate; every SM of the largest device gets blocks of its largest tile.
 PRODUCT = ConvProblem(2, 1024, 64, 64, 1024, 1, 1, epilogue=Epilogue(bias=True, act=Activation("relu")), sparse24=True)
 LARGE = 128 * 128  # outputs of a tile that may reach the rate
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was measured (None: it was not, and `why`), and what the tables have, in the same unit, from `source`."""
+    """The measured value (None, with the reason `why`, if not measured) and the table's value from `source`, in the same
+    unit."""
 
     name: str
     unit: str
@@ -41,18 +43,18 @@ class Rate:
 
     @property
     def share(self) -> float | None:
-        """Measured over the table's."""
+        """The measured value divided by the table's."""
         return None if self.measured is None else self.measured / self.table
 
 
 def rate(device: Device, name: str, value: float | None, why: str = "") -> Rate:
-    """One of RATES, as measured, beside the value that plans rest on."""
+    """One of RATES: the measured value and the value that plans use."""
     unit, table, source = _table(device)[name]
     return Rate(name, unit, None if value is None else float(f"{value:.4g}"), float(f"{table:.4g}"), source, why)
 
 
 def _table(device: Device) -> dict[str, tuple[str, float, str]]:
-    """Name -> unit, the value that plans rest on, and from where it is."""
+    """Name -> unit, the value that plans use, and its source."""
     found = rates(device)
     share = device.mma_sync_share * found.sync_share * found.held * best_share(device, sparse=False)
     gain = found.sparse_rate * best_share(device, sparse=True) / best_share(device, sparse=False)
@@ -66,13 +68,13 @@ def _table(device: Device) -> dict[str, tuple[str, float, str]]:
 
 
 def _clock(bench: Bench) -> float | None:
-    """While tensor cores work; None where the management library does not tell."""
+    """The clock while tensor cores work; None if the management library does not tell."""
     _product_us(bench, sparse=False)
     return bench.clock.mhz()
 
 
 def _bandwidth(bench: Bench) -> float:
-    """Of a copy: read and written."""
+    """The bandwidth of a copy, counting bytes read and written."""
     gpu = bench.gpu
     nbytes = min(max(COPIED * gpu.device.l2_bytes, LEAST_COPIED), MOST_COPIED)
     source, to = gpu.allocate(nbytes), gpu.allocate(nbytes)
@@ -85,7 +87,7 @@ def _bandwidth(bench: Bench) -> float:
 
 
 def _launch(bench: Bench) -> float:
-    """What one more launch of a small kernel adds to a graph of launches that follow one another."""
+    """The time that one more small launch adds to a graph of dependent launches."""
     found: list[float] = []
 
     def timed(gpu: Gpu, run: Run, poison: Run) -> None:

@@ -18,14 +18,14 @@ VERSION = 1  # of the JSON document
 
 
 def text(found: Examination) -> str:
-    """Tables of verdicts, then what they come to."""
+    """Tables of verdicts, then the conclusion."""
     blocks = [wrap(_head(found)), _checks(found), _families(found), _failures(found), _rates(found), _versions(found.versions)]
     blocks.append(wrap(closing(found)))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def closing(found: Examination) -> str:
-    """What the verdicts come to, in a sentence or a few."""
+    """The conclusion from the verdicts, in a few sentences."""
     families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
     if found.well and not found.no_gpu:
         return f"All is well: {_families_are(len(families))} right {where}."
@@ -132,7 +132,7 @@ def _versions(found: Mapping[str, str]) -> list[str]:
 
 
 def _names(found: Examination, status: str) -> str:
-    """Of checks and families with this verdict, the first few."""
+    """The first few checks and families with this verdict."""
     names = list(_with(found, status))
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 

@@ -1,13 +1,13 @@
-"""Where cases, checks and rates run: `python -m gpu_runtime.doctor.worker [DEVICE]`, with a name in the emulator.
+"""The process for cases, checks and rates: `python -m gpu_runtime.doctor.worker [DEVICE]`; with a name, in the emulator.
 
-One JSON object per line on standard input, one answer each on standard output, with the request's id:
+Each request is a line with a JSON object on standard input, each answer a line on standard output, with the request's id:
 
     (start)                  {"device": device, "facts": {...}}, {"none": why there is no GPU} or {"error": text}
     {"op": "case", "problem": {...}, "tactic": name}     {"error_of": relative error}
     {"op": "check", "name": one of CHECKS}               {}
     {"op": "rate", "name": one of RATES}                 {"value": number or null}
 
-or, of each, {"wrong": text} where the GPU computed something else, {"error": text, "fatal", "passing"} as faults has it.
+or, for each request, {"wrong": text} for a wrong result, {"error": text, "fatal", "passing"} as in faults.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LINKS = 32  # launches of a chain; FP16 counts so far exactly
 
 
 def graphs(gpu: Gpu) -> None:
-    """A launch captured into a graph computes what it does alone. Raises Wrong."""
+    """Check that a launch captured into a graph computes the same as alone. Raises Wrong."""
     trial(gpu, SMALL, candidates(SMALL, gpu.device)[0], in_a_graph)
 
 
 def dependent_launches(gpu: Gpu) -> None:
-    """Launches that each read what the one ahead wrote, all of them queued at once; from sm_90 each begins before that one has
-    ended. Raises Wrong."""
+    """Check a chain of launches, each of which reads the previous one's output, queued at once; from sm_90 each begins before
+    the previous one has ended. Raises Wrong."""
     tactic = candidates(COUNTED, gpu.device)[0]
     steps = launches(COUNTED, tactic)
     zeros = to_memory(np.zeros(COUNTED.out_shape, np.float16), tactic.ins[0])
@@ -67,13 +67,13 @@ CHECKS: dict[str, Callable[[Gpu], None]] = {"CUDA graphs": graphs, "dependent la
 
 
 class _Bed:
-    """The GPU, or the emulator, and what has been set up on it."""
+    """The GPU or the emulator, with its prepared state."""
 
     def __init__(self, device: Device):
         self.gpu = open_gpu(device)
 
     def facts(self) -> dict[str, str]:
-        """Versions that only a process with a CUDA context knows."""
+        """Versions that only a process with a CUDA context can read."""
         if isinstance(self.gpu, Emulated):
             return {}
         runtime = self.gpu.cupy.cuda.runtime

@@ -1,8 +1,8 @@
-"""Which tensors FP16 cannot hold or must not round. Read ranges.py first.
+"""The tensors that exceed FP16's range or that FP16 must not round. Read ranges.py first.
 
 Enters and leaves: a `Network`, with exponents, formats and FP32 tensors decided.
 
-execution: a network run in FP32, and what that may cost; constants: what they alone put into tensors, masks above all; ranges:
-what FP16 cannot hold is stored times a power of two, or in FP32; sample: a network for smaller inputs, which is run in place of
-a large one; intervals: what values can be; cliffs: operators that rounding ruins, and what is kept in FP32 for them.
+execution: run a network in FP32 within a budget; constants: values that constants alone put into tensors, mainly masks; ranges:
+store tensors beyond FP16 times a power of two, or in FP32; sample: the same network for smaller inputs, to run instead of a
+large one; intervals: possible values; cliffs: operators that rounding ruins, and the tensors kept in FP32 for them.
 """

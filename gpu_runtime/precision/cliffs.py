@@ -1,9 +1,9 @@
-"""Operators that rounding ruins, and what is kept in FP32 for them: a reciprocal of a difference that FP16 makes 0, its root.
+"""Operators that rounding ruins, such as the reciprocal of a difference that FP16 rounds to 0, and the FP32 tensors for them.
 
-tactics.problems.pointwise_ops says where an operator has such a cliff; intervals tells what its base can be. Where that is
-not known to stay away from the cliff, the base is computed in FP32 from where its parts come from: the sums of a convolution or
-of a product of matrices, or the network's input. Those are written in FP32, which costs bytes but no accuracy and no tensor
-core; what else reads them may take a copy in FP16.
+tactics.problems.pointwise_ops gives each operator's cliff; intervals gives the possible values of its base. If the base is not
+known to avoid the cliff, it is computed in FP32 from its sources: the sums of a convolution or a matrix product, or the
+network's input. The sources are written in FP32, which costs bytes but no accuracy and no tensor core; their other readers may
+use an FP16 copy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulPr
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are as good as what they are made of
-SOURCES = (*SUMS, NormalizeProblem)  # a row's statistics are of FP32 inside
+SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are as accurate as their inputs
+SOURCES = (*SUMS, NormalizeProblem)  # which compute a row's statistics in FP32
 NORMS = ("l1", "l2", "sum_square")
 MOVES = (ViewProblem, MoveProblem, GatherProblem)
 CLIFFS = array_functions.CLIFFS | reductions.CLIFFS
-ANY_TYPE = (LibraryProblem, ViewProblem)  # take and give FP32 as it is
+ANY_TYPE = (LibraryProblem, ViewProblem)  # which pass FP32 through
 
 
 @dataclass(frozen=True, slots=True)
 class Danger:
-    """An operator `name` of op `op` whose base may come to its cliff: the `tensors` that the base is computed from."""
+    """An operator `name` of op `op` whose base may reach its cliff; `tensors`: the tensors that the base is computed from."""
 
     op: Op
     name: str
@@ -52,7 +52,7 @@ class Danger:
 
 
 def keep(network: Network) -> tuple[Network, dict[str, str]]:
-    """(the network with all that operators near their cliffs are computed from in FP32, why each tensor is)."""
+    """(the network with the sources of operators near their cliffs in FP32, the reason for each tensor)."""
     found: dict[str, str] = {}
     known = intervals.known(network)
     for danger in list(dangers(network, known)):
@@ -65,9 +65,9 @@ def keep(network: Network) -> tuple[Network, dict[str, str]]:
 
 
 def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, dict[str, str]]:
-    """(the network in which what writes these tensors reads FP32, why each tensor that this makes FP32 is). `causes`: (tensor,
-    sentence). Where all that it reads is FP32 already, what convolutions behind that read is as well. What only moves elements
-    is not to blame for them: where a plan had a move and what is before it in one launch, it is the latter."""
+    """(the network in which the ops that write these tensors read FP32, the reason for each new FP32 tensor). `causes`:
+    (tensor, sentence). If such an op's inputs are FP32 already, the inputs of the convolutions before it become FP32 too. An op
+    that only moves elements is not the cause: if a plan has a move and its predecessor in one launch, the predecessor is."""
     found: dict[str, str] = {}
     for tensor, why in causes:
         while (ops := network.producers.get(tensor, ())) and all(isinstance(op.problem, MOVES) for op in ops):
@@ -81,7 +81,7 @@ def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, 
 
 
 def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
-    """All operators on computed bases that are not known to keep away from their cliffs."""
+    """All operators whose computed bases are not known to avoid their cliffs."""
     choice = {group: options[0] for group, options in network.groups}
     for op in network.ops:
         p = op.problem
@@ -104,8 +104,8 @@ def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
 def widen(
     network: Network, outputs: Iterable[str], why: str, *, only: frozenset[str] | None = None, through: bool = False
 ) -> tuple[Network, dict[str, str]]:
-    """(the network in which the ops that write `outputs` read FP32, why each tensor that this makes FP32 is). `only`: of their
-    inputs those that matter; `through`: what convolutions and the like on the way read is FP32 too."""
+    """(the network in which the ops that write `outputs` read FP32, the reason for each new FP32 tensor). `only`: their
+    relevant inputs; `through`: the inputs of convolutions and the like on the way become FP32 too."""
     makers: dict[str, list[Op]] = {}
     for op in network.ops:
         makers.setdefault(op.output, []).append(op)
@@ -139,8 +139,8 @@ def widen(
 
 
 def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
-    """Whether the op gives a norm of what a convolution or the like made: nothing is subtracted in between, so rounding what it
-    is of to FP16 changes it by a share only."""
+    """Whether the op is a norm of the output of a convolution or the like: without a subtraction in between, rounding its input
+    to FP16 causes only a relative error."""
     if not isinstance(op.problem, ReduceProblem) or op.problem.kind not in NORMS:
         return False
     tensor = op.inputs[0]
@@ -150,13 +150,13 @@ def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
 
 
 def _unable(network: Network, tensor: str, makers: Mapping[str, list[Op]]) -> bool:
-    """Whether none of the kernels that write FP32 can write the tensor."""
+    """Whether no kernel that writes FP32 can write the tensor."""
     ops = makers.get(tensor, ())
     return bool(ops) and all(fp32.reason(op.problem) and not isinstance(op.problem, ANY_TYPE) for op in ops)
 
 
 def _at_pole(danger: Danger, known: intervals.Known) -> bool:
-    """Whether the op's output may leave FP16's range since nothing follows the pole that a tensor could bring it back with."""
+    """Whether the op's output may leave FP16's range, because no later operand can bring it back after the pole."""
     p = danger.op.problem
     if not isinstance(p, PointwiseProblem) or danger.cliff.closed:
         return False
@@ -168,7 +168,7 @@ def _at_pole(danger: Danger, known: intervals.Known) -> bool:
 
 
 def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:
-    """The tensor in FP32, also for all that read it."""
+    """The tensor in FP32, also for all of its readers."""
     if tensor in network.only or tensor in network.wide:
         return network, {}
     readers = {op.output for op in network.ops if tensor in op.inputs}

@@ -1,7 +1,7 @@
-"""Constants that FP16 cannot hold, as the masks of transformers are, and the tensors that they get into.
+"""Constants beyond FP16's range, such as the masks of transformers, and the tensors that they reach.
 
-A mask is added to scores in front of a softmax: -1e9, the least FP32 number, or -infinity. What a run of the network shows
-depends on its inputs; a calibration input whose mask is open everywhere shows none of it. So these constants count as seen.
+A mask is added to the scores before a softmax: -1e9, FP32's minimum, or -infinity. A run of the network depends on its inputs:
+a calibration input with a fully open mask shows no masked value. So these constants always count as reached.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tactics.problems.problem import ConcatProblem, MoveProblem, PointwiseProble
 MOVES = (ViewProblem, MoveProblem, GatherProblem, ConcatProblem, PoolProblem)
 SUMS = ("add", "sub", "rsub")
 PASSES = ("max", "min", "abs")
-HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
+HIGH = FP16_MAX / 2  # limit of a tensor on the calibration input; other inputs reach further
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`finite`: the largest magnitude that constants give a tensor, 0 where none does; `infinite`: whether they put -infinity
+    """`finite`: the largest magnitude that constants give a tensor, 0 without any; `infinite`: whether they put -infinity
     there."""
 
     finite: float = 0.0
@@ -40,7 +40,7 @@ class Reach:
 
 
 def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
-    """Tensor -> what constants give it, of the network with nothing fused. `maskable`: inputs that may hold -infinity."""
+    """Tensor -> the values from constants, in the unfused network. `maskable`: inputs that may contain -infinity."""
     choice = {group: options[0] for group, options in network.groups}
     found = {t.name: Reach(infinite=t.name in maskable) for t in network.inputs}
     for op in network.ops:
@@ -50,7 +50,7 @@ def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
 
 
 def of_array(values: np.ndarray) -> Reach:
-    """Of a constant's finite values, and whether -infinity is among them."""
+    """The magnitude of a constant's finite values, and whether it contains -infinity."""
     finite = np.abs(values[np.isfinite(values)])
     return Reach(float(finite.max(initial=0.0)), bool(np.isneginf(values).any()))
 
@@ -71,7 +71,7 @@ def _reach(op: Op, found: Mapping[str, Reach]) -> Reach:
 
 
 def _chained(op: Op, found: Mapping[str, Reach]) -> Reach:
-    """Of a pointwise op: what its stages leave of what its input and their operands have."""
+    """The values of a pointwise op's output, from its input and its stages' operands."""
     v = found[op.inputs[0]]
     for stage in op.problem.stages:
         if stage.operand.startswith("t"):

@@ -1,7 +1,7 @@
-"""A network run in FP32 with NumPy, op by op, and what that may cost: one budget for each purpose.
+"""Run a network in FP32 with NumPy, op by op, within one budget for each purpose.
 
-onnxruntime is not asked: of ResNet-50, DenseNet-121 and YOLOX-Nano its run takes 0.08, 0.15 and 0.10 s beside NumPy's 0.7, 0.1
-and 0.1, but writing the model with every tensor as an output and loading it takes 0.5, 0.15 and 0.06 s more.
+NumPy replaces onnxruntime: for ResNet-50, DenseNet-121 and YOLOX-Nano onnxruntime runs 0.08, 0.15 and 0.10 s and NumPy 0.7, 0.1
+and 0.1 s, but writing the model with every tensor as an output and loading it takes 0.5, 0.15 and 0.06 s more.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Budget:
     elements: int
 
 
-QUICK = Budget(2_000_000_000, 2**28)  # a second or so: of random values, with which a network is run as it is
-MOST = Budget(100_000_000_000, 2**28)  # some 15 s on two cores: where there is no quick sample of it
-CALIBRATION = Budget(1_000_000_000_000, 2**30)  # as long as it takes, within memory: what a user asks for
-PLAN = Budget(4_000_000_000, 2**28)  # of the plan itself, 10 s of the emulator for 1e9, once for each plan that is made
+QUICK = Budget(2_000_000_000, 2**28)  # about a second: networks within it run unchanged on random values
+MOST = Budget(100_000_000_000, 2**28)  # about 15 s on two cores: for networks without a quick sample
+CALIBRATION = Budget(1_000_000_000_000, 2**30)  # requested by the user: limited by memory only
+PLAN = Budget(4_000_000_000, 2**28)  # for the plan itself, 10 s of the emulator per 1e9, once per plan
 
 
 def too_large(network: Network, budget: Budget) -> str:
-    """What takes the network over a budget, or an empty string."""
+    """Why the network exceeds a budget, or an empty string."""
     macs = multiplications(network)
     elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
     if macs > budget.macs:
@@ -43,12 +43,12 @@ def too_large(network: Network, budget: Budget) -> str:
 
 
 def multiplications(network: Network) -> int:
-    """What a run of the network costs."""
+    """The cost of a run of the network."""
     return sum(_macs(op.problem) for op in network.ops)
 
 
 def _macs(problem: Problem) -> int:
-    """What running a problem costs, in multiplications; a window is run along one axis after the other."""
+    """The cost of running a problem, in multiplications; a window runs along one axis after the other."""
     if isinstance(problem, PoolProblem):
         return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
     if isinstance(problem, LibraryProblem):
@@ -73,13 +73,13 @@ def plain(network: Network) -> list[Op]:
 
 
 def inputs(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The network's inputs, FP32 NCHW, of arrays of ONNX's shapes by name."""
+    """The network's inputs as FP32 NCHW, from arrays in ONNX's shapes by name."""
     return {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
 
 
 def run(ops: Sequence[Op], given: Mapping[str, np.ndarray]) -> Iterator[tuple[Op, np.ndarray]]:
-    """Each op, in an order in which all that it reads comes first, with what it writes; `given`: NCHW by name. A tensor is kept
-    until its last reader is done."""
+    """Each op with its output, in an order in which inputs come first; `given`: NCHW by name. A tensor is kept until its last
+    reader is done."""
     last = {t: i for i, op in enumerate(ops) for t in op.inputs}
     tensors = dict(given)
     for i, op in enumerate(ops):

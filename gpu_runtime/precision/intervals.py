@@ -1,7 +1,7 @@
-"""What values a network's tensors can have, found without running it: an interval for each.
+"""The possible values of a network's tensors, found without running it: an interval for each.
 
-What a convolution or a network input gives is not known; what follows is, by and by: a Sigmoid is between 0 and 1, a sum of
-squares is not negative, and 1e-3 more than that keeps away from 0. Intervals hold for the tensors as FP16 stores them too.
+The values of convolutions and network inputs are unknown, but later operators bound them: a Sigmoid is between 0 and 1, a sum
+of squares is not negative, and that sum plus 1e-3 stays away from 0. Intervals also hold for tensors rounded to FP16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Known = Mapping[str, Interval]
 
 
 def known(network: Network) -> dict[str, Interval]:
-    """Tensor -> its interval, of the network with nothing fused."""
+    """Tensor -> its interval, in the unfused network."""
     choice = {group: options[0] for group, options in network.groups}
     found = {t.name: Interval(0.0, 255.0) if t.dtype == "uint8" else ANY for t in network.inputs}
     maker: dict[str, Op] = {}
@@ -44,8 +44,8 @@ def known(network: Network) -> dict[str, Interval]:
 
 
 def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | None, frozenset[str]]]:
-    """Each stage of a pointwise op: with the interval of what it takes, that of its operand (None: a scalar), and the tensors
-    from which what it takes was computed. The last is END, which takes the op's result."""
+    """Each stage of a pointwise op with the interval of its input, the interval of its operand (None: a scalar), and the
+    tensors that its input was computed from. The last is END, whose input is the op's result."""
     v, of = found[op.inputs[0]], frozenset(op.inputs[:1])
     for stage in op.problem.stages:
         operand, name = None, stage.operand
@@ -126,7 +126,7 @@ def _reduction(op: Op, x: Interval, maker: Mapping[str, Op]) -> Interval:
 
 
 def _largest_is_one(op: Op, maker: Mapping[str, Op]) -> bool:
-    """Whether what is summed is exp(x - its maximum along the same axes), whose largest is 1: a Softmax written in nodes."""
+    """Whether the sum is over exp(x - maximum along the same axes), whose largest value is 1: a Softmax written as nodes."""
     chain = maker.get(op.inputs[0])
     if chain is None or not isinstance(chain.problem, PointwiseProblem) or len(chain.inputs) != 2:
         return False

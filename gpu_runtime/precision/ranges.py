@@ -1,12 +1,12 @@
-"""Tensors that FP16 cannot hold: found by running the network in FP32, and stored times a power of two, or else in FP32.
+"""Tensors beyond FP16's range: found by running the network in FP32, and stored times a power of two or, failing that, in FP32.
 
-A stretch of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
-stored as 2^e times its value, e < 0, if what writes it multiplies its weights by 2^e and what reads it by 2^-e: exact, and
-no operation is added. Pointwise chains compute in FP32 and may begin, go on and end with any e; pools, views, concats and
-residuals have one e on all sides; what is not homogeneous, and network inputs and outputs, have e = 0.
+A sequence of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
+stored as 2^e times its value, e < 0, if its writer multiplies its weights by 2^e and its readers by 2^-e: this is exact and
+adds no operation. Pointwise chains compute in FP32, so their inputs, operands and output may have any e; pools, views, concats
+and residuals have one e on all sides; other ops, and network inputs and outputs, have e = 0.
 
-That costs nothing, so it comes first. What is still too large is an FP32 tensor, and the ops that read and write it, no others,
-take kernels for that (tactics.fp32).
+Scaling costs nothing, so it comes first. A tensor that is still too large becomes FP32; only the ops that read or write it use
+FP32 kernels (tactics.fp32).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tactics.problems.problem import (
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
-FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # what rounds to 2^128 with FP16's 11 bits: the least number of masks does
-LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
+ROOM = FP16_MAX / 4  # limit of a tensor on the sample after scaling
+FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # rounds to 2^128 with FP16's 11 bits, as do masks of FP32's minimum
+LOST = 2.0**-12  # of the largest weight: the loss allowed for weights that scaling makes subnormal
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
 
 
@@ -52,11 +52,10 @@ Smaller = Callable[[bool], Network | None]
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """`source`: what was run; if not `seen`, why nothing was. `high`: (tensor, largest magnitude) of all above HIGH;
-    `exponents`: e of every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that
-    are FP32; `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold; `masked`: tensors in which
-    -infinity is a mask. `compared`: how the plan itself did on a calibration input beside FP32 (gpu_runtime.deviations), or why
-    it was not run."""
+    """`source`: the inputs of the run or, if not `seen`, why none took place. `high`: (tensor, largest magnitude) of all above
+    HIGH; `exponents`: e of every scaled tensor; `single`: (tensor, sentence with the reason) of FP32 tensors; `stuck`: (tensor,
+    why it cannot be FP32) of tensors that still exceed FP16; `masked`: tensors in which -infinity is a mask. `compared`: the
+    comparison of the plan with FP32 on a calibration input (gpu_runtime.deviations), or why it did not run."""
 
     source: str
     seen: bool = True
@@ -74,11 +73,11 @@ def fit(
     smaller: Smaller = lambda images: None,
     maskable: Container[str] = (),
 ) -> tuple[Network, Ranges]:
-    """The network with every tensor in FP16's range, as far as it can be, and what was found.
+    """The network with tensors in FP16's range as far as possible, and the findings.
 
-    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. What takes longer than execution's budgets is
-    run for fewer images, or random values for smaller inputs, as `smaller` gives the network. `maskable`: inputs that may hold
-    -infinity. Raises ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
+    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. Beyond execution's budgets it runs fewer
+    images, or random values for smaller inputs with the network from `smaller`. `maskable`: inputs that may contain -infinity.
+    Raises ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
     """
     run, source = _reached(network, calibration, smaller, maskable)
     known = constants.reach(network, maskable)
@@ -106,8 +105,8 @@ def fit(
 def _sentences(
     high: Iterable[tuple[str, float]], given: Container[str], heavy: Mapping[str, tuple[float, str]], source: str
 ) -> dict[str, str]:
-    """Why FP16 cannot hold these tensors: by what they reach on `source` or, those in `given`, by constants, or by the weights
-    that they are made with."""
+    """Why these tensors exceed FP16: their magnitudes on `source`, constants (for tensors in `given`), or the weights of their
+    writers."""
     ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
     large = {t: f"{t!r} reaches {v:g} {'by constants' if t in given else f'on {source}'}; {ends} it there" for t, v in high}
     by_weights = {t: f"is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
@@ -115,15 +114,15 @@ def _sentences(
 
 
 def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[float, str]], dict[str, int]]:
-    """(output -> largest weight of what writes it, that op, where FP16 cannot hold it; output -> the largest exponent that will
-    do). `seen`: the outputs of which it is known what they reach."""
+    """(output -> its writer and the writer's largest weight, if that exceeds FP16; output -> the largest possible exponent).
+    `seen`: the outputs with known magnitudes."""
     heavy: dict[str, tuple[float, str]] = {}
     caps: dict[str, int] = {}
     for op in network.ops:
         size = np.abs(op.weights["w"]) if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) else np.zeros((1, 1))
         if (most := float(size.max())) >= FP16_OVERFLOW:
             heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
-            # Where nobody has seen what the output reaches: what it would on inputs of 1.
+            # If the output's magnitude is unknown: its magnitude on inputs of 1.
             fits = FP16_MAX / most if op.output in seen else ROOM / float(size.reshape(len(size), -1).sum(1).max())
             caps[op.output] = min(caps.get(op.output, 0), math.floor(math.log2(fits)))
     return heavy, caps
@@ -132,8 +131,8 @@ def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[floa
 def _stored(
     network: Network, caps: Mapping[str, int], reached: Mapping[str, float]
 ) -> tuple[Network, dict[str, int], dict[str, str]]:
-    """(the network with tensors stored times powers of two, their exponents, why others are stored as they are). `caps`: tensor
-    -> the largest exponent with which FP16 holds it."""
+    """(the network with tensors stored times powers of two, their exponents, why others are not scaled). `caps`: tensor -> the
+    largest exponent that fits FP16."""
     fixed = {t: "rounded to FP16, it may leave FP32" for t, v in reached.items() if v > FP32_ROUNDS}
     fixed |= {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
@@ -151,7 +150,7 @@ def _reached(
     smaller: Smaller,
     maskable: Container[str],
 ) -> tuple[dict[str, float] | None, str]:
-    """(tensor -> the largest magnitude that it reaches, on what); (None, why) where nothing can be run."""
+    """(tensor -> its largest magnitude, the inputs used); (None, why) if no run is possible."""
     if calibration is not None:
         _check_calibration(network, calibration, maskable)
         return _calibrated(network, calibration, smaller)
@@ -172,7 +171,7 @@ def _reached(
 def _calibrated(
     network: Network, calibration: Mapping[str, np.ndarray], smaller: Smaller
 ) -> tuple[dict[str, float] | None, str]:
-    """As `_reached`, on a calibration input; on its first images where all of them are too many."""
+    """As `_reached`, on a calibration input, or its first images if all are too many."""
     if too_large(network, execution.MOST) and (run := smaller(True)) is not None:
         found = largest(run, {t.name: np.asarray(calibration[t.name])[: t.shape[0]] for t in run.inputs})
         return {t: v for t, v in found.items() if t in network.tensors}, "the calibration input's first image"
@@ -182,8 +181,8 @@ def _calibrated(
 
 
 def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], maskable: Container[str]) -> None:
-    """ValueError unless there is an array of finite numbers for each input, of its shape, and for nothing else; -infinity may
-    stand in those that are `maskable`."""
+    """ValueError unless each input, and no other name, has an array of finite numbers of its shape; `maskable` inputs may
+    contain -infinity."""
     names = [t.name for t in network.inputs]
     if not isinstance(calibration, Mapping):
         raise ValueError(f"calibration: expected a mapping of input names to arrays, got {type(calibration).__name__}")
@@ -193,7 +192,7 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
     for t in network.inputs:
         try:
             array = np.asarray(calibration[t.name])
-        except (TypeError, ValueError, RuntimeError) as e:  # ragged lists; what other libraries do not give
+        except (TypeError, ValueError, RuntimeError) as e:  # ragged lists, or arrays that other libraries refuse to convert
             raise ValueError(f"calibration: expected an array for input {t.name!r}, which NumPy cannot make: {e}") from e
         if array.shape != t.shape:
             raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {array.shape}")
@@ -205,9 +204,9 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(those of `large` that can be FP32, with all that are views of them; the others and what stands against it)."""
+    """(the tensors of `large` that can be FP32, with their views; the others with the reason)."""
     choice = {group: options[0] for group, options in network.groups}
-    same = {t: {t} for t in network.tensors}  # tensor -> all that are one memory with it
+    same = {t: {t} for t in network.tensors}  # tensor -> all tensors that share its memory
     against: dict[str, str] = {}
     for op in network.ops:
         tensors = [t for t in (*op.inputs, op.output) if network.formats(t)[0].dtype == "fp16"]
@@ -227,8 +226,8 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
 
 
 def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused. What is made of infinities, of an input
-    or a constant, counts by its finite values."""
+    """Tensor -> its largest magnitude in an FP32 run of the unfused network. Tensors with infinities, from an input or a
+    constant, count by their finite values."""
     tensors = execution.inputs(network, feeds)
     halves = {t for t in network.tensors if network.formats(t)[0].dtype == "fp16"}
     found = {t: _magnitude(x, True) for t, x in tensors.items() if t in halves}
@@ -242,13 +241,13 @@ def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, floa
 
 
 def _magnitude(values: np.ndarray, finite: bool) -> float:
-    """The largest, of the finite ones alone if asked for."""
+    """The largest magnitude, on request of the finite values only."""
     most = float(np.abs(values).max())
     return most if math.isfinite(most) or not finite else float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 class _Stuck(Exception):
-    """An op that cannot take its tensors at these scales, and why; `tensors` must be stored as their values."""
+    """An op that cannot use its tensors at these scales, and why; `tensors` must stay unscaled."""
 
     def __init__(self, why: str, *tensors: str):
         super().__init__(why)
@@ -256,8 +255,8 @@ class _Stuck(Exception):
 
 
 def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """(tensor -> e, of those with e < 0: the smallest that any tensor of its class needs; tensor -> why its e is 0, of those
-    whose class has a tensor in `fixed`, or one that an op takes as it is)."""
+    """(tensor -> e < 0, the smallest that any tensor of its class needs; tensor -> why its e is 0, if its class has a tensor in
+    `fixed` or one that an op reads unscaled)."""
     parent = {t: t for t in network.tensors}
 
     def root(t: str) -> str:
@@ -297,7 +296,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
 
 
 def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
-    """The op that computes the same from its inputs as they are stored, and stores its output likewise."""
+    """The op that computes the same from scaled inputs to a scaled output."""
     ins, out = [exponents.get(t, 0) for t in op.inputs], exponents.get(op.output, 0)
     p = op.problem
     if not any((*ins, out)):
@@ -315,14 +314,14 @@ def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
 
 def _conv(op: Op, x: int, y: int) -> Op:
     p, weights = op.problem, dict(op.weights)
-    if Feature.SCALED_INPUT in p.needs:  # what its first step scales by takes the input back to its value
+    if Feature.SCALED_INPUT in p.needs:  # its first step's scale restores the input's value
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
             raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
-    with np.errstate(over="ignore"):  # the next lines say so
+    with np.errstate(over="ignore"):  # the next lines report it
         exact = weights["w"] * np.float32(2.0 ** (y - x))
     w = sparse24.stored(exact).astype(np.float32)
-    lost = np.abs(w - exact)[np.abs(exact) < FP16_NORMAL] if y < x else np.zeros(0)  # others are rounded as ever
+    lost = np.abs(w - exact)[np.abs(exact) < FP16_NORMAL] if y < x else np.zeros(0)  # other weights round as usual
     if not np.isfinite(w).all() or lost.max(initial=0.0) > LOST * np.abs(exact).max():
         raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
     weights["w"] = exact
@@ -333,7 +332,7 @@ def _conv(op: Op, x: int, y: int) -> Op:
 
 
 def _times(act: Activation, scale: float) -> Activation:
-    """The homogeneous activation, or clip, of values that are `scale` times as large, as large itself."""
+    """The homogeneous activation or clip of values scaled by `scale`, with its output scaled likewise."""
     return replace(act, params=tuple(v * scale for v in act.params)) if act.name == "clip" else act
 
 

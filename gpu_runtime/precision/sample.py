@@ -1,4 +1,5 @@
-"""A network for smaller inputs, where the model leaves their sizes open: what its tensors reach there tells what they reach."""
+"""The network for smaller inputs, if the model's sizes are dynamic: its tensors' magnitudes stand for those of the large
+one."""
 
 from __future__ import annotations
 
@@ -15,15 +16,14 @@ from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
 from gpu_runtime.precision import execution
 
-SMALLEST = 32  # of a height or a width that is chosen
-TRIES = 3  # networks that are made for a budget
+SMALLEST = 32  # for a chosen height or width
+TRIES = 3  # networks tried per budget
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def smaller(source: Path | Source, imported: importer.Imported, network: Network, prune: bool, images: bool) -> Network | None:
-    """The model of `source` for smaller inputs, with `images` for fewer images alone: the largest that are run QUICKly, or else
-    the smallest of which a run is not beyond MOST; None if there are none. `imported`, `network`: of that model for the sizes
-    asked for."""
+    """The model of `source` for smaller inputs (with `images`, only for fewer images): the largest within QUICK, else the
+    smallest within MOST, else None. `imported`, `network`: that model for the requested sizes."""
     sizes = {t.name: t.shape for t in network.inputs}
     axes = {name: tuple(a for a in found if not a or not images) for name, found in imported.open_axes.items()}
     share = execution.multiplications(network) / _elements(sizes)
@@ -32,7 +32,7 @@ def smaller(source: Path | Source, imported: importer.Imported, network: Network
     for shapes, budget in [(s, execution.QUICK) for s in quick[:TRIES]] + [(s, execution.MOST) for s in tried[::-1][:TRIES]]:
         try:
             found = lower.lower(fuse.fuse(importer.read(source, shapes=shapes, prune=prune, masks=imported.masks)))
-        except ModelError:  # it has another reason for its size
+        except ModelError:  # something else fixes its size
             continue
         if not execution.too_large(found, budget):
             return found
@@ -40,8 +40,8 @@ def smaller(source: Path | Source, imported: importer.Imported, network: Network
 
 
 def smaller_sizes(sizes: Shapes, open_axes: Mapping[str, tuple[int, ...]]) -> Iterator[Shapes]:
-    """Ever smaller sizes that the model allows: one image, then half the height and width, and so on. What divides a size and
-    32 divides the smaller one too, since networks halve their images."""
+    """Decreasing sizes that the model allows: one image, then half the height and width, and so on. A common divisor of a size
+    and 32 also divides the smaller size, because networks halve their images."""
     chosen = {name: (1, *dims[1:]) if 0 in open_axes.get(name, ()) and dims else dims for name, dims in sizes.items()}
     if chosen != sizes:
         yield chosen

@@ -1,7 +1,7 @@
 """Pruning an ONNX model to 2:4: which weights, in which order of channels, at what cost.
 
-An ONNX file enters; the same model leaves with other weights, and a record of what each layer lost. `prune.py` is the way
-through: `selection` says which layers, `channel_spaces` (with `channel_rules`, an operator at a time) which channels may change
-places, `permute` puts them where most is kept, frontend.weights sets the zeros, `calibrate` measures and takes back. Read
+Enters: an ONNX model. Leaves: the model with 2:4 weights, and a record of each layer's loss. `prune` calls the steps in order:
+`selection` chooses layers, `channel_spaces` (with `channel_rules`, one rule per operator) finds channels that may change
+places, `permute` reorders them to lose less, frontend.weights sets the zeros, `calibrate` measures and restores layers. Read
 channel_spaces.py first.
 """

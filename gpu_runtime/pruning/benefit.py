@@ -1,4 +1,4 @@
-"""What each layer's 2:4 kernel saves by the plan of the pruned network, beside what the pattern takes from its weights."""
+"""The time that each layer's 2:4 kernel saves in the plan of the pruned network, and the weight energy that pruning removes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gpu_runtime.text import lost_text, table, wrap
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """Of the layers of one launch. `us`: what the plan, with all layers pruned, loses if these are held dense; 0 where it runs
-    them dense, and `why`. `lost_energy`: the share of their squared weights, as the file has them, that pruning takes away."""
+    """The benefit of one launch's layers. `us`: the time that the plan of the pruned network loses if these are held dense; 0,
+    with the reason `why`, if the plan runs them dense. `lost_energy`: the share of the file's squared weights that pruning
+    removes."""
 
     layers: tuple[str, ...]
     us: float
@@ -24,12 +25,12 @@ class Benefit:
 
     @property
     def us_per_percent(self) -> float:
-        """Microseconds saved for each percent of energy lost: infinite where nothing is lost."""
+        """Microseconds saved per percent of energy lost; infinite if no energy is lost."""
         return self.us / (100 * self.lost_energy) if self.lost_energy else math.inf if self.us else 0.0
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:
-    """Layer -> its benefit, of a plan of the network with all weights pruned; layers of one launch share one."""
+    """Layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
     found: dict[str, Benefit] = {}
     for row in pruned.sparsity.rows:
         us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
@@ -44,7 +45,7 @@ def paying(found: Mapping[str, Benefit]) -> frozenset[str]:
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
-    """The layers whose weights can be 2:4, those first that save the most for what they lose. `rows`: pattern.inspect's."""
+    """The layers whose weights can be 2:4, sorted by time saved per energy lost. `rows`: from pattern.inspect."""
     able = {r["layer"]: r for r in rows if r["fit"] is not None}
     found = {}
     for benefit in benefits(pruned).values():
@@ -70,7 +71,7 @@ def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
 
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
-    """A table of the layers that pay, and the names of the others."""
+    """A table of the layers that save time, and the names of the others."""
     if not ranked:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))

@@ -1,8 +1,8 @@
-"""What pruning does to a network's outputs: each weight alone, all together, and which to leave dense.
+"""The effect of pruning on a network's outputs, for each weight alone and for all together, and the weights to leave dense.
 
-onnxruntime runs the model with its prunable weights as inputs, so that one session serves every trial. The harm of a weight is
-the noise that its pruning alone makes in the outputs. Where the outputs are to be better, the weights that do the most harm are
-left dense: the fewest, as far as leaving out one more never makes it worse. Branches that share a pattern count as one weight.
+onnxruntime runs the model with its prunable weights as inputs, so one session serves every trial. A weight's harm is the output
+noise of pruning it alone. If the outputs must improve, the most harmful weights stay dense. Their number is minimal, assuming
+that one more dense weight never makes the outputs worse. Branches that share a pattern count as one weight.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gpu_runtime.progress import Listener, Progress
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """`samples`: number of them; `alone`: weight -> with it alone pruned; `all`: with all pruned that were asked for; `kept`:
-    with those `restored` that had to be; `dense`: with none pruned, where channels may have moved."""
+    """`samples`: their number; `alone`: weight -> quality with only it pruned; `all`: with all requested weights pruned;
+    `kept`: with the `restored` weights dense again; `dense`: with no weight pruned, but channels possibly reordered."""
 
     samples: int
     alone: Mapping[str, Accuracy]
@@ -46,12 +46,12 @@ def calibrate(
     units: Mapping[str, str],
     progress: Listener,
 ) -> Calibrated:
-    """Compare with `whole`, the model as it was. In `changed` the weights `pruned` are; those that must not be are put back to
-    `dense`. Weights of one name in `units` are pruned or dense together: one of them dense takes the pattern from their sum.
-    Raises ValueError for inputs that do not fit."""
+    """Compare with the original model `whole`. `changed` has the `pruned` weights; weights that must stay dense get their
+    `dense` values back. Weights with one name in `units` are pruned or dense together, because a dense one breaks their sum's
+    pattern. Raises ValueError for inputs that do not fit."""
     trial = _Trial.of(whole, changed, pruned, dense, given)
     everything = frozenset(w.name for w in pruned)
-    parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a weight by itself
+    parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a single weight
     for w in pruned:
         parts.setdefault((units.get(w.name, ""), "" if w.name in units else w.name), []).append(w.name)
     found = {}
@@ -88,7 +88,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A session whose prunable weights are inputs, these dense and pruned, samples, and what is expected of them."""
+    """A session whose prunable weights are inputs, the dense and pruned weights, samples and the expected outputs."""
 
     session: object
     weights: Mapping[str, tuple[np.ndarray, np.ndarray]]

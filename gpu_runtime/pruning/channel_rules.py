@@ -1,7 +1,7 @@
-"""What each ONNX operator does to the labels of channels (channel_spaces.py): whether it lets a permutation of them through.
+"""The effect of each ONNX operator on channel labels (channel_spaces.py): whether it commutes with a permutation of channels.
 
-A rule gets a node and the labels of its inputs, and gives those of its outputs; None is a tensor that no permutation changes.
-What a rule cannot prove it refuses, with a sentence: then all that the node reads is pinned (channel_walk.py).
+A rule maps a node and the labels of its inputs to the labels of its outputs; None is a tensor that no permutation changes. A
+rule that cannot prove this refuses with a sentence, and every tensor that the node reads is pinned (channel_walk.py).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 
 
 def _dropout(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """What it lets through is everything, and its mask the same everywhere, unless it is being trained."""
+    """Outside training it passes all elements, and its mask is the same everywhere."""
     if len(node.input) > 2 and node.input[2]:
         raise Refused(f"{title(node)} is being trained")
     return [ins[0], None]
 
 
 def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Broadcasting: inputs that hold channels hold the same ones, on the same axes."""
+    """Broadcasting: all inputs with channels have the same channels on the same axes."""
     rank = max(len(walk.dims(name)) for name in node.input)
     found = [Labels(*(a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x.ids, x.tags))) for x in ins if x is not None]
     if not found:
@@ -78,8 +78,8 @@ def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None])
 
 
 def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: int) -> None:
-    """An input without labels of an operator that broadcasts: it moves with the others if it is stored, must not if it varies
-    along their channels and is computed."""
+    """An input without labels of a broadcasting operator: it moves with the others if it is stored. Refused if it is computed
+    and varies along their channels."""
     dims = (1,) * (rank - len(walk.dims(name))) + walk.dims(name)
     varies = [axis for axis in labels.axes if dims[axis] > 1]
     if name not in walk.sources:
@@ -117,7 +117,7 @@ def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _product(
     walk: Walk, node: onnx.NodeProto, out: Labels, moving: Mapping[int, Sequence[Labels]], rank: int, axis: int = 1
 ) -> Labels:
-    """A product's weights and bias move; -> the labels of what it writes."""
+    """A product's weights and bias move; -> the labels of its output."""
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
         if bias not in walk.sources:
@@ -188,12 +188,12 @@ def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Of the other axes only. An axis that keeps its size by a scale of 1 keeps its elements, in every mode but one."""
+    """Only other axes may change size. An axis with a scale of 1 keeps its elements, in every mode but one."""
     labels, given = on_axis_1(node, ins[0]), attributes_of(node)
     if labels is None:
         return [None]
     before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
-    slot = 1 if len(node.input) == 2 else 2  # after the regions of interest, which opset 11 brought
+    slot = 1 if len(node.input) == 2 else 2  # after the regions of interest, since opset 11
     scales = np.asarray(given.get("scales", ()), np.float64)
     if slot < len(node.input) and node.input[slot]:
         scales = walk.values(node, slot)
@@ -241,7 +241,7 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     if held != {axis}:
         if axis in held:
             raise Refused(f"{title(node)} joins channels of several axes")
-        return _elementwise(walk, node, ins)  # one behind the other, along an axis without channels
+        return _elementwise(walk, node, ins)  # joined along an axis without channels
     pieces = []
     for name, labels in zip(node.input, ins, strict=True):
         own = (
@@ -254,11 +254,11 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
-    """Labels at some positions of an axis; a number takes the axis away."""
+    """Labels at some positions of an axis; a single number removes the axis."""
     if labels.ids.shape[axis] == 1:
         index = np.zeros(index.shape[:1] and (1,), np.int64)
     taken = Labels(labels.ids.take(index, axis), labels.tags.take(index, axis))
-    if taken.ids.size < 2:  # which channel this is must stay, where it was one of several
+    if taken.ids.size < 2:  # the selected channel must stay the same one
         if labels.ids.size > 1:
             walk.recorder.pin(taken, "it is taken alone")
         return taken
@@ -332,7 +332,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
     ids = np.broadcast_to(labels.ids.reshape(kept), inner)
     tags = np.broadcast_to(labels.tags.reshape(kept), inner).copy()
     for axis, (size, held) in enumerate(zip(inner, kept, strict=True)):
-        if held == 1 and size > 1:  # positions that are not channels: each is an occurrence of its own
+        if held == 1 and size > 1:  # positions without channels: each is a separate occurrence
             parts = np.moveaxis(tags, axis, 0)
             for i in range(size):
                 parts[i] = walk.recorder.retagged(parts[i], node.output[0], axis, i)
@@ -343,7 +343,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
 
 
 def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
-    """The least span of axes before and after that hold the same elements and, before, all of `axes`."""
+    """The smallest span of axes before and after with the same elements; before, it includes all of `axes`."""
     if math.prod(before) != math.prod(after) or 0 in before:
         raise Refused(f"{title(node)}: {before} does not become {after}")
     heads, tails = np.cumprod([1, *before]).tolist(), np.cumprod([1, *after]).tolist()
@@ -354,7 +354,7 @@ def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[i
 
 
 def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Softmax, LogSoftmax, LpNormalization: each element beside others of its axis, in whatever order these stand."""
+    """Softmax, LogSoftmax, LpNormalization: the order of an axis's elements does not matter."""
     labels = ins[0]
     if labels is not None and len(labels.axes) > 1:
         raise Refused(f"{title(node)} reads channels along several axes")
@@ -380,7 +380,7 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """What depends on sizes only."""
+    """Outputs that depend only on sizes."""
     return [None] * len(node.output)
 
 

@@ -1,16 +1,16 @@
-"""Which channels of a network may change places without a change of what it computes.
+"""The channels of a network that may change places without changing its outputs.
 
-Every tensor carries labels: which channel lies at each position of the axes that hold channels. A convolution makes new
-channels; an Add says that what lies at the same position of both inputs is the same channel; a Concat puts channels side by
-side; a grouped convolution keeps each in its group; an operator that is not known to treat channels alike pins all that it
-reads to their places (channel_rules.py has the rule of each operator). Channels said to be the same are one class, and two
-classes may change places if they occur alike in every axis that was ever recorded: that is a space.
+Every tensor has labels: the channel at each position of the axes with channels. A convolution makes new channels; an Add
+identifies the channels at the same position of its inputs; a Concat joins channels; a grouped convolution keeps each channel in
+its group; an operator that may treat channels differently pins the channels of its inputs to their places (channel_rules.py
+has one rule per operator). Identified channels form a class. Two classes may change places if they occur alike on every
+recorded axis; such classes form a space.
 
-Why that changes nothing: let t be a permutation of the classes of a space. On each axis it gives one of positions, p -> q,
-where q holds class t(class of p) under p's tag. A tag tells apart the occurrences of a class on one axis (in which piece of a
-Concat, at which pixel of what was flattened), and a class that occurs twice under one tag is pinned. Each rule lets an
-operator through only if it commutes with these permutations, so all tensors are permuted along their labels, constants must
-be too, and what leaves the network, pinned, is as it was. Sums are taken in another order: equal up to rounding.
+Proof: let t be a permutation of the classes of a space. On each axis it induces a permutation of positions, p -> q, where q
+has class t(class of p) under p's tag. A tag distinguishes the occurrences of a class on one axis (the piece of a Concat, the
+pixel of a flattened image); a class that occurs twice under one tag is pinned. A rule accepts an operator only if it commutes
+with these permutations. So all tensors, and the constants with them, are permuted along their labels, and the network's
+outputs, which are pinned, stay unchanged. Sums are taken in another order: equal up to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-MOST_LABELS = 1 << 20  # of one tensor: a larger one is pinned
+MOST_LABELS = 1 << 20  # of one tensor; larger tensors are pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Labels:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Those that hold channels."""
+        """The axes with channels."""
         return tuple(i for i, size in enumerate(self.ids.shape) if size > 1)
 
     @property
@@ -42,7 +42,7 @@ class Labels:
         return Labels(self.ids.reshape(-1), self.tags.reshape(-1))
 
     def along(self, axis: int, rank: int) -> Labels:
-        """One axis of labels as those of a tensor of that rank."""
+        """One axis of labels, as the labels of a tensor of that rank."""
         shape = [1] * rank
         shape[axis] = self.ids.size
         return Labels(self.ids.reshape(shape), self.tags.reshape(shape))
@@ -50,8 +50,8 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class ConstantAxis:
-    """An axis of a constant that moves with channels. `part` of `parts`: which block of axis 0 (of a grouped convolution's
-    weights, whose columns are other channels in each group)."""
+    """An axis of a constant that moves with channels. `part` of `parts`: the block of axis 0 (the columns of a grouped
+    convolution's weights are different channels in each group)."""
 
     name: str
     axis: int
@@ -61,7 +61,7 @@ class ConstantAxis:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where a space's channels lie on a constant's axis: `positions` [channels], in the order of the space's classes."""
+    """The places of a space's channels on a constant's axis: `positions` [channels], in the order of the space's classes."""
 
     constant: ConstantAxis
     positions: np.ndarray
@@ -69,7 +69,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Channels that may change places with each other, `size` of them, and where constants hold them."""
+    """`size` channels that may change places with each other, and their places in constants."""
 
     size: int
     ports: tuple[Port, ...]
@@ -77,7 +77,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """`spaces`: those of two channels or more. `pins`: constant axis -> why its channels cannot move, where none can."""
+    """`spaces`: those with at least two channels. `pins`: constant axis -> why none of its channels can move."""
 
     spaces: tuple[Space, ...]
     pins: Mapping[ConstantAxis, str]
@@ -85,7 +85,7 @@ class Spaces:
 
 @dataclass(slots=True)
 class Recorder:
-    """What the rules say, gathered: elements, which are the same, on which axes they lie, why some are pinned."""
+    """The collected results of the rules: elements, their identities, their axes, the reasons of pins."""
 
     elements: int = 0
     blocks: int = 0
@@ -97,19 +97,19 @@ class Recorder:
     tags: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def fresh(self, size: int, blocks: np.ndarray | None = None) -> Labels:
-        """New channels on an axis of their own; `blocks`: which of them may change places, without: all."""
+        """New channels on a separate axis; `blocks`: channels that may change places with each other, by default all."""
         ids = np.arange(self.elements, self.elements + size)
         self.elements += size
         return self.record(Labels(ids, np.zeros(size, np.int64)), blocks)
 
     def pinned(self, size: int, why: str) -> Labels:
-        """New channels, each of which stays where it is."""
+        """New channels that all keep their places."""
         labels = self.fresh(size, np.arange(size))
         self.pins.append((labels.ids, why))
         return labels
 
     def record(self, labels: Labels, blocks: np.ndarray | None = None) -> Labels:
-        """Say that these labels are an axis; channels stay in their block of it."""
+        """Record these labels as an axis; channels stay in their block of it."""
         within = np.zeros(labels.ids.size, np.int64) if blocks is None else blocks
         self.records.append((labels.ids.reshape(-1), self.blocks + within, labels.tags.reshape(-1)))
         self.blocks += int(within.max(initial=0)) + 1
@@ -122,7 +122,7 @@ class Recorder:
             self.pins.append((flat.ids, why))
 
     def join(self, a: Labels, b: Labels) -> Labels:
-        """Say that both hold the same channels at the same positions; they have one shape."""
+        """Record that both, of the same shape, have the same channels at the same positions."""
         if a.ids is not b.ids:
             self.edges.append((a.ids.reshape(-1), b.ids.reshape(-1)))
         if not np.array_equal(a.tags, b.tags):
@@ -135,13 +135,13 @@ class Recorder:
         return self.tags.setdefault(key, len(self.tags) + 1)
 
     def retagged(self, tags: np.ndarray, *key: object) -> np.ndarray:
-        """The tags, each told apart from itself elsewhere by a key."""
+        """The tags, made distinct by a key."""
         kinds, which = np.unique(tags, return_inverse=True)
         return np.array([self.tag(int(t), *key) for t in kinds])[which].reshape(tags.shape)
 
     def use(self, name: str, dims: Sequence[int], moving: Mapping[int, Sequence[Labels]], why: str) -> None:
-        """A node reads a constant: `moving` gives the labels of axes that move with channels, one for each part of the axis;
-        every other axis has to stay, because of `why`."""
+        """Record that a node reads a constant. `moving`: the labels of axes that move with channels, one for each part of the
+        axis. Every other axis must stay, for the reason `why`."""
         for axis, size in enumerate(dims):
             if size > 1 and axis not in moving:
                 self._use(name, axis, [self.pinned(size, why)])
@@ -193,7 +193,7 @@ class Recorder:
         return connected_components(graph, directed=False)[1].astype(np.int64)
 
     def _signatures(self, classes: np.ndarray) -> list[bytes]:
-        """Class -> in which blocks it lies under which tags; one of its own where it lies twice on an axis under one tag."""
+        """Class -> its blocks and tags; a unique signature if it occurs twice on an axis under one tag."""
         if not self.records:
             return []
         axis = np.concatenate([np.full(ids.size, i) for i, (ids, _, _) in enumerate(self.records)])

@@ -28,7 +28,7 @@ class Refused(Exception):
 @dataclass(slots=True)
 class Walk:
     """The labels of the tensors so far; None is a tensor that no permutation changes. `sources`: constant as nodes read it ->
-    (the stored one, how it is viewed); `used`: constants of which the node at hand has said how it reads them."""
+    (the stored constant, its view); `used`: constants whose use the current node's rule has recorded."""
 
     graph: onnx.GraphProto
     shapes: Mapping[str, Shape]
@@ -44,8 +44,8 @@ class Walk:
         self.sources = views_of_constants(self.graph, self.stored)
 
     def visit(self, node: onnx.NodeProto) -> None:
-        """Label what a node writes. Where its rule refuses, all that it reads is pinned, and so is what is stored and the rule
-        did not speak of."""
+        """Label a node's outputs. If its rule refuses, all inputs are pinned; constants that the rule did not record are pinned
+        too."""
         ins = [self.labels.get(name) for name in node.input]
         rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         outs: Outputs = []
@@ -67,7 +67,7 @@ class Walk:
             self.labels[name] = found if found is not None and found.ids.size > 1 else None
 
     def close(self) -> None:
-        """Pin what leaves the network, and constants that are stored once and read in two ways."""
+        """Pin the network's outputs, and stored constants that are read in two ways."""
         for v in self.graph.output:
             self.recorder.pin(self.labels.get(v.name), f"it leaves the network in {v.name}")
         ways: dict[str, set[str]] = {}
@@ -79,10 +79,10 @@ class Walk:
             if len(ways[base]) > 1 or base in leaving:
                 self.recorder.pin(labels, f"{base} is read in several ways")
 
-    # ---- what rules ask and say
+    # ---- the rules' queries and records
 
     def dims(self, name: str) -> Shape:
-        """The shape of a tensor. Refused where it is not known."""
+        """The shape of a tensor. Refused if it is unknown."""
         if name in self.sources:
             base, views = self.sources[name]
             return seen_dims(self.stored[base], views)
@@ -91,7 +91,7 @@ class Walk:
         return self.shapes[name]
 
     def numbers(self, node: onnx.NodeProto, slot: int, *attributes: str) -> list[int] | None:
-        """Whole numbers of a constant input, or of an attribute; None where there is neither. Refused if they are computed."""
+        """Integers of a constant input or of an attribute; None without either. Refused if they are computed."""
         if len(node.input) > slot and node.input[slot]:
             return [int(v) for v in self.values(node, slot)]
         given = attributes_of(node)
@@ -105,10 +105,10 @@ class Walk:
         return to_array(base, self.stored[base]).reshape(-1)
 
     def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
-        """Axes of a constant that move with channels, for each part of the axis; every other one has to stay."""
+        """Record the axes of a constant that move with channels, for each part of the axis; every other axis must stay."""
         dims = self.dims(name)
         for axis, parts in moving.items():
-            of = dims[0] if len(parts) > 1 else len(parts)  # rows are parted, and each part has all columns
+            of = dims[0] if len(parts) > 1 else len(parts)  # rows are split, and each part has all columns
             if any(p.ids.size != dims[axis] for p in parts) or of % len(parts):
                 raise Refused(f"{title(node)} does not fit {name}")
         self.recorder.use(name, dims, moving, f"{title(node)} reads {name} in its order")
@@ -124,7 +124,7 @@ def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
-    """Labels along axis 1 alone, flat. Refused for others."""
+    """Labels along axis 1 alone, flat. Refused for other axes."""
     if labels is None:
         return None
     if labels.axes != (1,):

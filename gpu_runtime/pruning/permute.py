@@ -1,10 +1,10 @@
-"""Channels put where 2:4 keeps the most: each space of channels is searched for the order in which its readers lose the least.
+"""Reorder channels so that 2:4 keeps the most: search each space of channels for the order with the least loss of its readers.
 
 A reader's loss is the sum, over its groups of 4 input channels, of the two smallest squares, as a share of all of its squares.
-One step takes some channels out, no two of them from one group of any reader, and puts them back where they cost the least:
-with a1 <= a2 the two smallest of the three squares that stay in a group, a channel x put there loses a1 + min(a2, x). So the
-costs of single places add up, and scipy's linear assignment finds the best of all ways to put them back, which is never worse
-than the way they were. Of weights with many rows some are looked at, evenly drawn.
+One step removes some channels, no two of them from one group of any reader, and reinserts them where they cost the least: if
+a1 <= a2 are the two smallest of the three remaining squares of a group, a channel x there loses a1 + min(a2, x). So the costs
+of single places add up, and scipy's linear assignment finds the best reinsertion, which is never worse than the old order. For
+weights with many rows the search uses an even sample of the rows.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
 
-PASSES = 12  # over the channels of one space, at most; it ends sooner where one gains less than WORTH of the loss
+PASSES = 12  # at most, over the channels of one space; a pass that gains less than WORTH of the loss is the last
 WORTH = 1e-3
-PLACES = 64  # channels taken out at once: a step takes time as their number squared
-ROWS = 1024  # of a reader's weights that a search looks at, evenly drawn
-OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # of a group, beside its channel 0, 1, 2 or 3
-CHUNK = 1 << 18  # elements of a table of minima: 1 MB, which caches hold
-EXAMPLE = 224  # of a height or width that is not fixed, while shapes are inferred
+PLACES = 64  # channels removed at once; a step's time grows with their square
+ROWS = 1024  # of a reader's weights that a search uses, evenly sampled
+OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # the other channels of a group, for channel 0, 1, 2 or 3
+CHUNK = 1 << 18  # elements of a table of minima: 1 MB, which fits caches
+EXAMPLE = 224  # for a dynamic height or width, during shape inference
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Squares of the weights on a constant's axis as they lie now, [rows, channels], all of the weights' sum 1; and the places
-    of the space's channels there."""
+    """Squares of the weights on a constant's axis in their present order, [rows, channels], normalized to the sum 1; and the
+    places of the space's channels there."""
 
     squares: np.ndarray
     positions: np.ndarray
@@ -49,8 +49,8 @@ def permute(
     fixed: Collection[str] = (),
     progress: Listener = ignore,
 ) -> Spaces:
-    """Reorder channels in place so that pruning these weights takes less away -> the spaces there were. `shapes`: of inputs;
-    `fixed`: weights whose input channels stay in their order."""
+    """Reorder channels in place so that pruning these weights loses less -> the spaces found. `shapes`: of inputs; `fixed`:
+    weights whose input channels keep their order."""
     spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))
     rng = np.random.default_rng(0)
     squares = _squares(proto.graph, {w.name: w for w in pruned}, rng)
@@ -66,7 +66,7 @@ def permute(
 
 
 def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors that can be inferred, for these inputs; of other dynamic sizes, some."""
+    """All inferable shapes of tensors for these inputs; other dynamic sizes get example values."""
     small = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)  # 3: initializers are inputs
     small.graph.name = proto.graph.name
     small.graph.node.extend(proto.graph.node)
@@ -78,7 +78,7 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
             if i < len(inputs.get(v.name, ())):
                 d.dim_value = inputs[v.name][i]
             elif not d.HasField("dim_value"):
-                d.dim_value = EXAMPLE if i else 2  # two images, so that what joins them with channels is seen
+                d.dim_value = EXAMPLE if i else 2  # two images, to reveal operators that join them with channels
     for t in proto.graph.initializer:
         if len(t.raw_data) > SMALL_BYTES:
             small.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
@@ -94,7 +94,7 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
 
 
 def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) -> None:
-    """Put at place i of each space what was at place order[i], in every constant that holds its channels."""
+    """Move the channel at place order[i] of each space to place i, in every constant with its channels."""
     stored = dict(stored_tensors(graph))
     sources = views_of_constants(graph, stored)
     moves: dict[str, list[tuple[ConstantAxis, np.ndarray, np.ndarray]]] = {}
@@ -104,7 +104,7 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
     for name, changes in moves.items():
         base, views = sources[name]
         values = _values(base, stored[base], views).copy()
-        for axis in sorted({key.axis for key, *_ in changes}, reverse=True):  # columns before the rows that they are parted by
+        for axis in sorted({key.axis for key, *_ in changes}, reverse=True):  # columns before the rows that split them
             source = np.moveaxis(values.copy(), axis, 0)
             target = np.moveaxis(values, axis, 0)
             for key, to, of in (c for c in changes if c[0].axis == axis):
@@ -128,19 +128,19 @@ def _values(name: str, t: TensorProto, views: Sequence[tuple[str, tuple[int, ...
 def _squares(
     graph: onnx.GraphProto, pruned: Mapping[str, Weight], rng: np.random.Generator
 ) -> dict[tuple[str, int, int], np.ndarray]:
-    """(constant as it is read, axis, part) -> squares [rows, channels] of weights that are to be pruned along that axis."""
+    """(constant as it is read, axis, part) -> squares [rows, channels] of the weights to prune along that axis."""
     found = {}
     sources = views_of_constants(graph, dict(stored_tensors(graph)))
     for name, (base, views) in sources.items():
         w = pruned.get(base)
         if w is None or views != w.views or (values := w.values) is None or not values.size:
             continue
-        largest = float(np.abs(values).max()) or 1.0  # squares of weights beyond 1e19 have no room in FP32
+        largest = float(np.abs(values).max()) or 1.0  # squares of weights beyond 1e19 exceed FP32
         squares = np.square((values / np.asarray(largest, values.dtype)).astype(np.float32))
         squares /= max(float(squares.sum(dtype=np.float64)), 1e-30)
         parts = 1 if w.node.op_type != "Conv" else next((a.i for a in w.node.attribute if a.name == "group"), 1)
         if parts < 1 or values.shape[0] % parts:
-            continue  # what onnx's own check says of it
+            continue  # onnx's own check reports it
         each = values.shape[0] // parts
         for part in range(parts):
             rows = squares if parts == 1 else squares[part * each : (part + 1) * each]
@@ -152,7 +152,7 @@ def _squares(
 
 
 def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """The order found; the readers' squares are left in it."""
+    """The order found; the readers' squares are in this order afterwards."""
     readers = []
     for port in space.ports:
         of = squares.get((port.constant.name, port.constant.axis, port.constant.part))
@@ -171,7 +171,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
 
 
 def _apart(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
-    """Places of the space, as many as can be had in this order, no two of them in one group of any reader."""
+    """A maximal choice of places in this order, no two of them in one group of any reader."""
     taken: list[set[int]] = [set() for _ in readers]
     shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}
     found = []
@@ -186,7 +186,7 @@ def _apart(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
 
 
 def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> tuple[float, float]:
-    """Reassign what lies at these places, in place -> (what the readers lost in these groups, how much of it that saves)."""
+    """Reassign the channels at these places, in place -> (the readers' former loss in these groups, the loss saved)."""
     cost, least = np.zeros((len(places), len(places))), 0.0  # [what, where]
     for r in readers:
         at = r.positions[places]
@@ -218,7 +218,7 @@ def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def unmoved(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, str]:
-    """Stored weights of which no input channel can change places -> why."""
+    """Stored weights without a movable input channel -> the reason."""
     moving = {(p.constant.name, p.constant.axis) for space in spaces.spaces for p in space.ports}
     why = {(key.name, key.axis): text for key, text in spaces.pins.items()}
     return {w.name: why[w.name, w.axis] for w in weights if (w.name, w.axis) in why.keys() - moving}

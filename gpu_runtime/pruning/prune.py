@@ -1,4 +1,4 @@
-"""An ONNX model in, the same with weights of 2:4 out: nothing else of it changes but, if asked for, the order of channels."""
+"""Give an ONNX model 2:4 weights. Nothing else changes, except on request the order of channels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What became of one stored weight. `layers`: those that read it; `verdict`: pruned, 2:4 (it was already), restored (the
-    calibration asked for it), skipped (the caller did) or kept (it cannot be), with the `reason`. `lost_energy`: the share of
-    its squares that pruning sets to zero; `unpermuted`: what it would have been in the order of the file; `unmoved`: why no
-    channel that it reads could change places. `sum`: the node of the sum with whose other branches it shares its pattern;
-    `by_itself`: what it would have lost without them. `snr_db`, `agreement`: of the outputs with this weight alone pruned, with
-    the others of its sum."""
+    """The result for one stored weight. `layers`: its readers; `verdict`: pruned, 2:4 (already), restored (by the calibration),
+    skipped (by the caller) or kept (it cannot be 2:4), with the `reason`. `lost_energy`: the share of its squares that pruning
+    sets to zero; `unpermuted`: that share in the file's order; `unmoved`: why none of its input channels could change places.
+    `sum`: the node of the sum with whose other branches it shares its pattern; `by_itself`: its loss without them. `snr_db`,
+    `agreement`: of the outputs with only this weight, and the others of its sum, pruned."""
 
     weight: str
     layers: tuple[str, ...]
@@ -55,8 +54,9 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of the squared weights of that
-    convolution which their common pattern sets to zero; None where they have none: each is pruned by itself, for `reason`."""
+    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of that convolution's squared
+    weights that their common pattern sets to zero; None without a common pattern: each branch is pruned separately, for
+    `reason`."""
 
     node: str
     layers: tuple[str, ...]
@@ -66,8 +66,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`model`: the file's bytes; `rows`: one for each stored weight that a layer reads; `sums`: of branches that may run as
-    one, `unknown`: why these were not looked for; `separate`: the caller wanted each by itself; `accuracy`: of the whole."""
+    """`model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one
+    convolution; `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of
+    the whole."""
 
     model: bytes
     rows: tuple[Pruned, ...]
@@ -79,7 +80,7 @@ class Result:
 
     @property
     def lost_energy(self) -> float:
-        """Of all weights that were pruned, together."""
+        """Of all pruned weights together."""
         return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
 
     @property
@@ -93,14 +94,14 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which layers to prune: those of `only` (None: all) that no pattern of `skip` names. Patterns are shell patterns over
-    layers and stored weights. `paying`: layers that a plan runs sparse; None where no plan was asked."""
+    layers and stored weights. `paying`: layers that a plan runs sparse; None without a plan."""
 
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] = ()
     paying: Collection[str] | None = None
 
     def against(self, name: str, layers: Sequence[str]) -> str:
-        """Why a weight is left as it is, or an empty string."""
+        """Why a weight stays unchanged, or an empty string."""
         if any(_matches(p, name, layers) for p in self.skip):
             return "--skip names it"
         if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
@@ -129,13 +130,14 @@ def prune(
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 
-    Branches that may run as one convolution (sums.py) get one pattern, which that has, too, unless they are to be `separate`.
+    Branches that may run as one convolution (sums.py) get one common pattern, which the convolution also has, unless
+    `separate`.
 
-    `permute`: put channels in an order in which that takes less away; what the network computes without pruning stays the
-    same up to rounding. `shapes`: sizes of dynamic inputs, with which channels are followed. `calibration`: inputs by name,
-    several samples along their first axes, on which onnxruntime compares each layer's pruning and the whole with the model as
-    it was; `min_snr` (dB, of the worst output) and `max_drop` (share of samples whose top-1 changes): the layers that do the
-    most harm are left dense until both hold. Raises ModelError for the model, ValueError for the rest.
+    `permute`: reorder channels to lose less; without pruning the network computes the same up to rounding. `shapes`: sizes of
+    dynamic inputs, for tracing channels. `calibration`: inputs by name, several samples along their first axes; on them
+    onnxruntime compares the pruning of each layer, and of all, with the original model. `min_snr` (dB, of the worst output) and
+    `max_drop` (share of samples whose top-1 changes): the most harmful layers stay dense until both hold. Raises ModelError for
+    the model, ValueError for other arguments.
     """
     path = Path(path)
     progress(Progress("import", str(path)))
@@ -168,7 +170,7 @@ def prune(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """`masks`: layer -> which of its weights stay; `sum_of`: layer -> node of its sum; both of sums with a common pattern."""
+    """`masks`: layer -> the weights that stay; `sum_of`: layer -> node of its sum. Both only for sums with a common pattern."""
 
     masks: Mapping[str, np.ndarray]
     sum_of: Mapping[str, str]
@@ -176,7 +178,7 @@ class _Patterns:
 
 
 def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, str]) -> _Patterns:
-    """What branches that may be one convolution have in common. Those that nothing is pruned of are left out."""
+    """The common patterns of branches that may run as one convolution. Sums without a pruned branch are left out."""
     names = {w.name for w in chosen}
     prunable = {layer for layer, name in own.items() if name in names}
     masks, sum_of, shared = dict[str, np.ndarray](), dict[str, str](), list[Shared]()
@@ -199,9 +201,9 @@ def _ordered(
     shapes: Mapping[str, tuple[int, ...]],
     progress: Listener,
 ) -> tuple[list[Pruned], list[Weight]]:
-    """Channels put in another order in place -> the rows with what that did, and the weights anew."""
+    """Reorder channels in place -> the rows with the effect, and the new weights."""
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
-    fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
+    fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # reordering must not destroy existing 2:4 patterns
     moving = [w for w in chosen if w.name not in fixed]
     unmoved = channels.unmoved(channels.permute(checked, moving, shapes, fixed, progress), moving)
     rows = [replace(r, unpermuted=unpermuted.get(r.weight), unmoved=unmoved.get(r.weight, "")) for r in rows]
@@ -220,7 +222,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
 
 
 def _rows(graph: onnx.GraphProto, choice: Choice) -> tuple[list[Pruned], list[Weight]]:
-    """A row for each weight, as if all that is chosen were pruned; and the weights chosen. Raises ModelError."""
+    """A row for each weight, as if all chosen weights were pruned; and the chosen weights. Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
     layers: dict[str, list[str]] = {}
     for w in found:
@@ -260,7 +262,7 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
 
 
 def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:
-    """The file as it was, with the other's constants in place of its own."""
+    """The original file with the other file's constants."""
     constants = dict(stored_tensors(changed.graph))
     for name, t in stored_tensors(whole.graph):
         if name in constants and t != constants[name]:

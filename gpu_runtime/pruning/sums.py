@@ -1,7 +1,7 @@
-"""Branches of an ONNX file that may run as one convolution: what each holds, and what they hold together.
+"""Branches of an ONNX file that may run as one convolution: their own weights and the merged weights.
 
-Their sum's weights are in no file: finding them takes an import of the model. Where that fails, as for an operator that no
-engine runs, there is a reason instead of the sums: each stored weight can still be looked at by itself.
+The merged weights are in no file, so finding them needs an import of the model. If the import fails, for example on an
+unsupported operator, a reason replaces the sums; each stored weight can still be inspected alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ DENSE = "Prune the model from before, in which all of these branches are dense"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The sums of a model, each of branches that may become one convolution; `unknown`: why they could not be looked for."""
+    """The sums of a model, whose branches may become one convolution; `unknown`: why the search failed."""
 
     sums: tuple[Sum, ...] = ()
     unknown: str = ""
 
 
 def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found:
-    """`shapes`: of inputs; other open sizes are 1 for a batch, and EXAMPLE. Raises ModelError for a shape of no input."""
+    """`shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE. Raises ModelError for an unknown input's
+    shape."""
     ops = {node.op_type for node in proto.graph.node}
     if "Conv" not in ops or not ops & {"Add", "Sub", "Sum"}:
         return Found()
@@ -66,19 +67,19 @@ def _size(v: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 def own_weights(graph: onnx.GraphProto) -> dict[str, str]:
-    """Layer -> its stored weight, where that can have the pattern and no other layer reads it."""
+    """Layer -> its stored weight, if the weight can have the pattern and no other layer reads it."""
     found = [(w.node.name, w.name) for w in weights(graph) if not w.reason]
     readers = Counter(name for _, name in found)
     return {layer: name for layer, name in found if readers[name] == 1}
 
 
-# ---- what inspect-sparsity says
+# ---- the output of inspect-sparsity
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A branch: its weights as its own kernel has them, [K, C/g, r, s], at the tap `at` of the one convolution's window; the
-    share of its groups of 4 that fit 2:4, None where it has no such."""
+    """A branch: its own weights, [K, C/g, r, s], at the tap `at` of the merged convolution's window; the share of its groups of
+    4 that fit 2:4, None without such groups."""
 
     layer: str
     shape: tuple[int, ...]
@@ -88,9 +89,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What the branches hold as one. `itself`: whether the input itself is added; `stored`: of the merged weights, None where
-    these cannot be 2:4; `taps`: (r, s, share of all groups) where some do not fit; `lost`: the share of the squared merged
-    weights that a common pattern takes away, None where there is none; `reason`: why it is not 2:4, `cure`: what helps."""
+    """The merged convolution. `itself`: whether the input itself is added; `stored`: facts on the merged weights, None if these
+    cannot be 2:4; `taps`: (r, s, share of all groups) of taps with misfits; `lost`: the share of the squared merged weights
+    that a common pattern removes, None without one; `reason`: why it is not 2:4; `cure`: the remedy."""
 
     node: str
     shape: tuple[int, ...]
@@ -108,8 +109,8 @@ class Merged:
 def inspect_file(
     path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[dict[str, Any]], tuple[Merged, ...], str]:
-    """(rows of the file's weights, as pattern.inspect has them; what its sums hold; why these could not be looked for, or an
-    empty string). Raises ModelError."""
+    """(rows of the file's weights from pattern.inspect; its sums; why the search for sums failed, or an empty string). Raises
+    ModelError."""
     proto = checked(path)
     rows, found = pattern.of_weights(weights(proto.graph)), find(proto, shapes)
     able = own_weights(proto.graph) if found.sums else {}
@@ -142,7 +143,7 @@ def _own_shape(s: Sum, i: int) -> tuple[int, ...]:
 
 
 def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) -> str:
-    """Branches that do not fit, or the taps at which those that do are added."""
+    """Branches that do not fit, or the taps at which fitting branches are added."""
     if dense := [p.layer for p in parts if p.fit is not None and p.fit < 1]:
         return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not"
     where = f"at tap {list(taps[0][:2])}" if len(taps) == 1 else f"at {len(taps)} of {s.w.shape[2] * s.w.shape[3]} taps"
@@ -150,7 +151,7 @@ def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) 
 
 
 def text(rows: Sequence[Merged], unknown: str) -> str:
-    """A table of each sum's branches and of what they are as one; sums that can never be 2:4 in a line."""
+    """A table of each sum's branches and the merged convolution; one line for sums that can never be 2:4."""
     if unknown:
         return "\n" + "\n".join(wrap(not_looked_for(unknown))) + "\n"
     if not rows:
@@ -190,7 +191,7 @@ def _cells(m: Merged) -> list[list[str]]:
 
 
 def _cures(rows: Sequence[Merged]) -> list[str]:
-    """What makes sums 2:4 that are not, and which of them nothing does."""
+    """The remedies for sums that are not 2:4, and the sums without a remedy."""
     curable, others = [m for m in rows if m.lost is not None], [m for m in rows if m.lost is None]
     lines = []
     if curable:
@@ -205,7 +206,7 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
 
 
 def summary(rows: Sequence[Merged]) -> str:
-    """How many sums there are, and how many of them are 2:4."""
+    """The number of sums, and of 2:4 sums."""
     if not rows:
         return ""
     able = [m for m in rows if m.stored is not None]

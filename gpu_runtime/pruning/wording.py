@@ -1,4 +1,4 @@
-"""What `gpu-runtime prune` says: a row for each weight, and what became of the whole."""
+"""The output of `gpu-runtime prune`: a row for each weight, and the overall result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def summary(result: Result) -> list[str]:
 
 
 def _sums(result: Result) -> list[str]:
-    """What branches that may run as one convolution have in common, or why they have not."""
+    """The common pattern of branches that may run as one convolution, or the reason for its absence."""
     if result.unknown:
         return wrap(not_looked_for(f"{result.unknown}. Each is pruned by itself"))
     left = {r.sum for r in result.rows if r.verdict == "restored"}
@@ -114,7 +114,7 @@ def share(value: float | None) -> str:
 
 
 def data(result: Result) -> dict[str, Any]:
-    """As JSON: null stands for no limit, of an SNR where nothing differs."""
+    """The result as JSON; null stands for an infinite SNR, without any difference."""
     rows = [
         {
             "weight": r.weight,

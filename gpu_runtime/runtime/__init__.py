@@ -3,7 +3,7 @@
 Enters: what gpu_runtime/engine.py read from a file, or what assembly/ made. Leaves: arrays of the network's outputs.
 Needs neither onnx nor the planner.
 
-fields, findings, plan_record: what a file says; compatibility: for which device and kernels; derive: what follows from a layer,
-its steps; dataflow: proof that layers read what was written for them; verify: steps of a plan that is one; bounds: offsets and
-names lead somewhere; steps, feeds: what is launched, read and written; context: runs it.
+fields, findings, plan_record: the file's records; compatibility: checks of device and kernels; derive: a layer's steps;
+dataflow: proof that layers read the bytes written for them; verify: the steps of a valid plan; bounds: checks of offsets and
+names; steps, feeds: launches, inputs and outputs; context: runs an engine.
 """

@@ -1,7 +1,7 @@
-"""Inputs and outputs as callers give them, as arrays of NumPy's or CuPy's on the same memory; or what to give, in words.
+"""Callers' inputs and outputs as NumPy or CuPy arrays on the same memory; or an error that names the right argument.
 
-Arrays on the GPU are CuPy's, or another library's by DLPack or __cuda_array_interface__. All others are the host's: NumPy's, or
-what NumPy reads. Numbers alone, in lists or without, become an array of the type that is expected, where it holds their values.
+GPU arrays are CuPy's, or another library's through DLPack or __cuda_array_interface__. All others are host arrays: NumPy's, or
+objects that NumPy reads. Numbers, single or in lists, become an array of the expected type, if it represents their values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from tactics.format import DTYPES
 DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
 NUMPY_READS = ("__array_interface__", "__array_struct__", "__array__")
 NUMBERS = (bool, int, float, list, tuple)
-UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # of a library that does not give its array
+UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # from a library that refuses to export its array
 CONVERT, ALLOCATE = "convert it with .astype(np.{})", "allocate it with dtype np.{}"
 SHOWN = 8  # names in a message
 
 
 class Given(NamedTuple):
-    """An input or output as an array of NumPy's or, `on_gpu`, CuPy's. `foreign`: its memory is another library's, which may
-    give it away when the array is dropped; `stream`: the handle of what computes it, where that need not be CuPy's current
-    one."""
+    """An input or output as a NumPy array or, `on_gpu`, a CuPy array. `foreign`: another library owns the memory and may reuse
+    it after the array is dropped; `stream`: the handle of the stream that computes it, if not CuPy's current stream."""
 
     array: Any
     on_gpu: bool
@@ -51,8 +50,8 @@ def check_names(expected: Iterable[Bound], inputs: object) -> None:
 
 
 def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
-    """The outputs that `out` has arrays for, with those. TypeError unless it is a mapping or None, ValueError for a name that
-    no output has."""
+    """The outputs with their arrays in `out`. TypeError unless it is a mapping or None, ValueError for a name that is no
+    output's."""
     names = [info.name for info in expected]
     if out is None:
         return []
@@ -64,7 +63,7 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
 
 
 def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
-    """ValueError where one that is given is none of the names."""
+    """ValueError if a given name is unknown."""
     if unknown := sorted(str(name) for name in given if name not in names):
         hint = suggest(unknown, names)
         raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
@@ -76,7 +75,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def kind(a: object) -> str:
-    """What something is, in words for a message: its type, of an array also its shape."""
+    """A value's description for a message: its type, for an array also its shape."""
     shape = a.shape if isinstance(a, np.ndarray) else ()
     text = type(a).__name__ if type(a).__module__ in ("builtins", "numpy") else f"{type(a).__module__}.{type(a).__name__}"
     return printable(text) + (f" of shape {dims(shape)}" if shape else "")
@@ -102,17 +101,17 @@ def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
         raise ValueError(f"{what}: expected dtype {want}, got {array.dtype}; {cure.format(want)}")
 
 
-# ---- the host's
+# ---- host arrays
 
 
 def host_inputs(expected: Sequence[Bound], inputs: Any) -> dict[str, np.ndarray]:
-    """What `Context.run` takes, as arrays of NumPy's by name. Raises as it does for wrong names, shapes and types."""
+    """The inputs of `Context.run` as NumPy arrays by name. Raises the same errors for wrong names, shapes and types."""
     check_names(expected, inputs)
     return {info.name: host_input(info, inputs[info.name]) for info in expected}
 
 
 def host_input(info: Bound, a: Any) -> np.ndarray:
-    """An input as an array of NumPy's; copied where it has the other byte order, or is no array but numbers."""
+    """An input as a NumPy array; copied if it has the other byte order, or is numbers instead of an array."""
     what = _input(info)
     array = _numbers(what, info, a) if isinstance(a, NUMBERS) else _host(what, info, a)
     want = DTYPES[info.dtype]
@@ -127,8 +126,8 @@ def _input(info: Bound) -> str:
 
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
-    """An array on memory of the host's, whoever's it is."""
-    if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # who has one has imported that
+    """An array on host memory of any owner."""
+    if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # its module is then imported
         raise ValueError(f"{what}: expected an array, got a masked one, whose mask would not count: give .filled(value) of it")
     if isinstance(a, np.ndarray | np.generic):
         return np.asarray(a)
@@ -156,7 +155,7 @@ def _is_buffer(a: Any) -> bool:
 
 
 def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
-    """Numbers as an array of the expected type, each with its own value (FP16 and FP32 round)."""
+    """Numbers as an array of the expected type, with unchanged values (FP16 and FP32 round)."""
     want = DTYPES[info.dtype]
     try:
         array = np.asarray(a)
@@ -175,7 +174,7 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
 
 
 def host_output(info: Bound, a: Any) -> np.ndarray:
-    """An array of NumPy's on the very memory of `a`, to be filled."""
+    """A NumPy array on the memory of `a`, to be filled."""
     what = _output(info)
     if isinstance(a, NUMBERS):
         raise TypeError(f"{what}: expected an array to fill, got {kind(a)}: np.empty({info.shape}, np.{DTYPES[info.dtype]})")
@@ -202,7 +201,7 @@ def _not_contiguous(what: str, cure: str) -> str:
 
 
 def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """An input where it lies; no copy, but of numbers and of another byte order."""
+    """An input in place; only numbers and another byte order are copied."""
     given = _given(gpu, _input(info), a)
     if given is None:
         return Given(host_input(info, a), False)
@@ -211,7 +210,7 @@ def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """An output, to be filled where it lies."""
+    """An output, to be filled in place."""
     what = _output(info)
     given = _given(gpu, what, a, writes=True)
     if given is None:
@@ -223,7 +222,7 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
-    """What lies on the GPU, as an array of CuPy's; None of what is the host's."""
+    """A GPU array as a CuPy array; None for a host array."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -246,7 +245,7 @@ def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
 
 def _from_dlpack(gpu: Cuda, what: str, a: Any) -> Given:
     try:
-        with gpu.current():  # the producer makes this stream wait for what computes it
+        with gpu.current():  # the producer makes this stream wait for the array's computation
             return Given(gpu.cupy.from_dlpack(a), True, True, _torch_stream(a))
     except (*UNREADABLE, RuntimeError) as e:
         if code_of(e) is not None:  # CUDA's own
@@ -255,7 +254,7 @@ def _from_dlpack(gpu: Cuda, what: str, a: Any) -> Given:
 
 
 def _torch_stream(a: Any) -> int | None:
-    """PyTorch's current stream, in whose order its tensors are written and freed; None for what is not PyTorch's."""
+    """PyTorch's current stream, in whose order its tensors are written and freed; None for other libraries' arrays."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(a, torch.Tensor):
         return None
@@ -263,8 +262,8 @@ def _torch_stream(a: Any) -> int | None:
 
 
 def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
-    """By __cuda_array_interface__ (Numba's documentation, version 3): its `stream` is what computes it, None if nothing does
-    any more; 1 and 2 are CUDA's default streams, and 0 says nothing."""
+    """By __cuda_array_interface__ (Numba's documentation, version 3): `stream` computes the array, None if it is ready; 1 and 2
+    are CUDA's default streams, and 0 is undefined."""
     interface = a.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise ValueError(f"{what}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
@@ -286,8 +285,8 @@ def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
 
 
 def handle_of(cupy: Any, stream: Any) -> int | None:
-    """A stream as CUDA knows it: of CuPy's, PyTorch's, another library's by __cuda_stream__, or that handle itself. None: none
-    is named. `cupy`: the module, None where nothing runs on a GPU."""
+    """A stream's CUDA handle: from CuPy, PyTorch, another library's __cuda_stream__, or the handle itself. None: no stream is
+    named. `cupy`: the module, None without a GPU."""
     if stream is None or cupy is None:
         return None
     if hasattr(stream, "__cuda_stream__"):
@@ -304,7 +303,7 @@ def handle_of(cupy: Any, stream: Any) -> int | None:
 
 
 def check_apart(outputs: Mapping[str, Given]) -> None:
-    """ValueError where two outputs, which are contiguous, share memory."""
+    """ValueError if two outputs, which are contiguous, share memory."""
     spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
     for (start, name), (after, other) in zip(spans, spans[1:], strict=False):
         if after < start + outputs[name].array.nbytes:

@@ -1,7 +1,7 @@
-"""Checks across the fields of an engine's record: offsets end within memory, names and numbers lead somewhere.
+"""Checks across the fields of an engine's record: offsets end within memory, names and numbers refer to existing entries.
 
-The hashes in a file show that nobody changed it, not that its writer was right. Types of fields and these checks show that,
-before anything is allocated, compiled or launched.
+The hashes in a file detect changes, not a writer's errors. The fields' types and these checks detect those before anything is
+allocated, compiled or launched.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _bound(t: Bound, end: int, at: str) -> Iterator[str]:
 
 
 def _choices(stored: Choices) -> Iterator[str]:
-    """Numbers and names in the planner's tables that lead nowhere."""
+    """Numbers and names in the planner's tables that refer to nothing."""
     keys = {t.name: t.keys for t in stored.tensors}
     if len(keys) < len(stored.tensors):
         yield "choices.tensors: a name occurs twice"

@@ -8,7 +8,7 @@ from cuda_kernels.device import SMEM_PER_BLOCK, Device
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.plan_record import EngineRecord
 
-LARGEST_DEVICE = {  # of a GPU's facts, what none exceeds
+LARGEST_DEVICE = {  # upper limits of a GPU's facts
     "num_sms": 1 << 12,
     "smem_per_block": 256 << 10,
     "smem_per_sm": 512 << 10,
@@ -19,7 +19,7 @@ LARGEST_DEVICE = {  # of a GPU's facts, what none exceeds
 
 
 def planned_device(device: Device) -> Device:
-    """The device that a plan was made for, as one of which nothing is measured. Raises EngineError where it is no GPU."""
+    """The device that a plan was made for, marked as not measured. Raises EngineError if it is no GPU."""
     numbers = {k: v for k, v in asdict(device).items() if type(v) in (int, float)}
     if odd := [k for k, v in numbers.items() if not 0 < v <= LARGEST_DEVICE.get(k, 1 << 40)]:
         raise EngineError(f"the engine's device is wrong: no GPU's {odd[0]} is {numbers[odd[0]]}; build the engine again")
@@ -29,7 +29,7 @@ def planned_device(device: Device) -> Device:
 
 
 def check_device(device: Device, device_sm: str) -> None:
-    """EngineError unless what was planned for `device` runs on this architecture, such as "sm_90a"."""
+    """EngineError unless a plan for `device` runs on this architecture, such as "sm_90a"."""
     if device.sm.rstrip("af") != device_sm.rstrip("af"):
         raise EngineError(
             f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
@@ -38,7 +38,7 @@ def check_device(device: Device, device_sm: str) -> None:
 
 
 def check_source(record: EngineRecord, source_hash: str) -> None:
-    """EngineError unless the kernels' sources are those the plan was made with."""
+    """EngineError unless the plan was made with these kernel sources."""
     if record.source_hash != source_hash:
         raise EngineError(
             f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "

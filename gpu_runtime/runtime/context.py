@@ -35,7 +35,7 @@ NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
 def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """A context manager for a name: its NVTX range."""
+    """The NVTX range of a name, a context manager."""
     try:
         import nvtx
     except ImportError:
@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 
 def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-    """One thread at a time, on the context's GPU, and only while the context is open; behind what a thread of its own runs."""
+    """One thread at a time, on the context's GPU, only while the context is open, and after the runs of its own thread."""
 
     @wraps(method)
     def locked(self: Context, *args: P.args, **options: P.kwargs) -> R:
@@ -68,23 +68,23 @@ class Context:
     >>> outputs["y"].shape
     (2, 16, 6, 6)
 
-    Threads may share one: its calls run one after the other, since all of them use the same memory. What ran last is what
-    `nonfinite` and `tensor` speak of, so threads that ask take a context each; so do threads that are to run at once.
+    Threads may share a context: its calls run one after the other, because they share its memory. `nonfinite` and `tensor`
+    describe the last run, so threads that call them need a context each; so do threads that run at the same time.
 
-    `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
-    launches one by one (debugging). `nvtx=True` does too, each layer inside an NVTX range of its name, which Nsight Systems
-    shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
-    free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
-    now. Further options go to the emulator, and have no effect on a GPU: `checks=False` is faster, `threads` is how many the
-    emulator uses (None: one for each core), `async_mode`, `seed` and `resident_blocks` are those of
-    cuda_kernels.emulator.Options. Raises EngineError if the engine is for another device, or no GPU answers to "cuda".
+    `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates. `graph=False` launches
+    kernels one by one (debugging). `nvtx=True` does so too, each layer inside an NVTX range of its name, for Nsight Systems;
+    without package nvtx it only warns. `poison=True` fills free memory of the plan with NaN, so that a read of a dead tensor
+    shows. `progress(done, total)` reports compiled kernels. Further options go to the emulator and have no effect on a GPU:
+    `checks=False` is faster, `threads` is the number of emulator threads (None: one per core), `async_mode`, `seed` and
+    `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError if the engine is for another device, or if
+    "cuda" finds no GPU.
 
-    Use it in a `with`, or close it: its memory is given back then. A ResourceWarning tells of one that is dropped open, but
-    not of one that lives until the script ends. It belongs to the process that made it, not to one that is forked, and on a GPU
-    to the device that was current.
+    Close a context, or use it in a `with`, to free its memory. A context that is garbage-collected while open gives a
+    ResourceWarning; one that lives until the script ends does not. It belongs to the process that made it, not to a forked
+    one, and on a GPU to the device that was current.
     """
 
-    _closed = True  # until there is something to close
+    _closed = True  # until the context has resources
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Context:
         self.plan = launched.plan_of(engine)
         self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
-        self._thread: ThreadPoolExecutor | None = None  # of run_async in the emulator, and what it was given last
+        self._thread: ThreadPoolExecutor | None = None  # run_async's thread in the emulator, and its last run
         self._last: concurrent.futures.Future[Ran] | None = None
         self._poison = poison
         self._nonfinite: list[str] = []
@@ -126,11 +126,11 @@ class Context:
         self._range = _ranges() if nvtx else nullcontext
         self._titles = [" || ".join(self.plan.layers[k].name for k in step.covers) for step in steps]
         self._replay = self._launch_all if not graph or nvtx or poison else self._recorded()
-        self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))  # recording ran kernels on whatever lay in memory
+        self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))  # recording ran kernels on arbitrary memory
         self._closed = False
 
     def _allocate(self) -> None:
-        """Memory for weights, activations, and what steps tell of what they stored."""
+        """Memory for weights, activations and the steps' flags."""
         weights, memory = self.engine.weights, self.plan.memory
         try:
             self._weights = self.gpu.allocate(weights.nbytes, constant=True)
@@ -156,23 +156,23 @@ class Context:
     ) -> dict[str, Any]:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
-        Arrays have the shape and dtype of the engine's input (`engine.inputs`); the memory format is the engine's business.
-        They are NumPy's or what NumPy reads, lists of numbers, or on a GPU CuPy's or what has DLPack or
-        __cuda_array_interface__. NumPy in gives NumPy out. If every input is on the GPU, the outputs are CuPy arrays, and
-        nothing waits: they are ready, and inputs may be changed or freed, in the order of `stream` (CuPy's or PyTorch's, or a
-        handle; CuPy's current one where none is given) and of the streams that arrays name, as PyTorch's do.
+        Arrays have the shape and dtype of the engine's input (`engine.inputs`); the engine converts memory formats. Arrays are
+        NumPy's, objects that NumPy reads, lists of numbers, or on a GPU CuPy's or objects with DLPack or
+        __cuda_array_interface__. NumPy in gives NumPy out. If every input is on the GPU, the outputs are CuPy arrays and
+        nothing waits: outputs are ready, and inputs may be changed or freed, in the order of `stream` (CuPy's, PyTorch's or a
+        handle; by default CuPy's current stream) and of the streams that arrays name, as PyTorch's do.
 
-        `out`: arrays by output name, of the same kinds, to be filled and returned in place of new ones: C-contiguous, writable,
-        apart from each other; an input may be one of them.
+        `out`: arrays by output name, of the same kinds, to fill and return instead of new ones: C-contiguous, writable and
+        without overlap; an input may be one of them.
 
         >>> y = np.empty((2, 16, 6, 6), np.float32)
         >>> with engine.context() as ctx:
         ...     ctx.run({"x": x}, out={"y": y})["y"] is y
         True
 
-        Warns of layers that stored infinity or NaN, also where a later Clip or Sigmoid hides it; with all outputs on the GPU
-        ask `nonfinite`. Raises ValueError or TypeError for a missing or unknown name, a wrong shape or dtype, or what is no
-        array.
+        Warns of layers that stored infinity or NaN, even if a later Clip or Sigmoid hides it; with all outputs on the GPU call
+        `nonfinite` instead. Raises ValueError or TypeError for a missing or unknown name, a wrong shape or dtype, or an object
+        that is no array.
         """
         ran = self._run(inputs, out, stream)
         if ran.warning:
@@ -182,20 +182,19 @@ class Context:
     def run_async(
         self, inputs: Mapping[str, object], *, out: Mapping[str, Any] | None = None, stream: object = None
     ) -> RunFuture:
-        """As `run`, but it returns when the run is queued, wherever the arrays are; `result()` of what it returns waits for the
-        outputs.
+        """As `run`, but it returns a future when the run is queued, for host arrays too; `result()` waits for the outputs.
 
-        Runs of one context are executed in the order in which they were given, one after the other, those of `run` too. Each
-        has its own inputs and outputs: the host's arrays may change as soon as this returns, those on the GPU in the order of
-        the caller's streams, and all are kept alive until then. The arrays of `out` on the host are filled by `result()`.
-        Arguments that do not fit raise here; what goes wrong in the run is raised by `result()`. What layers stored infinity
-        or NaN the future's `nonfinite` says, not the context's. In the emulator a thread of the context runs them.
+        A context executes its runs one after the other, in the order of the calls, `run` included. Each run has its own inputs
+        and outputs: host arrays may change as soon as this returns, GPU arrays in the order of the caller's streams, and all
+        are kept alive until then. `result()` fills host arrays of `out`. Invalid arguments raise here; errors of the run are
+        raised by `result()`. The future's `nonfinite`, not the context's, names the layers that stored infinity or NaN. In the
+        emulator a thread of the context executes the runs.
         """
         with self._entered():
             if isinstance(self._feeds, DeviceFeeds):
                 try:
                     return self._queued(self._feeds, inputs, out, stream)
-                except (EngineError, MemoryError, RuntimeError) as e:  # of the plan or the GPU, none of the arguments'
+                except (EngineError, MemoryError, RuntimeError) as e:  # errors of the plan or the GPU, not of the arguments
                     return futures.failed(e)
             given = self._feeds.copied(inputs, out)
             if self._thread is None:
@@ -204,10 +203,10 @@ class Context:
             return futures.of_thread(self._last)
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
-        """One run, whose end is waited for where an output is to be on the host."""
+        """One run; waits for its end if an output goes to the host."""
         with self._feeds.bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
-                self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
+                self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
             self._nonfinite = []
             self._replay()
             outputs = ready.fetch()
@@ -223,7 +222,7 @@ class Context:
     def _queued(
         self, feeds: DeviceFeeds, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object
     ) -> RunFuture:
-        """One run, whose end nothing waits for."""
+        """One run, without waiting for its end."""
         gpu, flags = feeds.gpu, feeds.gpu.pinned((len(self._kernels),), np.dtype(np.uint32))
         with feeds.bound(inputs, out, stream, wait=False) as ready:
             self._replay()
@@ -233,7 +232,9 @@ class Context:
             event = gpu.keep([*ready.used, *found.values(), flags])
 
         def finish() -> Ran:
-            outputs = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()}  # out of pinned memory
+            outputs = {
+                name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()
+            }  # copy from pinned memory
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
             layers = launched.flagged(self.plan, flags)
@@ -243,13 +244,13 @@ class Context:
 
     @_alone
     def replay(self) -> None:
-        """Run the whole plan on what the inputs hold: a CUDA graph where there is a GPU, which nothing waits for."""
+        """Run the whole plan on the present inputs; on a GPU as a CUDA graph, without waiting."""
         self._replay()
 
     @_alone
     def nonfinite(self) -> list[str]:
-        """The layers that stored infinite values or NaN in the last run, in order; of runs with CuPy arrays, in all since this
-        was last asked. Every kernel tells it by itself, so nothing runs again."""
+        """The layers that stored infinite values or NaN in the last run, in order; with CuPy arrays, in all runs since the last
+        call. Every kernel reports it, so nothing runs again."""
         return self._read_nonfinite()
 
     def _read_nonfinite(self) -> list[str]:
@@ -284,7 +285,7 @@ class Context:
 
     @_alone
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Layer -> what it writes, as NCHW: launched one by one, and read before memory is given to a later layer."""
+        """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
         steps, layers = self.plan.steps, self.plan.layers
         found: dict[str, np.ndarray] = {}
         last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
@@ -297,7 +298,7 @@ class Context:
         return found
 
     def address(self, edge: Bound) -> int:
-        """Where an input or output of the plan lies in device memory, in the plan's format."""
+        """An input or output of the plan in device memory, in the plan's format."""
         return self._arena + edge.offset
 
     @_alone
@@ -307,7 +308,7 @@ class Context:
 
     @_alone
     def tensor(self, name: str) -> np.ndarray:
-        """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
+        """A layer's output after `run`, as NCHW, if no later layer has reused its memory."""
         for layer in reversed(self.plan.layers):
             for out in layer.outputs:
                 if out.name == name:
@@ -315,15 +316,15 @@ class Context:
         raise ValueError(f"no layer writes a tensor {name!r}")
 
     def _values(self, out: TensorPlace) -> np.ndarray:
-        """What lies now where the plan keeps a layer's output, as NCHW."""
+        """The present content of a layer's output memory, as NCHW."""
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self.gpu.read(self._arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
         return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
-        """Give the memory back, when what is queued has ended; using the context afterwards is an error. It does nothing in a
-        forked process, to which nothing belongs, nor while Python ends: a daemon thread may hold the lock for ever then."""
+        """Free the memory after the queued work has ended; using the context afterwards is an error. Does nothing in a forked
+        process, which owns nothing, nor while Python ends, when a daemon thread may hold the lock forever."""
         if os.getpid() != self._process or sys.is_finalizing():
             return
         with self._lock:
@@ -336,8 +337,8 @@ class Context:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """One thread at a time, on the context's GPU, and only while the context is open."""
-        if os.getpid() != self._process:  # its lock may be held for ever, by a thread that was not forked
+        """One thread at a time, on the context's GPU, only while the context is open."""
+        if os.getpid() != self._process:  # a thread that was not forked may hold the lock forever
             raise RuntimeError(
                 "this context was made before this process was forked, and works only in the process that made it: start "
                 "processes with multiprocessing's method 'spawn' or 'forkserver', and make a context in each"
@@ -349,7 +350,7 @@ class Context:
                 yield
 
     def _settle(self) -> None:
-        """Wait for what the context's own thread was given, in the emulator."""
+        """In the emulator, wait for the runs of the context's own thread."""
         if self._last is not None:
             concurrent.futures.wait([self._last])
             self._last = None
@@ -379,7 +380,7 @@ class Context:
         self.close()
 
     def _load(self, progress: Counter | None) -> dict[Key, Kernel]:
-        """The steps' kernels, ready to launch, and on a GPU those that change the formats of inputs and outputs."""
+        """The steps' kernels, ready to launch, and on a GPU the kernels that convert inputs and outputs."""
         keys = [s.key for s in self.plan.steps if isinstance(s, LaunchStep)]
         if not self.emulated:
             keys += [(s.kernel, s.values) for s in reformats(self.plan).values()]
@@ -402,7 +403,7 @@ class Context:
             self.gpu.launch(kernel, step.grid, step.block, step.smem, self._params[i])
 
     def _call(self, i: int, step: CallStep) -> None:
-        """A library function. What its arrays hold may be wrong for it: indices outside, a division by zero."""
+        """A library function. Its arrays may hold invalid values: indices out of range, a zero divisor."""
         ins, out = self._arrays[i]
         function = bound(step.function, step.attributes, step.part)
         try:
@@ -413,7 +414,7 @@ class Context:
             raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
 
     def _recorded(self) -> Callable[[], None]:
-        """A graph of all steps; around library functions, which allocate as no graph can, one for each run of kernels."""
+        """A graph of all steps; with library functions, whose allocations graphs exclude, one graph per sequence of kernels."""
         parts: list[Callable[[], object]] = []
         for library, run in groupby(range(len(self._kernels)), key=lambda i: self._kernels[i] is None):
             launch = partial(self._launch_some, tuple(run))

@@ -1,15 +1,15 @@
-"""Proof that every layer of a plan reads what was written for it: which bytes each tensor covers, layer by layer.
+"""Proof that every layer of a plan reads the bytes written for it: the bytes of each tensor, layer by layer.
 
-Memory is given out three times over: tensors share the arena over time (`memory`), pieces of a Concat and parts of a Split lie
-in other tensors, and views have other tensors' bytes (`inplace`). Here none of that is believed, whether the plan was just made
-or comes from a file. The layers are walked in the order in which they run, with a record of the tensors that are still read:
+Memory is shared in three ways: tensors share the arena over time (`memory`), pieces of a Concat and parts of a Split lie inside
+other tensors, and views share other tensors' bytes (`inplace`). The proof assumes none of this to be right, for new plans and
+plans from files alike. It walks the layers in execution order with a record of the live tensors, those with a later reader:
 
-- a layer that launches writes its output's bytes, padded channels included, and none of a tensor that is still read;
-- a layer that launches nothing must find every element of its output where its inputs have it already;
-- whatever is read must be where it was written, and be the tensor that the network says is read here, where that is at hand.
+- a layer with a launch writes its output's bytes, padded channels included, and no byte of a live tensor;
+- a layer without a launch must find every element of its output already in place in its inputs;
+- a tensor that is read must be where it was written and, if the network is known, be the tensor that the network reads here.
 
-Bytes are strided boxes, so a tensor of any size costs the same. Where two boxes are too intricate to be told apart, they count
-as overlapping: a plan may be refused wrongly, but no wrong plan passes.
+Bytes are strided boxes, so the cost does not depend on a tensor's size. Two boxes that are too complex to separate count as
+overlapping: a correct plan may be refused, but no wrong plan passes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tactics.format import DTYPES, Strides, padded_channels, strides
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
 
-MOST_BRANCHES = 4096  # of the search for a byte that two boxes share
-FEW_CHANNELS = 128  # more than any layout has in a vector
-MOST_WORK = 4_000_000  # pairs of tensors in a block, and branches, of one plan: none takes long to prove
+MOST_BRANCHES = 4096  # in the search for a byte shared by two boxes
+FEW_CHANNELS = 128  # more than any layout's vector
+MOST_WORK = 4_000_000  # pairs of tensors in a block, and branches, per plan, so that every proof is quick
 Shape4 = tuple[int, int, int, int]
-Network = Mapping[str, tuple[Sequence[str], str]]  # an operation's name -> the tensors that it reads, the one that it makes
+Network = Mapping[str, tuple[Sequence[str], str]]  # an operation's name -> its inputs, its output
 
 
 class Fault(ValueError):
-    """What is wrong with a plan, in words."""
+    """A plan's fault, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a tensor lies: byte `offset` in the arena, bytes per element, strides in elements, channels with padding."""
+    """A tensor's place: byte `offset` in the arena, bytes per element, strides in elements, channels with padding."""
 
     offset: int
     item: int
@@ -74,7 +74,7 @@ class Box:
 
 @dataclass(slots=True)
 class _Held:
-    """A tensor that is still read. `tensor`: its name in the network, where that is known; `low`, `high`: the bytes that it
+    """A live tensor. `tensor`: its name in the network, if known; `low`, `high`: the bytes that it
     spans."""
 
     record: TensorPlace | Bound
@@ -87,7 +87,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Block:
-    """Memory that some tensors share, and those of them that are still read."""
+    """Memory that some tensors share, with the live ones."""
 
     start: int
     end: int
@@ -95,7 +95,7 @@ class _Block:
 
 
 class Plan(Protocol):
-    """What of a plan is looked at."""
+    """The parts of a plan that the proof reads."""
 
     @property
     def inputs(self) -> Sequence[Bound]: ...
@@ -108,11 +108,10 @@ class Plan(Protocol):
 
 
 def prove(plan: Plan, using: Collection[int], network: Network | None = None) -> list[list[Span]]:
-    """Of each layer, the memory that nothing reads after it. Raises Fault for the first thing that is wrong with a plan's use
-    of memory.
+    """For each layer, the memory without a later reader. Raises Fault for the first error in a plan's use of memory.
 
-    `using`: numbers of the layers whose launches take the workspace, which is in any state before and after each of them;
-    `network`: its operations, None where only the plan is at hand.
+    `using`: numbers of the layers whose launches use the workspace, whose content is undefined before and after each of them;
+    `network`: its operations, None if only the plan is known.
     """
     walk, memory, freed = _Walk(plan, network), plan.memory, []
     at = "inputs"
@@ -124,7 +123,7 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
             walk.layer(i, layer, i in using)
             freed.append(walk.release(i))
         at = "behind the last layer, the caller"
-        for edge in (*plan.inputs, *plan.outputs):  # inputs stay: a recorded graph runs again on what they hold
+        for edge in (*plan.inputs, *plan.outputs):  # inputs stay live, because a recorded graph reads them again
             walk.read(edge, edge.name if network is not None else None)
         walk.release(len(plan.layers))
     except Fault as e:
@@ -138,8 +137,8 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
 
 
 class _Walk:
-    """The state between two layers: the tensors that are still read, by name. Layers are numbered from 0; the caller writes the
-    inputs before them and reads outputs, and inputs again, behind them."""
+    """The state between two layers: the live tensors by name. Layers are numbered from 0; the caller writes the inputs before
+    layer 0, and reads the outputs, and the inputs again, after the last layer."""
 
     def __init__(self, plan: Plan, network: Network | None):
         self.network, self.size = network, plan.memory.activation_bytes
@@ -149,12 +148,12 @@ class _Walk:
         self.last |= {edge.name: len(plan.layers) for edge in (*plan.inputs, *plan.outputs)}
         self.names: set[str] = set()
         self.held: dict[str, _Held] = {}
-        self.blocks: list[_Block] = []  # all apart, by where they begin
-        self.ending: dict[int, list[str]] = defaultdict(list)  # a layer -> what nothing reads after it
+        self.blocks: list[_Block] = []  # disjoint, sorted by start
+        self.ending: dict[int, list[str]] = defaultdict(list)  # a layer -> the tensors that it reads last
         self.end = self.work = 0
 
     def layer(self, i: int, layer: Layer, scratch: bool) -> None:
-        """What layer number `i` reads is looked at, what it writes is held. `scratch`: it takes the workspace."""
+        """Check the inputs of layer number `i` and record its output. `scratch`: it uses the workspace."""
         (out,) = layer.outputs
         tensor, sources = self._sources(layer)
         if layer.tactic is None:
@@ -168,8 +167,8 @@ class _Walk:
             raise Fault("writes its output over its workspace")
 
     def _sources(self, layer: Layer) -> tuple[str, list[_Held]]:
-        """(the tensor that a layer makes, what it reads). A reformat, and another name for the same bytes, is no operation of
-        the network."""
+        """(a layer's output tensor, its inputs). A reformat, or another name for the same bytes, is no operation of the
+        network."""
         if self.network is None:
             return "", [self.read(t) for t in layer.inputs]
         if layer.problem is None or isinstance(layer.problem, ReformatProblem):
@@ -181,7 +180,7 @@ class _Walk:
         return made, [self.read(t, x) for t, x in zip(layer.inputs, tensors, strict=True)]
 
     def read(self, record: TensorPlace | Bound, tensor: str | None = None) -> _Held:
-        """A tensor that is read, as `record` says; `tensor`: what it must be in the network."""
+        """A tensor that is read, as in `record`; `tensor`: its required name in the network."""
         held = self.held.get(record.name)
         if held is None or not _is_same_place(held.record, record):
             raise Fault(f"reads tensor {record.name[:40]!r} where nothing before it put it")
@@ -190,7 +189,7 @@ class _Walk:
         return held
 
     def write(self, boxes: Sequence[Box]) -> None:
-        """These bytes change: they are of no tensor that is still read."""
+        """These bytes change: check that no live tensor has them."""
         for box in boxes:
             if any(self.overlap(box, zero) for zero in self.counters):
                 raise Fault("writes over the counters")
@@ -201,7 +200,7 @@ class _Walk:
                         raise Fault(f"writes over tensor {name[:40]!r}, which is still read")
 
     def add(self, record: TensorPlace | Bound, tensor: str, i: int, *, written: bool) -> _Held:
-        """A tensor that is there from layer `i` on."""
+        """A tensor that is live from layer `i` on."""
         spot, name, whole = _spot(record), record.name, record.whole
         boxes = _boxes(spot)
         low, high = min(b.start for b in boxes), max(b.end for b in boxes)
@@ -228,7 +227,7 @@ class _Walk:
         return made
 
     def release(self, i: int) -> list[Span]:
-        """The memory that layer number `i` is the last to read."""
+        """The memory whose last reader is layer number `i`."""
         freed = []
         for name in self.ending.pop(i, ()):
             gone = self.held.pop(name)
@@ -244,12 +243,12 @@ class _Walk:
         return freed
 
     def _touching(self, start: int, end: int) -> slice:
-        """Of the blocks, those that have one of these bytes."""
+        """The blocks with at least one of these bytes."""
         first = bisect_right(self.blocks, start, key=attrgetter("end"))
         return slice(first, bisect_left(self.blocks, end, key=attrgetter("start")))
 
     def overlap(self, a: Box, b: Box) -> bool:
-        """Whether two boxes share a byte; True also where finding out takes too long."""
+        """Whether two boxes share a byte; True also if the search takes too long."""
         found, branches = _overlap(a, b)
         self.work += branches
         return found
@@ -259,7 +258,7 @@ class _Walk:
 
 
 def _spot(record: TensorPlace | Bound) -> Spot:
-    """Where an input, an output or a layer's tensor lies."""
+    """The place of an input, an output or a layer's tensor."""
     fmt, shape, whole = record.format, record.shape4, record.inside
     item, own = DTYPES[fmt.dtype].itemsize, padded_channels(fmt.layout, shape[1])
     if whole is None:
@@ -270,13 +269,13 @@ def _spot(record: TensorPlace | Bound) -> Spot:
 
 
 def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool:
-    """Whether two records are of the same bytes, in the same format."""
+    """Whether two records have the same bytes in the same format."""
     mine, its = ((t.offset, t.shape4, t.format, t.inside) for t in (one, other))
     return mine == its
 
 
 def _boxes(spot: Spot) -> tuple[Box, ...]:
-    """The bytes of a tensor, its padded channels included: whole vectors of channels, and what is left of one."""
+    """The bytes of a tensor, its padded channels included: whole vectors of channels, and the rest of a partial one."""
     s, item, vector = spot.strides, spot.item, 1 << spot.strides.log2v
     around = (spot.shape[0], s.n * item), (spot.pixels, s.pixel * item)
     blocks, left = divmod(spot.padded, vector)
@@ -289,7 +288,7 @@ def _boxes(spot: Spot) -> tuple[Box, ...]:
 
 
 def _box(start: int, dims: Iterable[tuple[int, int]], run: int) -> Box:
-    """With as few dims as possible: neighbouring runs are one."""
+    """The box with the fewest dims: neighbouring runs are joined."""
     kept: list[tuple[int, int]] = []
     for n, step in sorted((d for d in dims if d[0] > 1), key=lambda d: d[1]):
         if not kept and step == run:
@@ -302,10 +301,10 @@ def _box(start: int, dims: Iterable[tuple[int, int]], run: int) -> Box:
 
 
 def _overlap(a: Box, b: Box) -> tuple[bool, int]:
-    """(whether two boxes share a byte, how many branches that took); True also where it would take too many."""
+    """(whether two boxes share a byte, the branches searched); True also if too many are needed."""
     if a.start >= b.end or b.start >= a.end:
         return False, 0
-    reach: dict[int, list[int]] = {}  # step -> least and most times it is between a run of `a` and one of `b`
+    reach: dict[int, list[int]] = {}  # step -> its smallest and largest multiple between a run of `a` and one of `b`
     for box, at in ((a, 1), (b, 0)):
         for n, step in box.dims:
             reach.setdefault(step, [0, 0])[at] += (n - 1) if at else 1 - n
@@ -314,7 +313,7 @@ def _overlap(a: Box, b: Box) -> tuple[bool, int]:
     branches = 0
 
     def meet(i: int, least: int, most: int) -> bool:
-        """Whether steps i.. can add up to something from `least` to `most`."""
+        """Whether steps i.. can add up to a value from `least` to `most`."""
         nonlocal branches
         branches += 1
         if branches > MOST_BRANCHES or (least <= 0 <= most):
@@ -332,7 +331,7 @@ def _overlap(a: Box, b: Box) -> tuple[bool, int]:
 
 
 def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
-    """Every element of the output, and its padding, lies where an input has it."""
+    """Check that every element of the output, and its padding, lies where an input has it."""
     if not ins:
         raise Fault("launches nothing and reads nothing")
     p, x = layer.problem, ins[0]
@@ -354,7 +353,7 @@ def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
 
 
 def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
-    """Whether the inputs' channels, of these numbers, are the output's, one after the other."""
+    """Whether the inputs' channels, in these numbers, are in order the output's channels."""
     firsts = (0, *accumulate(sizes))
     same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
     same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))
@@ -370,7 +369,7 @@ def _is_permuted(x: Spot, out: Spot, perm: Sequence[int]) -> bool:
 
 
 def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
-    """Whether channels x_first .. + count of x are where channels y_first .. + count of y are, in all images and pixels."""
+    """Whether channels x_first .. + count of x lie at channels y_first .. + count of y, in all images and pixels."""
     if x.item != y.item or x.shape[0] != y.shape[0] or x.pixels != y.pixels:
         return False
     images = x.shape[0] == 1 or x.strides.n == y.strides.n
@@ -380,7 +379,7 @@ def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
     (one, vector), (other, its) = _channel_steps(x), _channel_steps(y)
     if (one, vector) == (other, its) and (x_first - y_first) % vector == 0:
         return True
-    few = count <= FEW_CHANNELS  # vectors of different widths, or cut differently, agree nowhere behind the first
+    few = count <= FEW_CHANNELS  # vectors with different widths or boundaries differ after the first
     return few and all(x.channel(x_first + c) == y.channel(y_first + c) for c in range(count))
 
 
@@ -391,8 +390,8 @@ def _channel_steps(spot: Spot) -> tuple[int, int]:
 
 
 def _axes(spot: Spot) -> tuple[list[tuple[int, int]], ...] | None:
-    """Of n, c, h and w: (count, step in bytes), the outer one first where there are two; None where channels are padded, or
-    their last vector is not full."""
+    """For n, c, h and w: (count, step in bytes), the outer one first if there are two; None if channels are padded or their
+    last vector is partial."""
     s, (n, c, h, w), vector = spot.strides, spot.shape, 1 << spot.strides.log2v
     one = c <= vector or s.block == vector
     if spot.padded != c or not (one or c % vector == 0):

@@ -1,7 +1,7 @@
-"""What follows from a layer's record: its steps. No file has them; verify.py derives them where a plan is sealed or read.
+"""A layer's steps, derived from its record. Files do not contain steps; verify.py derives them when a plan is sealed or read.
 
-A layer (plan_record.Layer) says what it computes, by which tactic, and where its tensors lie; kernel, compile-time values,
-grid, block, shared memory and every argument of its launches follow from that.
+A layer (plan_record.Layer) has a problem, a tactic and the places of its tensors. These determine the kernel, compile-time
+values, grid, block, shared memory and every argument of its launches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ WORKSPACE, COUNTERS = "workspace", "counters"  # scratch memory, and the argumen
 
 
 def layer_strides(layer: Layer) -> tuple[Strides, ...] | None:
-    """Of a layer's inputs, then of its output; None where all of them begin at multiples of 16 bytes, with strides of their
-    own."""
+    """The strides of a layer's inputs, then of its output; None if all of them begin at multiples of 16 bytes and have their
+    own strides."""
     if not any(t.is_placed for t in layer.tensors):
         return None
     return tuple(strides(t.whole.format, t.whole.shape4) for t in layer.tensors)

@@ -1,7 +1,7 @@
-"""Arrays in and out of a context: what a caller gives is checked and brought to where the plan reads it, and outputs back.
+"""Arrays in and out of a context: check the caller's arrays, copy inputs to the plan's memory, and outputs back.
 
-Arrays have ONNX's shape and the type of the plan's input or output; in which format the plan keeps them is not the caller's
-business. On a GPU formats are changed there, by the kernel that changes them inside plans, and no call waits for it.
+Arrays have ONNX's shape and the type of the plan's input or output, independent of the plan's format. On a GPU the kernel that
+changes formats inside plans also converts inputs and outputs, and no call waits for it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tactics.problems.problem import ReformatProblem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
-KERNEL_TYPES = ("fp16", "fp32")  # of tensors that move.cu writes
+KERNEL_TYPES = ("fp16", "fp32")  # that move.cu writes
 Key = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class Ready(NamedTuple):
-    """Inputs are where the plan reads them. `fetch`: outputs by name, when the plan has been launched, as arrays of NumPy's or
-    CuPy's; `waits`: it waits for them; `on_host`: the inputs that were given there. Where nothing is to wait, `used` has to
-    live until all that is queued has ended, and `landing` has the caller's arrays on the host."""
+    """The inputs are in the plan's memory. `fetch`: after the launch, the outputs by name as NumPy or CuPy arrays; `waits`:
+    whether it waits for them; `on_host`: the inputs given on the host. Without waiting, `used` must live until the queued work
+    has ended, and `landing` has the caller's host arrays."""
 
     fetch: Callable[[], dict[str, Any]]
     waits: bool
@@ -39,7 +39,7 @@ class Ready(NamedTuple):
 
 
 class HostFeeds:
-    """Of a plan that is emulated: formats are changed by NumPy. `arena`: the activations' address."""
+    """Feeds of an emulated plan: NumPy converts formats. `arena`: the activations' address."""
 
     def __init__(self, gpu: Emulated, plan: PlanRecord, arena: int) -> None:
         self._gpu, self._plan, self._arena = gpu, plan, arena
@@ -48,14 +48,14 @@ class HostFeeds:
     def bound(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = True
     ) -> Iterator[Ready]:
-        """Bring the inputs to where the plan reads them. Outputs go to `out`, else to arrays that are new."""
+        """Copy the inputs to the plan's memory. Outputs go to `out`, else to new arrays."""
         given, outs = self._checked(inputs, out)
         for info in self._plan.inputs:
             self._gpu.write(self._arena + info.offset, to_memory(given[info.name].reshape(info.shape4), info.format))
         yield Ready(partial(self._filled, outs), True, given)
 
     def copied(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-        """The inputs as they are now, for a run that comes later; what is wrong with them or with `out` is raised now."""
+        """Copies of the inputs for a later run; errors of inputs and `out` are raised now."""
         return {name: a.copy() for name, a in self._checked(inputs, out)[0].items()}
 
     def _checked(
@@ -85,8 +85,8 @@ class HostFeeds:
 
 
 def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
-    """(name, whether it is an input) -> the launch that brings that input or output from or to the linear format, where the
-    plan has it in another one and there is a kernel for its type."""
+    """(name, whether it is an input) -> the launch that converts that input or output from or to the linear format, if the plan
+    has it in another format and a kernel supports its type."""
     found = {}
     for inward, bounds in ((True, plan.inputs), (False, plan.outputs)):
         for info in bounds:
@@ -101,8 +101,8 @@ def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
 
 
 class DeviceFeeds:
-    """Of a plan on a GPU. `arena`: the activations' address; `kernels`: what `reformats` launches; `spare`: the address of a
-    word that those may set, as all kernels do for infinity and NaN; the plan's own kernels tell of them."""
+    """Feeds of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`; `spare`: the address
+    of a word for their flags of infinity and NaN, which the plan's own kernels report."""
 
     def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, kernels: Mapping[Key, Kernel], spare: int) -> None:
         self.gpu, self._plan, self._arena, self._spare = gpu, plan, arena, spare
@@ -117,10 +117,10 @@ class DeviceFeeds:
         to_host: bool = False,
         wait: bool = True,
     ) -> Iterator[Ready]:
-        """Bring the inputs to where the plan reads them, after what computes them. Outputs go to `out`; others are CuPy's where
-        all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end, the caller's streams wait for what is queued by
-        then: `stream`, else CuPy's current one, and those that arrays name. Without `wait`, `fetch` returns pinned arrays for
-        those outputs that are to be on the host, which are filled when all that is queued has ended."""
+        """Copy the inputs to the plan's memory, after their computation. Outputs go to `out`; others are CuPy's if all inputs
+        are on the GPU, else (or with `to_host`) NumPy's. At the end the caller's streams wait for the queued work: `stream`,
+        else CuPy's current stream, and the streams that arrays name. Without `wait`, `fetch` returns pinned arrays for outputs
+        on the host, which are filled when the queued work has ended."""
         self.gpu.let_go()
         theirs = arrays.handle_of(self.gpu.cupy, stream)
         given, outs = self._checked(inputs, out)
@@ -145,7 +145,7 @@ class DeviceFeeds:
     def _checked(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
     ) -> tuple[dict[str, arrays.Given], dict[str, arrays.Given]]:
-        """Inputs and outputs as they are given."""
+        """Inputs and outputs as given."""
         arrays.check_names(self._plan.inputs, inputs)
         given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
         outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
@@ -153,7 +153,7 @@ class DeviceFeeds:
         return given, outs
 
     def _new(self, outs: Mapping[str, arrays.Given], stream: int | None) -> dict[str, arrays.Given]:
-        """Arrays of CuPy's for the outputs that have none, allocated for the caller's stream."""
+        """CuPy arrays for the outputs without an array, allocated for the caller's stream."""
         missing = [i for i in self._plan.outputs if i.name not in outs]
         with nullcontext() if stream is None else self.gpu.current(stream):
             return {i.name: arrays.Given(self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]), True) for i in missing}
@@ -163,7 +163,7 @@ class DeviceFeeds:
         return self._filled({}, True)
 
     def _pinned(self, array: np.ndarray) -> arrays.Given:
-        """A copy, which the caller does not change."""
+        """A copy that the caller cannot change."""
         copy = self.gpu.pinned(array.shape, array.dtype)
         copy[...] = array
         return arrays.Given(copy, False)
@@ -175,7 +175,7 @@ class DeviceFeeds:
             self.gpu.write_later(to, array)
 
     def _bind(self, info: Bound, given: arrays.Given, wait: bool) -> None:
-        """An input goes to where the plan reads it."""
+        """Copy an input to the plan's memory."""
         gpu, to = self.gpu, self._arena + info.offset
         x: Any = given.array
         if not given.on_gpu and info.format.layout == "chw":
@@ -194,15 +194,15 @@ class DeviceFeeds:
                 gpu.copy(to, _address(flat), flat.nbytes)
 
     def _filled(self, outs: Mapping[str, arrays.Given], wait: bool) -> dict[str, Any]:
-        """The outputs, those of `outs` there, the others on the host; those of the GPU first, which nothing waits for. Without
-        `wait`, on the host means: in pinned memory, later."""
+        """The outputs: into `outs`, the others on the host; GPU outputs first, without waiting. Without `wait`, host outputs go
+        to pinned memory, later."""
         for info in self._plan.outputs:
             if info.name in outs and outs[info.name].on_gpu:
                 self._store(info, arrays.address(outs[info.name]))
         return {i.name: self._found(i, outs.get(i.name), wait) for i in self._plan.outputs}
 
     def _found(self, info: Bound, out: arrays.Given | None, wait: bool) -> Any:
-        """An output where it was to go."""
+        """An output at its destination."""
         if out and out.on_gpu:
             return out.array
         gpu, at, dtype = self.gpu, self._arena + info.offset, DTYPES[info.dtype]
@@ -220,7 +220,7 @@ class DeviceFeeds:
             return found
 
     def _store(self, info: Bound, to: int) -> None:
-        """An output goes to `to`, linear. (Outputs are of types that the kernel takes, or linear.)"""
+        """Copy an output to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
         at = self._arena + info.offset
         if info.format.layout == "chw":
             self.gpu.copy(to, at, info.nbytes)
