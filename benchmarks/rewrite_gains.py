@@ -31,7 +31,7 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats
-from gpu_runtime.progress import nobody
+from gpu_runtime.progress import ignore
 from gpu_runtime.target import make_timer
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -95,11 +95,11 @@ def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = Fal
 
     def read() -> Network:
         imported = importer.read(path, shapes=shapes, prune=sparsity == "force")
-        return pipeline._fitted(path, imported, None, prune=sparsity == "force", progress=nobody)[0]
+        return pipeline._fitted(path, imported, None, prune=sparsity == "force", progress=ignore)[0]
 
     def total(network: Network) -> float:
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-        planner = pipeline._Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, nobody)
+        planner = pipeline._Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, ignore)
         return planner(network)[1].total_ps / 1e6
 
     target, plain = named(device), read()

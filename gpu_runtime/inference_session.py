@@ -49,7 +49,7 @@ UNSUPPORTED = {
     "create_ortvalue_from_shape_and_type": ON_GPU,
     "run_async": "session.context.run_async returns a future",
     "get_modelmeta": "session.engine.record.model has the model's name and hash; read other metadata from the ONNX file",
-    "get_session_options": "there are none",
+    "get_session_options": "a session has no options",
     "set_providers": "make another session",
     "end_profiling": "session.context.profile measures layers on a GPU",
     "get_profiling_start_time_ns": "session.context.profile measures layers on a GPU",

@@ -85,7 +85,7 @@ def _reason(why: str | Reason) -> Reason:
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
     """Why plans for the device may not hold a tactic that can run there, if so."""
     names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
-    return next((Reason.of("failed_here", what=name, why=why) for name, why in device.left_out if name in names), None)
+    return next((Reason.of("failed_here", tested=name, why=why) for name, why in device.left_out if name in names), None)
 
 
 def base_runner(tactic: Tactic) -> str:

@@ -16,12 +16,12 @@ SENTENCES = {
     "channels_not_multiple_of_4": "C = {channels}",
     "pattern_violation": "the weights are not 2:4 along the input channels",
     # why a device is denied a tactic
-    "failed_here": "gpu-runtime doctor saw {what} fail on this GPU: {why}",
+    "failed_here": "gpu-runtime doctor saw {tested} fail on this GPU: {why}",
     # why a tactic that could run is not timed
     "workspace": "needs {needed} bytes of workspace, {allowed} are allowed",
     "sparsity_disabled": "sparse, and --sparsity=disable was given",
     "same_addresses": "every element has the same address as in {formats}, so the launch reads and writes the same bytes",
-    "formats_at_the_edge": "its tensors cannot have these formats here: they are not what was asked for at the network's edge",
+    "formats_at_the_edge": "other formats were asked for the network's inputs or outputs",
 }
 
 

@@ -20,7 +20,7 @@ def lines_by_folder() -> Counter[str]:
         ["git", "ls-files", "-co", "--exclude-standard", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found: Counter[str] = Counter()
-    for name in listed.stdout.splitlines():
+    for name in set(listed.stdout.splitlines()):  # a file with a merge conflict is listed several times
         path = ROOT / name
         if path.suffix in SUFFIXES and path.exists():
             found[str(Path(name).parent)] += len(path.read_text().splitlines())

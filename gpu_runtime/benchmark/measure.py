@@ -204,7 +204,7 @@ def measure(
     and whatever a query raised.
     """
     if why := devices.why_no_gpu():
-        raise ValueError(f"times are measured on a GPU only, and there is none that can be used: {why}")
+        raise ValueError(f"times are measured on a GPU only, and no GPU can be used: {why}")
     arrays = host_inputs(engine.plan.inputs, inputs)
     bench = Bench(engine, arrays, settings, progress)
     try:

@@ -81,7 +81,7 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     if settings.streams > 1:
         notes.append(
             f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: throughput counts, and "
-            "latency is that of a busy GPU"
+            "latency is measured on a busy GPU"
         )
     return notes
 

@@ -19,7 +19,7 @@ from gpu_runtime.commands.options import named
     multiple=True,
     metavar="LAYER=WISH",
     help="Plan again with a layer held to sparse, "
-    "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.",
+    "dense, a format (hwc8) or two ('chw->hwc8'), and show the changes; once for each layer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:

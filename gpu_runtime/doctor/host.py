@@ -114,10 +114,10 @@ def caches() -> Verdict:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError("the cache folder cannot be written: set GPU_RUNTIME_CACHE to one that can be")
+            raise PermissionError("the cache folder cannot be written: set GPU_RUNTIME_CACHE to a writable one")
         timings = Cache(folder / "timings.jsonl")
         kernels = sum(1 for _ in (folder / "kernels").glob("*/*.cubin"))
-        torn = f", {timings.malformed} lines that are none" if timings.malformed else ""
+        torn = f", {timings.malformed} malformed lines" if timings.malformed else ""
         return f"{kernels} compiled kernels, {len(timings)} measurements{torn}"
 
     return checked("caches", check)

@@ -174,4 +174,4 @@ def pruned_text(sparsity: SparsityRecord) -> str:
     energy = sparsity.pruned_energy
     taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
     text = f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.pruned)} initializers"
-    return f"{text}{taken}: the outputs differ from those of the model that you gave"
+    return f"{text}{taken}: the outputs differ from the original model's"

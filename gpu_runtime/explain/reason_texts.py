@@ -199,7 +199,7 @@ def _limit(row: SparsityRow, record: Explained) -> str:
         bound = RESOURCES[floor.bound]
         return f"No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
     if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
-        return "Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows what that would take."
+        return "Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows their times."
     return ""
 
 

@@ -32,8 +32,8 @@ def text(plans: Sequence[Outlook]) -> str:
     lines += [
         "",
         *wrap(
-            "A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
-            "device's peak rates."
+            "A cell: the verdict, the best dense / the best sparse kernel in us, and the resource that bounds the layer "
+            "at the device's peak rates."
         ),
     ]
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]

@@ -199,7 +199,7 @@ def text(record: EngineRecord, found: Answer) -> str:
         for (name, before, after), a, b in zip(moved, summing(sums[0], now), summing(sums[1], then), strict=True)
     ]
     rows.append(["together", *(us_text(us, timing) for us in sums)])
-    return "\n".join([*lines, "", *text_table(["what moves", "now", "then"], rows, gap=True), ""])
+    return "\n".join([*lines, "", *text_table(["change", "now", "then"], rows, gap=True), ""])
 
 
 def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:

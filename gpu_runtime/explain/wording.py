@@ -223,7 +223,7 @@ def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRo
     rows, wanted = record.sparsity.rows, set[str]()
     for name in layers:
         if any(name in (layer.name, *layer.nodes) for layer in record.plan.layers if not layer.layer):
-            raise ValueError(f"{name!r} has no weights that could be sparse: `gpu-runtime inspect` shows what it runs")
+            raise ValueError(f"{name!r} has no weights that could be sparse: `gpu-runtime inspect` shows its tactic")
         wanted |= {row.op for row in matching(name, rows, lambda row: (row.layer, row.op, *row.layers), "layer with weights")}
     return [row for row in rows if not layers or row.op in wanted]
 

@@ -91,7 +91,7 @@ def _rank(layer: Layer) -> int:
 def _cumulated(layer: Layer, attributes: Attributes) -> Attributes:
     axis = int(constants(layer, 1)[0][0])
     if not -_rank(layer) <= axis < _rank(layer):
-        raise Refused(f"its axis {axis} is none of its input's {_rank(layer)}")
+        raise Refused(f"its axis {axis} is outside the {_rank(layer)} axes of its input")
     return attributes | {"axis": axis}
 
 

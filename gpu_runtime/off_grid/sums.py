@@ -396,7 +396,7 @@ class _Sums:
                 sources.append(piece.source)
                 channels.append(piece.channels)
             index += [first + i for i in piece.index]
-        whole = f"{op.output} with what its pieces are in"
+        whole = f"{op.output} with its pieces' tensors"
         self.placed[op.output] = Placed(whole, tuple(index), sum(channels))
         problem = replace(op.problem, sizes=tuple(channels))
         return replace(op, name=f"{op.name} wide", problem=problem, inputs=tuple(sources), output=whole)

@@ -210,7 +210,7 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
         return reason
     chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads
     if linear(tactic.ins[0]) and (chunks > 8 or 4 * chunks + accumulators > 150):
-        return f"linear input: {chunks} chunks per thread in registers beside {accumulators} accumulators would spill"
+        return f"linear input: {chunks} chunks and {accumulators} accumulators per thread would spill registers"
     return ""
 
 

@@ -85,8 +85,8 @@ class Cache:
     def _give_up(self, e: OSError) -> None:
         self._lost = True
         warnings.warn(
-            f"the timing cache {self.path} cannot be written ({e.strerror or e}): what is measured lasts as long as this "
-            "process; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be",
+            f"the timing cache {self.path} cannot be written ({e.strerror or e}): measured times are lost when this process "
+            "ends; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be written",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -55,7 +55,7 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
     """The time of a reformat that is in a plan, and so exists."""
     time = graph.reformat_ps(*hop)
     if time is None:
-        raise ValueError(f"reformat of {hop[0]} from {hop[1]} to {hop[2]}: there is none")
+        raise ValueError(f"reformat of {hop[0]} from {hop[1]} to {hop[2]}: no kernel does it")
     return time
 
 

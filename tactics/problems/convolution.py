@@ -73,7 +73,7 @@ class ConvProblem(Problem):
     def __post_init__(self) -> None:
         end = self.epilogue
         if any(d % end.up for d in self.out_shape[2:]):
-            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         alone = self.groups == 1 or self.prologue.gated
         if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or not alone):
             raise ValueError(f"conv: only a 1 x 1 kernel without padding, of one group, scales its input first, got {self}")

@@ -45,7 +45,7 @@ class Epilogue(Hashed):
 
     def __post_init__(self) -> None:
         if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
-            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
             raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
         if self.d2s < 1 or self.d2s_mode not in ("dcr", "crd"):

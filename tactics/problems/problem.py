@@ -46,7 +46,7 @@ class PointwiseProblem(Problem):
     def __post_init__(self) -> None:
         named = {f"t{i}" for i in range(len(self.tensors))} | {f"c{i}" for i in range(len(self.constants))}
         if unknown := [s for s in self.stages if s.operand and s.operand not in named]:
-            raise ValueError(f"pointwise: {unknown[0]} reads none of {', '.join(sorted(named))}")
+            raise ValueError(f"pointwise: {unknown[0]} reads an unknown tensor, expected one of {', '.join(sorted(named))}")
         if wrong := [a for a in (*self.tensors, *self.constants) if a != "".join(x for x in "nchw" if x in a)]:
             raise ValueError(f"pointwise: axes are written in the order nchw, got {wrong[0]!r}")
 
@@ -86,7 +86,9 @@ class ChainedProblem(Problem):
 
     def __post_init__(self) -> None:
         if self.chain.out_shape != self.first.out_shape or self.chain.tensors[:1] != ("nchw",) or not self.chain.stages:
-            raise ValueError(f"chained: expected a chain that begins with the whole of what comes first, got {self}")
+            raise ValueError(
+                f"chained: expected a chain whose first tensor is the whole output of the first problem, got {self}"
+            )
 
     def __str__(self) -> str:
         return f"chained {self.first} -> {self.chain}"

@@ -218,7 +218,7 @@ def test_explain(files, cli):
         ("conv1", "'conv1' is part of the names of 5 layers: block1/conv1, "),
         ("nope", "'nope' is not a layer with weights: expected one of stem/conv"),
         ("blok1/conv1", "'blok1/conv1' is not a layer with weights: did you mean block1/conv1, "),
-        ("head/pool", "'head/pool' has no weights that could be sparse: `gpu-runtime inspect` shows what it runs"),
+        ("head/pool", "'head/pool' has no weights that could be sparse: `gpu-runtime inspect` shows its tactic"),
         ("--what-if stem/conv=sparse", "stem/conv=sparse: no sparse kernel can run this layer"),
     ):
         code, out, err = cli(f"explain e.engine {args}")
