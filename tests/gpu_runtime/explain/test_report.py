@@ -90,7 +90,7 @@ def test_force_says_what_it_did():
     plan = example_plan()
     plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
     text = wording.sparsity_text(record(plan))
-    assert "in 2 initializers: the outputs differ from those" in text and "not pruned: stem.w: C = 3\n" in text
+    assert "in 2 initializers: the outputs differ from the" in text and "not pruned: stem.w: C = 3\n" in text
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith(wording.ELIGIBLE_LINE))
     assert "--sparsity=force; times are predicted(h200)" in lines[at - 1]
