@@ -1,4 +1,4 @@
-"""A PTX interpreter: runs what NVRTC emits for our .cu files on the CPU, and checks and counts while it does.
+"""A PTX interpreter: runs NVRTC's output for our .cu files on the CPU, with checks and counters.
 
     program = load(ptx)
     memory = Memory()

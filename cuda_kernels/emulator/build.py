@@ -1,6 +1,7 @@
-"""Load the interpreter: the one that the wheel brings, else one compiled for this CPU on first use, which the cache keeps.
+"""Load the interpreter: the wheel's library, else one compiled for this CPU on first use and kept in the cache.
 
-Both lie under the hash of their sources, so none is used for other ones, and of themselves: a damaged one is never mapped.
+Both are stored under the hash of their sources, so neither serves other sources, and of their bytes, so no damaged library
+loads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
 MARCH = os.environ.get("GPU_RUNTIME_EMULATOR_MARCH", "")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
-PREBUILT, LEVEL = SOURCES / "prebuilt", "x86-64-v3"  # what setup.py compiles into a wheel, and for which CPUs
+PREBUILT, LEVEL = SOURCES / "prebuilt", "x86-64-v3"  # the library that setup.py compiles into a wheel, and its CPU level
 # The level's instructions as Linux names them (x86-64 psABI, "Micro-Architecture Levels"); abm is lzcnt's set.
 LEVEL_FLAGS = set("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
 # Newest symbols of libstdc++, GLIBCXX_3.4.N -> the first manylinux_2_N that grants them (auditwheel's manylinux-policy.json).
@@ -50,7 +51,7 @@ def compiler() -> str:
 
 
 def _cpu() -> str:
-    """What -march=native depends on: a cache shared between machines must not mix their binaries."""
+    """The CPU facts that -march=native depends on: a cache shared between machines must not mix their binaries."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -60,7 +61,7 @@ def _cpu() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The interpreter, compiled if neither the wheel nor the cache has one of these sources for this CPU."""
+    """The interpreter, compiled if neither the wheel nor the cache has it from these sources for this CPU."""
     lib = _loaded(PREBUILT, _key(LEVEL)) if not MARCH and has_level() else None
     if lib is None:
         cxx, march = compiler().split(), MARCH or "native"
@@ -81,7 +82,7 @@ def library() -> ctypes.CDLL:
 
 
 def _key(march: str, *others: str) -> str:
-    """Of all that decides the library: sources, flags, and what else is given."""
+    """The hash of all that determines the library: sources, flags and further values."""
     digest = hashlib.sha256(" ".join([march, *FLAGS, *others]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -98,7 +99,7 @@ def has_level(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def prebuild(folder: Path) -> Path:
-    """Compile the library that a wheel brings into `folder` -> its file. Raises BuildError."""
+    """Compile a wheel's library into `folder` -> its file. Raises BuildError."""
     data = _compile(compiler().split(), LEVEL)
     path = _path(folder, _key(LEVEL), data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,8 +108,8 @@ def prebuild(folder: Path) -> Path:
 
 
 def platform_of(library: bytes) -> str:
-    """The tag of a wheel with this library: the oldest platform with every version of glibc's and libstdc++'s symbols that it
-    asks for; linux_x86_64, which no index takes, where GRANTED has none."""
+    """The tag of a wheel with this library: the oldest platform with all glibc and libstdc++ symbols that it needs;
+    linux_x86_64, which no index accepts, if GRANTED has none."""
     glibc = max(int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library))
     cxx = max((int(n) for n in re.findall(rb"GLIBCXX_3\.4\.(\d+)", library)), default=0)
     oldest = min((granting for newest, granting in GRANTED.items() if cxx <= newest), default=None)
@@ -116,7 +117,7 @@ def platform_of(library: bytes) -> str:
 
 
 def _loaded(folder: Path, key: str) -> ctypes.CDLL | None:
-    """The library of that key in `folder`, if there is a whole one."""
+    """The library of that key in `folder`, if it is present and undamaged."""
     for path in folder.glob(f"emulator-{key}-*.so"):
         with suppress(OSError), open_regular(path) as file:
             if path == _path(folder, key, file.read()):
@@ -125,11 +126,11 @@ def _loaded(folder: Path, key: str) -> ctypes.CDLL | None:
 
 
 def _load(cxx: list[str], march: str, key: str) -> ctypes.CDLL:
-    """The cached library of that key, else a new one; from a file of its own where the cache cannot be written."""
+    """The cached library of that key, else a new one; from a temporary file if the cache cannot be written."""
     folder = cache_dir() / "emulator"
     if (lib := _loaded(folder, key)) is not None:
         return lib
-    # On stderr, where nobody has said otherwise: whoever runs the first kernel waits without knowing for what.
+    # On stderr unless configured otherwise: the user of the first kernel would not know the reason for the wait.
     LOG.warning("compiling the emulator for this CPU with %s: it takes about half a minute and is done once", " ".join(cxx))
     data = _compile(cxx, march)
     path = _path(folder, key, data)

@@ -1,6 +1,6 @@
 """Parsed PTX -> the interpreter's instruction records.
 
-Opcodes are entered in the tables of the opcodes_* files; decoder.py is what they are written with. Calls are inlined
+The tables of the opcodes_* files list the opcodes; decoder.py has the functions for them. Calls are inlined
 (parameters become local memory), so the interpreter knows no call stack.
 """
 
@@ -15,7 +15,7 @@ from cuda_kernels.emulator.parse import Function, Instr, Module
 from cuda_kernels.emulator.programs import INS, Decoded
 from cuda_kernels.emulator.registers import allocate
 
-FIELDS = ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "order", "line")  # that a record has as they are
+FIELDS = ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "order", "line")  # copied unchanged from a record
 OPCODES: dict[str, Opcode] = opcodes.OPCODES | opcodes_move.OPCODES | opcodes_memory.OPCODES | opcodes_warp.OPCODES
 
 
@@ -40,7 +40,7 @@ def _decoded(module: Module, kernel: Function) -> Decoder:
 
 
 def _branch_tables(dec: Decoder) -> list[int]:
-    """Branches get the records that they go to, those through a table its place and length -> the tables, end to end."""
+    """Give branches their target records, and table branches their table's place and length -> the concatenated tables."""
     tables: list[int] = []
     for m in dec.code:
         m.targets = [dec.labels[label] for label in m.labels]
@@ -61,7 +61,7 @@ def _arrays(dec: Decoder) -> Decoded:
     at = [2 * (base[c] + size[c] * s) for c, s in zip(dec.classes, slots, strict=True)]
 
     def operand(x: int) -> int:
-        """Twice the byte offset in a warp's registers, or that in the constants plus one."""
+        """Twice the byte offset in a warp's registers, or twice the offset in the constants plus one."""
         return at[x] if x >= 0 else -1 if x == -1 else 2 * (-2 - x) + 1
 
     code = np.zeros(len(dec.code), INS)

@@ -1,7 +1,7 @@
-"""What a kernel is decoded with: its operands and addresses, the records that opcodes emit, and calls, which are inlined.
+"""The decoding of a kernel: its operands and addresses, the records that opcodes emit, and calls, which are inlined.
 
-Each opcode is a function of a `Decoder` in one of the opcodes_* files. It accepts the modifiers it knows and fails on every
-other: what is not understood does not run.
+Each opcode is a function of a `Decoder` in one of the opcodes_* files. It accepts known modifiers and fails on every other, so
+unknown code never runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cuda_kernels.emulator.parse import Function, Instr, Label, Module, Var
 
 
 class Decoder:
-    """The state of decoding one kernel of a module, and what opcodes are written with."""
+    """The state of decoding one kernel of a module, and the functions for opcodes."""
 
     def __init__(self, module: Module, kernel: Function, opcodes: Mapping[str, Opcode]) -> None:
         self.module, self.kernel, self.opcodes = module, kernel, opcodes
@@ -272,7 +272,7 @@ class Decoder:
         labels: Sequence[tuple[int, int]] = (),
         ends: bool = False,
     ) -> None:
-        """Append a record. `ends`: nothing runs after it on this path, unless it is guarded."""
+        """Append a record. `ends`: it ends this path, unless it is guarded."""
         ins, guard = self.ins, None
         written, read = tuple(v for v in defs if v >= 0), tuple(v for v in uses if v >= 0)
         if self.guard is not None:
@@ -358,7 +358,7 @@ class Decoder:
     # ---- functions
 
     def function(self, function: Function, frame: dict[str, tuple[str, int]]) -> None:
-        """Decode a function's body in place; `frame`: where a call has put its parameters."""
+        """Decode a function's body in place; `frame`: the place of a call's parameters."""
         if function.name in self.calling:
             self.fail(f"recursive call of {function.name}")
         self.calling.append(function.name)

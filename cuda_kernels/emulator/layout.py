@@ -1,4 +1,4 @@
-"""Where a kernel's shared variables and its parameters lie."""
+"""The addresses of a kernel's shared variables and parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared_layout(module: Module, kernel: Function) -> Shared:
 
 
 def _shared_variables(module: Module, kernel: Function) -> list[Var]:
-    """Of the module, then of what the kernel may call, each once, as they are declared."""
+    """The variables of the module, then of the functions that the kernel may call, each once, in order of declaration."""
     scopes = [module.scope]
     for function in module.functions.values():
         if function is kernel or not function.entry:
@@ -47,7 +47,7 @@ def _shared_variables(module: Module, kernel: Function) -> list[Var]:
 
 
 def _reachable(module: Module, kernel: Function) -> Iterator[Instr]:
-    """The instructions of the kernel and of what it calls."""
+    """The instructions of the kernel and of the functions that it calls."""
     todo, seen = [kernel], set()
     while todo:
         function = todo.pop()

@@ -1,4 +1,4 @@
-"""What arithmetic, bitwise and comparing opcodes mean: a function for each shape of instruction, entered in a table by stem."""
+"""Arithmetic, bitwise and comparison opcodes: a function for each form of instruction, in a table by stem."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def toward_zero_flushed(dec: Decoder, stem: str, flags: set[str], ops: list[str]
     dec.row("cvt.ftz.f32.f32", d, exact)
 
 
-# ---- the carry, a row of zeros and ones: mad.lo.cc and madc.hi, of which libdevice makes its long products
+# ---- the carry, a row of zeros and ones: mad.lo.cc and madc.hi, which libdevice uses for long products
 
 
 def mad_lo_cc(dec: Decoder, ops: list[str]) -> None:
-    """d = low half of a * b + c; what that sum carries is kept."""
+    """d = low half of a * b + c; the carry of that sum is kept."""
     low, addend, total = dec.temp("r"), dec.temp("d"), dec.temp("d")
     a, b, c = (dec.src(o, "r", "u32") for o in ops[1:])
     dec.row("mul.lo.u32", low, a, b)
@@ -224,7 +224,8 @@ def setp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def compare(dec: Decoder, cmp: str, combine: int, t: str, flags: set[str], ops: list[str], p: int, q: int) -> None:
-    """ops[1] against ops[2], combined with predicate ops[3], into p; into q the opposite, or of packed types the high half."""
+    """Compare ops[1] with ops[2], combine with predicate ops[3], into p; q gets the opposite, or for packed types the high
+    half."""
     sources = [dec.src(o, cls(t), t) for o in ops[1:3]]
     a, b = (flushed(dec, flags, t, s) for s in sources)
     third, negated = dec.pred_src(ops[3]) if combine else (-1, 0)
@@ -233,7 +234,7 @@ def compare(dec: Decoder, cmp: str, combine: int, t: str, flags: set[str], ops: 
         return dec.test(f"setp.{cmp}.{kind}", p, a, b, q, combine, third, negated)
     if q < 0:
         dec.fail("a packed comparison needs two predicates")
-    # The low half's result must not disturb what the high half still reads.
+    # The low half's result must not overwrite the high half's operands.
     first = dec.temp("p") if combine else p
     dec.test(f"setp.{cmp}.{t[:-2]}", first, a, b, -1, combine, third, negated)
     dec.test(f"setp.{cmp}.{t[:-2]}.hi", q, a, b, -1, combine, third, negated)
@@ -243,7 +244,7 @@ def compare(dec: Decoder, cmp: str, combine: int, t: str, flags: set[str], ops: 
 
 
 def flushed(dec: Decoder, flags: set[str], t: str, s: int) -> int:
-    """A source with its subnormal values as zeros, where .ftz says so."""
+    """A source, with .ftz with its subnormal values as zeros."""
     if "ftz" not in flags or t != "f32":
         return s
     v = dec.temp("r")

@@ -1,4 +1,4 @@
-"""What the opcodes mean that load, store, copy and prefetch memory, or change it atomically."""
+"""The opcodes that load, store, copy and prefetch memory, or change it atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATOM_MODIFIERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", 
 
 
 class Address(NamedTuple):
-    """Where an instruction goes: a register or constant, and bytes after it. `space` is "" where only the address tells."""
+    """An instruction's address: a register or constant, and an offset in bytes. `space` is "" if only the address tells it."""
 
     space: str
     operand: int
@@ -52,7 +52,7 @@ def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> Non
 
 
 def order(flags: set[str], strong: bool) -> int:
-    """What an access does to the order between blocks. Cache operators, .cg too, are hints and do nothing to it (PTX ISA)."""
+    """The effect of an access on the order between blocks. Cache operators, .cg too, are hints without an effect (PTX ISA)."""
     if not strong or flags & {"cta", "cluster"}:
         return 0
     acquire, release = flags & {"acquire", "acq_rel"}, flags & {"release", "acq_rel"}
@@ -71,7 +71,7 @@ def values_of(dec: Decoder, text: str, flags: set[str], t: str) -> list[str]:
 
 
 def row_flags(dec: Decoder, values: list[str], flags: set[str], t: str, store: bool) -> int:
-    """WIDE where a register is of 64 bits, SIGNED where a narrow value is extended by its sign, STRONG, NC."""
+    """WIDE for 64-bit registers, SIGNED if a narrow value is sign-extended, STRONG, NC."""
     wide = any(n != "_" and dec.register(n) is not None and dec.is_wide(n, t) for n in values) or (store and width(t) == 64)
     found = (WIDE if wide else 0) | (SIGNED if t[0] == "s" and not store else 0)
     return found | (STRONG if flags & ORDERED else 0) | (NC if "nc" in flags else 0)
@@ -184,7 +184,7 @@ COPY = re.compile(r"async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::(?:cache_hi
 
 
 def copy_async(dec: Decoder, cache: str, ops: list[str]) -> None:
-    """cp.async [shared], [global], cp-size, then bytes to take (the rest is zeros) or a predicate that says to take none."""
+    """cp.async [shared], [global], cp-size, then the bytes to copy (the rest is zeros) or a predicate to copy none."""
     dec.count(ops, 3, 4, 5)
     size = dec.number(ops[2])
     if size not in (4, 8, 16) or (cache == "cg" and size != 16):

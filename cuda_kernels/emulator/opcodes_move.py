@@ -1,4 +1,4 @@
-"""What the opcodes mean that move and convert registers."""
+"""The opcodes that move and convert registers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def integer_to_integer(dec: Decoder, flags: set[str], to: str, of: str, d: int, 
     if "sat" in flags:
         return dec.row(f"cvt.sat.{to}.{of}", d, s)
     narrows = width(to) <= width(of)
-    # A signed result, or a narrow one, fills the register that it is written to.
+    # A signed or narrow result fills its destination register.
     out = max((register_bits or width(to)) if to[0] == "s" or narrows else width(to), 16)
     if out < 64 and dec.classes[d] == "d":
         out = 64
@@ -99,7 +99,7 @@ def integer_to_float(dec: Decoder, flags: set[str], to: str, of: str, d: int, s:
 
 
 def float_to_float(dec: Decoder, flags: set[str], to: str, of: str, d: int, sources: list[int]) -> None:
-    """`sources`: two where a pair of halves is made."""
+    """`sources`: two for a pair of halves."""
     extra = [f for f in ("sat", "relu") if f in flags]
     rounding = list(flags & (INTEGRAL if to == of else ROUNDING | INTEGRAL))
     sources = [flushed(dec, flags, of, s) for s in sources]

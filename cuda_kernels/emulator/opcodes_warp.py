@@ -1,4 +1,4 @@
-"""What the opcodes mean that use tensor cores, move between lanes, synchronise or steer."""
+"""The opcodes that use tensor cores, move between lanes, synchronise or branch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"unknown opcode 'mma.{'.'.join(mods)}'")
     sparse, shape, d, a = match.groups()
     k = int(shape)
-    # No program of others shows the layout of mma.sp.m16n8k16.
+    # No independent program shows the layout of mma.sp.m16n8k16.
     if (d, a) not in MMA_TYPES or (k == 32) != bool(sparse) or (a == "tf32" and k != 8):
         dec.fail("combination of mma types or shape")
     dec.count(ops, 6 if sparse else 4)
@@ -97,7 +97,7 @@ def bar(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 def member_mask(
     dec: Decoder, kind: str, d: int, p: int, sources: list[int], mask: int, sub: int, flags: int = 0, size: int = 0
 ) -> None:
-    """What the lanes of a mask do together: up to three sources into register d and predicate p."""
+    """A collective operation of the lanes of a mask: up to three sources into register d and predicate p."""
     o = [d, p, *sources, *[-1] * (3 - len(sources)), mask]
     dec.emit(kind, o, (d, p), (*sources, mask), sub=sub, flags=flags, size=size)
 

@@ -18,7 +18,7 @@ FLOATS = {"f32": "<f", "f64": "<d"}
 # Bits of a record's `flags`, and of its `order` (interp.h's Order).
 GUARD_NOT, WIDE, SIGNED, NC, ADDR64, STRONG, PRED_NOT, ASYNC_ALL = 1, 2, 4, 8, 16, 32, 64, 128
 SYNC, ACQUIRE, RELEASE = 1, 2, 4
-# State spaces as a record's `space` has them; 0 is the generic one, which no modifier names.
+# State spaces in a record's `space`; 0 is the generic space, which no modifier names.
 SPACES = {"global": 1, "const": 1, "shared": 2, "shared::cta": 2, "local": 3, "param": 4}
 WINDOWS = {"shared": 1 << 60, "shared::cta": 1 << 60, "local": 2 << 60, "param": 3 << 60}  # of generic addresses
 SPECIALS = {
@@ -88,6 +88,6 @@ class Micro:
     line: int
     loc: tuple[int, int]
     opcode: str
-    labels: Sequence[tuple[int, int]]  # of branches: where they go to
+    labels: Sequence[tuple[int, int]]  # the targets of branches
     ends: bool
-    targets: list[int]  # the same as indices of records, known once all are decoded
+    targets: list[int]  # the targets as indices of records, known after decoding

@@ -1,8 +1,8 @@
 """PTX text -> functions made of instructions, with scopes resolved and every instruction's PTX and source line kept.
 
-Only structure is understood here; what an opcode means is decode.py's affair. The traps: inline asm opens `{ }` scopes with
-registers (whose names need no %) and labels of its own, repeated per expansion; several statements share a line; `.loc`
-and a few other directives end with the line, everything else with a semicolon.
+The parser handles only structure; decode.py handles the meaning of opcodes. Difficulties: inline asm opens `{ }` scopes with
+their own registers (whose names need no %) and labels, repeated per expansion; several statements share a line; `.loc` and a
+few other directives end with the line, everything else with a semicolon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ParseError(Exception):
 
 
 class Scope:
-    """One `{ }`: its registers (name -> type) and labels (name -> unique label key), and where to look next."""
+    """One `{ }`: its registers (name -> type), labels (name -> unique label key) and enclosing scope."""
 
     __slots__ = ("parent", "regs", "banks", "labels", "vars")
 
@@ -182,7 +182,7 @@ class _Parser:
         self.loc = (0, 0)
         self.skip_section = 0
         self.header = ""  # of a function, as far as it has been read
-        self.pending, self.start = "", 0  # a statement that has begun and not ended, and the line where it did
+        self.pending, self.start = "", 0  # an unfinished statement, and its first line
 
     def run(self) -> Module:
         for number, line in enumerate(self.lines, 1):
@@ -194,7 +194,7 @@ class _Parser:
         return self.module
 
     def take(self, text: str, number: int) -> str:
-        """Read one thing at the start of what is left of a line -> what is then left."""
+        """Read one item at the start of the rest of a line -> the new rest."""
         if self.skip_section:
             return self.section(text)
         if self.header:
@@ -213,14 +213,14 @@ class _Parser:
         return text[end + 1 :].lstrip()
 
     def section(self, text: str) -> str:
-        """Debug data: nothing in it is ours."""
+        """Debug data, which is skipped."""
         self.skip_section += text.count("{") - text.count("}")
         if self.skip_section == 1 and "}" in text:
             self.skip_section = 0
         return ""
 
     def between_statements(self, text: str, number: int) -> str | None:
-        """Read what does not end with a semicolon -> what is left of the line, or None where a statement begins."""
+        """Read an item without a semicolon -> the rest of the line, or None if a statement begins."""
         first = text[0]
         if first in "{};":
             if first == "{":
@@ -244,7 +244,7 @@ class _Parser:
         return None
 
     def function_header(self, text: str) -> str:
-        """Read a function's header as far as this line has it -> what is left of the line."""
+        """Read this line's part of a function's header -> the rest of the line."""
         stop = re.search(r"[{;]", text)
         if not stop:
             self.header += text + " "

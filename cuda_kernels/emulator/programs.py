@@ -1,8 +1,8 @@
-"""What a kernel's PTX is decoded to, and such programs in the cache, beside the PTX of compiled kernels.
+"""Decoded programs of kernels' PTX, and their cache, next to the PTX of compiled kernels.
 
-A program follows from the PTX, the decoder's sources and the library's numbers of instructions: a file is named by their hash,
-and begins with one of this name and of all that it holds. So a file of another program, a torn or an altered one is a miss. The
-hashes tell of accidents: who may write the cache may run what they like, as with the machine code and the library there.
+The PTX, the decoder's sources and the library's instruction numbers determine a program. A file is named by their hash, and
+begins with a hash of this name and of its content. So a file of another program, a torn or an altered file is a miss. The
+hashes detect accidents only: users who can write the cache can run any code, as with the machine code and the library there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INS = np.dtype([
 ])
 # fmt: on
 assert INS.itemsize == 128
-SHARED_START = 16  # address 0 stays unused, and nothing is better aligned than it asked to be
-ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: what it is made of, and its shape
+SHARED_START = 16  # address 0 stays unused, and no variable is better aligned than declared
+ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: dtype and shape
     "code": (INS, (-1,)),
     "places": ("<i4", (-1, 4)),
     "tables": ("<u4", (-1,)),
@@ -41,7 +41,7 @@ HASH_BYTES = 32
 
 @dataclass(frozen=True)
 class Decoded:
-    """Arrays for emu_program, and what run.py needs to launch and to explain."""
+    """Arrays for emu_program, and the data that run.py needs for launches and messages."""
 
     name: str
     code: np.ndarray
@@ -49,7 +49,7 @@ class Decoded:
     tables: np.ndarray
     specials: np.ndarray
     sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell
-    places: np.ndarray  # per instruction: PTX line, file, line of the file, which opcode
+    places: np.ndarray  # per instruction: PTX line, file, line of the file, opcode
     opcodes: list[str]
     files: dict[str, str]  # number -> name
     static_end: int  # shared addresses: one past the static variables, and where the dynamic array begins
@@ -61,7 +61,7 @@ class Decoded:
 
 @lru_cache(maxsize=1)
 def _version() -> bytes:
-    """Of all but the PTX that decides a program."""
+    """The hash of all inputs of a program but the PTX."""
     digest = hashlib.sha256(repr(names()).encode())
     for path in sorted(SOURCES.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -69,18 +69,18 @@ def _version() -> bytes:
 
 
 def key_of(ptx: str, kernel: str | None) -> str:
-    """What a program is known by: its PTX, and the name of the kernel where that has several."""
+    """A program's key: its PTX, and the kernel's name if the PTX has several."""
     return hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
 
 
 def cache_path(of: str) -> Path:
-    """The file of the program that is known so."""
+    """The file of the program with this key."""
     key = hashlib.sha256(_version() + of.encode()).hexdigest()
     return files.cache_dir() / "kernels" / key[:2] / f"{key}.program"
 
 
 def read(path: Path) -> Decoded | None:
-    """The program that was written under this name; None where there is none, or something else."""
+    """The program written under this name; None if it is absent or damaged."""
     try:
         with files.open_regular(path) as file:
             digest, packed = file.read(HASH_BYTES), file.read()

@@ -15,7 +15,8 @@ from cuda_kernels.emulator.operands import Micro
 
 
 class Block(NamedTuple):
-    """A basic block, code[start:end]: what it reads before it writes it, what it writes, both as bit masks; what may follow."""
+    """A basic block, code[start:end]: bit masks of registers that it reads before writing and that it writes; its
+    successors."""
 
     start: int
     end: int
@@ -35,7 +36,7 @@ def _blocks(code: Sequence[Micro], labels: set[int]) -> list[Block]:
             for v in ins.uses:
                 used |= (1 << v) & ~defined
             for v in ins.defs:
-                if ins.guard is not None:  # may leave the old value: that is a use
+                if ins.guard is not None:  # may keep the old value, which is a use
                     used |= (1 << v) & ~defined
                 else:
                     defined |= 1 << v
@@ -73,7 +74,7 @@ def _bits(x: int) -> Iterator[int]:
 
 
 def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[int], list[int]]:
-    """Where each of n virtual registers is first and last live; a use lies at 2i, a definition at 2i + 1."""
+    """The first and last live point of each of n virtual registers; a use is at 2i, a definition at 2i + 1."""
     first, last = [1 << 60] * n, [-1] * n
 
     def touch(v: int, at: int) -> None:
@@ -97,9 +98,9 @@ def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[in
 
 
 def allocate(code: Sequence[Micro], labels: set[int], classes: list[str], pinned: set[int]) -> tuple[list[int], dict[str, int]]:
-    """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and how many slots each class needs.
+    """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and the number of slots per class.
 
-    A result may take the place of an operand that is last read by the instruction that writes it.
+    A result may reuse the slot of an operand whose last reader is the same instruction.
     """
     n = len(classes)
     first, last = _intervals(code, labels, n)

@@ -1,4 +1,4 @@
-"""Load PTX, hold global memory, launch a grid on the CPU's cores, and explain what a check found."""
+"""Load PTX, hold global memory, launch a grid on the CPU's cores, and explain failed checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
 
 class EmulatorError(Exception):
-    """A check failed, or the PTX holds something the emulator does not know. `check` names which."""
+    """A check failed, or the PTX has an unknown element. `check` names it."""
 
     def __init__(self, message: str, check: str = ""):
         super().__init__(message)
@@ -43,16 +43,16 @@ class Options:
     """How a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
     instructions. `async_mode` "late" completes a cp.async only at its wait, with the destination poisoned until then and the
     source read then. `threads`: of the host, None: all cores. `track_writes` lists addresses of allocations whose writes are
-    counted per byte (with checks on). `resident_blocks`: how many blocks are under way at a time, as SMs x occupancy are on a
-    GPU; 0 for one per host thread. A block that waits for one that is not resident is a deadlock, and an error (unless its loop
+    counted per byte (with checks on). `resident_blocks`: the number of blocks that run at a time, like SMs x occupancy on a
+    GPU; 0 for one per host thread. A block that waits for a non-resident block is a deadlock, and an error (unless its loop
     changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
     off. Two checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may be
-    read before it is written, without `same_value_races` unordered threads may store what is there already. `sum_bits`: 0
-    rounds each sum of tensor cores; 24 cuts them off as Ampere and Ada do, 25 as Hopper's mma does (Sums in mma.h).
-    `dependent`: the launch may begin before the one ahead has ended, so until griddepcontrol.wait it may read constants alone,
-    also where the kernel never waits. A kernel that does is always looked at so.
-    Instructions of APPROXIMATE are correctly rounded; those named in `low_ends` are as far below that as the PTX ISA lets them
-    be, those in `high_ends` as far above. Raises ValueError for what is none of that."""
+    read before it is written; without `same_value_races` unordered threads may store the value that is already there.
+    `sum_bits`: 0 rounds each sum of tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h).
+    `dependent`: the launch may begin before the previous one has ended, so until griddepcontrol.wait it may read constants
+    only, even if the kernel never waits. A kernel that waits is always checked so. Instructions of APPROXIMATE are correctly
+    rounded; those in `low_ends` give the lowest result that the PTX ISA allows, those in `high_ends` the highest. Raises
+    ValueError for invalid options."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -132,7 +132,7 @@ class Memory:
         return self._buffers[address][1]
 
     def view(self, address: int, nbytes: int | None = None) -> np.ndarray:
-        """The bytes from `address` on as an array on the same memory; an address inside an allocation will do."""
+        """The bytes from `address` on as an array on the same memory; the address may be inside an allocation."""
         base = self._base(address)
         room, size, *_ = self._buffers[base]
         nbytes = base + size - address if nbytes is None else nbytes
@@ -158,7 +158,7 @@ class Memory:
         return np.array([(a, self._buffers[a][1], self._buffers[a][3]) for a in self._starts], np.uint64).reshape(-1, 3)
 
     def nearest(self, address: int) -> str:
-        """Words for a message: where this address lies relative to the nearest allocation."""
+        """For a message: this address relative to the nearest allocation."""
         best = None
         i = bisect.bisect_right(self._starts, address)
         for start in self._starts[max(0, i - 1) : i + 1]:
@@ -235,15 +235,15 @@ _programs_lock = threading.Lock()
 
 @functools.lru_cache(maxsize=4)
 def parsed(ptx: str) -> Module:
-    """A parsed module; the last few are remembered, because a driver asks for a module and then for each of its kernels."""
+    """A parsed module; the last few are cached, because a driver asks for a module and then for each of its kernels."""
     from cuda_kernels.emulator.parse import parse
 
     return parse(ptx)
 
 
 def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
-    """Parse and decode; remembered by content, with `keep` in the cache too. EmulatorError names what is not understood, with
-    file and line."""
+    """Parse and decode; cached by content in memory, with `keep` also on disk. EmulatorError names unknown elements with file
+    and line."""
     key = programs.key_of(ptx, kernel)
     with _programs_lock:
         program = _programs.get(key)
@@ -265,7 +265,7 @@ def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
 
 
 def _decoded(ptx: str, kernel: str | None) -> Decoded:
-    """The decoder takes long to import, and none of it is needed for a program that is kept."""
+    """Import the decoder late: it imports slowly, and cached programs do not need it."""
     from cuda_kernels.emulator.decode import decode
     from cuda_kernels.emulator.operands import DecodeError
     from cuda_kernels.emulator.parse import ParseError

@@ -1,4 +1,4 @@
-"""What a launch did: counters of it, and of each source line that touches memory."""
+"""Counters of a launch, and of each source line that accesses memory."""
 
 from __future__ import annotations
 

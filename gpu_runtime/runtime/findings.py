@@ -1,5 +1,5 @@
-"""What an engine's file says of its plan, apart from how to run it, as records: why each layer runs sparse or dense, how good
-the plan is, what FP16 cannot hold, and the tables that it was chosen from."""
+"""Records of an engine's file that are not needed to run it: why each layer runs sparse or dense, the plan's quality, the
+tensors beyond FP16's range, and the planner's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was queued and may be under way: what `Context.run_async` returns."""
+"""A queued run, the result of `Context.run_async`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from cupy.cuda import Event
 
 NOT_READY = 600  # cudaErrorNotReady
-POLL_S = 0.0002  # between two looks at an event, where waiting may end before it
+POLL_S = 0.0002  # between two polls of an event, for waits with a timeout
 
 
 class Ran(NamedTuple):
-    """What a run left: outputs by name, the layers that stored infinity or NaN in it, and what to warn of, empty if nothing."""
+    """A run's results: outputs by name, the layers that stored infinity or NaN, and the text of a warning, or an empty
+    string."""
 
     outputs: dict[str, Any]
     nonfinite: list[str]
@@ -27,15 +28,15 @@ class Ran(NamedTuple):
 
 
 class RunFuture:
-    """One run, in its place behind those that its context was given before it. It goes on whether or not anybody asks for it.
+    """One run, queued after the earlier runs of its context. It continues even if nobody waits for it.
 
     >>> with engine.context() as ctx:
     ...     futures = [ctx.run_async({"x": x}), ctx.run_async({"x": 2 * x})]
     >>> [f.result()["y"].shape for f in futures]
     [(2, 16, 6, 6), (2, 16, 6, 6)]
 
-    `event`: CuPy's event behind all that was queued, for streams that are to wait; None in the emulator, and where nothing
-    could be queued. `wait(timeout)` says whether it has ended, and raises what went wrong; `finish` is called once, then.
+    `event`: CuPy's event after the queued work, for streams that wait; None in the emulator and if queueing failed.
+    `wait(timeout)` returns whether the run has ended, and raises its error; `finish` is called once after that.
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class RunFuture:
         return f"<RunFuture {'done' if self._done() else 'under way'}>"
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; waits for nothing."""
+        """Whether it has ended, with or without an error; does not wait."""
         return self._done()
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """The outputs as `Context.run` gives them, once the run has ended, the same ones each time. Warns as `run` does. Raises
-        what went wrong, and TimeoutError if the run has not ended after `timeout` seconds."""
+        """Wait for the run, and return the outputs of `Context.run`, the same ones each time. Warns as `run` does. Raises the
+        run's error, and TimeoutError if the run has not ended after `timeout` seconds."""
         ran = self._ended(timeout)
         if ran.warning and not self._warned:
             self._warned = True
@@ -63,11 +64,11 @@ class RunFuture:
         return ran.outputs
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """What went wrong, None if nothing did; waits as `result` does."""
+        """The run's error or None; waits as `result` does."""
         try:
             with explained():
                 ended = self._wait(timeout)
-        except Exception as e:  # whatever it is, it was asked for
+        except Exception as e:  # any error is the answer
             return e
         if not ended:
             raise _late(timeout)
@@ -83,7 +84,7 @@ class RunFuture:
                 raise _late(timeout)
         with self._lock:
             if not isinstance(self._left, Ran):
-                self._left = self._left()  # and the arrays that it read are let go
+                self._left = self._left()  # and release the arrays that it read
             return self._left
 
 
@@ -92,7 +93,7 @@ def _late(timeout: float | None) -> TimeoutError:
 
 
 def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:
-    """A run that a thread executes."""
+    """A run executed by a thread."""
 
     def wait(timeout: float | None) -> bool:
         if future not in concurrent.futures.wait([future], timeout).done:
@@ -104,7 +105,7 @@ def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:
 
 
 def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
-    """A run on a GPU that has ended when the event has happened, or the GPU is lost. `cupy`: the module."""
+    """A run on a GPU, which ends with the event or the loss of the GPU. `cupy`: the module."""
 
     def done() -> bool:
         return cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY

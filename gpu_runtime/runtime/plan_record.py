@@ -1,9 +1,9 @@
-"""What an engine's file says, as frozen records: one definition for what writes, reads, checks, describes and documents it.
+"""The contents of an engine's file as frozen records: one definition for writing, reading, checking and documenting it.
 
-An EngineRecord is the file's header: whose engine it is, for which device, how its times came about, the sections of its arena
-of weights, and the plans that share them (one, so far). A PlanRecord is one network at one shape: layers in execution order,
-where each tensor lies, and why each layer runs as it does; what is launched follows from that, see verify.py. tactics.codec
-makes JSON of them and back, and docs/engine.md a table. What no single field can say is in bounds.py.
+An EngineRecord is the file's header: its model and device, the origin of its times, the sections of its arena of weights, and
+the plans that share them (one, so far). A PlanRecord is one network at one shape: layers in execution order, the place of each
+tensor, and the reason for each layer's choice. Launches are derived from it, see verify.py. tactics.codec converts records to
+JSON and back; docs/engine.md lists them. bounds.py checks conditions across fields.
 
 shape4 is NCHW as kernels see it; times are in microseconds, sizes and offsets in bytes, offsets of tensors in the arena of
 activations.
@@ -86,7 +86,7 @@ class TensorPlace:
 
     @property
     def whole(self) -> TensorPlace | Around:
-        """The tensor whose memory this one lies in: another one, or itself."""
+        """The tensor with this one's memory: another tensor, or itself."""
         return self.inside or self
 
     @property
@@ -96,7 +96,7 @@ class TensorPlace:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it lies inside another or begins where no vector may, so that its kernel takes it by its strides."""
+        """Whether it lies inside another tensor or begins off a vector boundary, so that its kernel needs strides."""
         return self.inside is not None or self.offset % 16 != 0
 
 
@@ -131,7 +131,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a caller's array for an input or output has to be."""
+    """The required caller's array for an input or output."""
 
     name: str
     shape: tuple[int, ...]
@@ -180,7 +180,7 @@ class Layer:
 
     @property
     def tactic_name(self) -> str:
-        """Empty where nothing is launched."""
+        """Empty without a launch."""
         return self.tactic.name if self.tactic else ""
 
 
@@ -199,7 +199,7 @@ class LaunchStep:
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
-        """What is compiled: the kernel and its compile-time values."""
+        """The compile key: the kernel and its compile-time values."""
         return self.kernel, tuple(sorted(self.values.items()))
 
 
@@ -323,7 +323,7 @@ class EngineRecord:
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan that is run and shown: readers take it from here only."""
+        """The plan that is run and shown; readers use only this property."""
         return self.plans[0]
 
     @property
@@ -350,8 +350,8 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A model planned for a device, nothing packed or compiled: what plans for several devices are compared by. `risk`:
-    as in Flags."""
+    """A model planned for a device, without packing or compiling, for comparing plans for several devices. `risk`: as in
+    Flags."""
 
     model: Model
     device: Device
@@ -361,11 +361,11 @@ class Outlook:
     risk: Number
 
 
-Explained = EngineRecord | Outlook  # what texts on sparsity are written from
+Explained = EngineRecord | Outlook  # the sources of texts on sparsity
 
 
 def inner_name(output: str) -> str:
-    """What a network's output is called in formats and places other than those that the caller gets."""
+    """The name of a network's output in formats and places that the caller does not get."""
     return f"{output} inside"
 
 
@@ -373,7 +373,7 @@ def inner_name(output: str) -> str:
 class EngineData:
     """A record, the packed weights (uint8) and, where embedded, kernel key -> cubin: what a Context runs.
 
-    `checked`: every step follows from its layer, as gpu_runtime.runtime.verify found when it was built or read.
+    `checked`: gpu_runtime.runtime.verify found, at build or read time, that every step follows from its layer.
     """
 
     record: EngineRecord
@@ -383,5 +383,5 @@ class EngineData:
 
     @property
     def plan(self) -> PlanRecord:
-        """The layers in execution order, where their tensors lie, what is launched, and why."""
+        """The layers in execution order, with their tensors' places, launches and reasons."""
         return self.record.plan

@@ -1,5 +1,5 @@
-"""What a context is made of: the device for an engine, a plan's steps as they are launched, the names of their kernels, and
-what they warn of."""
+"""The parts of a context: the device for an engine, a plan's steps for launching, the names of their kernels, and
+their warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tactics.format import DTYPES
 
 
 def check_arguments(engine: object, options: Mapping[str, object]) -> None:
-    """TypeError where a context is made of what is no engine, or with an option that nobody has."""
+    """TypeError if a context is made from an object that is no engine, or with an unknown option."""
     if not isinstance(engine, EngineData):
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
@@ -28,8 +28,8 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:
-    """The GPU at hand, or the one that is emulated. ValueError for another `device`, EngineError where there is none, or
-    another one than the engine's; ModuleNotFoundError without CuPy."""
+    """This machine's GPU, or the emulated one. ValueError for another `device`, EngineError without a GPU or with one that
+    differs from the engine's; ModuleNotFoundError without CuPy."""
     if device not in (None, "emulator", "cuda"):
         raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
     if device == "emulator" or (device is None and not devices.has_gpu()):
@@ -42,7 +42,7 @@ def device_for(engine: EngineData, device: str | None) -> Device:
 
 
 def plan_of(engine: EngineData) -> PlanRecord:
-    """The plan with its steps. EngineError where something in one that no file gave does not follow from its layers."""
+    """The plan with its steps. EngineError if a plan that is not from a file contradicts its layers."""
     if engine.checked:
         return engine.plan
     from gpu_runtime.runtime import verify  # imports every family of kernels
@@ -51,7 +51,7 @@ def plan_of(engine: EngineData) -> PlanRecord:
 
 
 def struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
-    """A kernel's parameters with addresses in their places."""
+    """A kernel's parameters with addresses filled in."""
     return pack_params(("ptr", bases[kind] + int(v)) if kind in bases else (kind, v) for kind, v in step.args)
 
 
@@ -64,12 +64,12 @@ def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None]
 
 
 def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
-    """The name under which an engine's file holds a kernel's machine code."""
+    """The name of a kernel's machine code in an engine's file."""
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
 
 
 def flagged(plan: PlanRecord, flags: np.ndarray) -> list[str]:
-    """The layers of steps whose word is set: they stored infinity or NaN. Those that only pass on a mask are none of them."""
+    """The layers of steps whose flag is set: they stored infinity or NaN. Excludes layers that only pass on a mask."""
     masked = _masked(plan)
     found: dict[str, None] = {}
     for layer in (plan.layers[k] for i in np.flatnonzero(flags) for k in plan.steps[i].covers):
@@ -84,7 +84,8 @@ def _masked(plan: PlanRecord) -> frozenset[str]:
 
 
 def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
-    """What to warn of where layers stored infinity or NaN: of the inputs, where those hold it already; empty without any."""
+    """The warning for layers that stored infinity or NaN; it names the inputs if these contain it already; empty without
+    any."""
     if not layers:
         return ""
     masked = _masked(plan)

@@ -1,9 +1,9 @@
-"""What follows from a plan, its steps, and whether all that it says does: an engine is run, compiled and given memory only by
-what its layers' problems, tactics and places give.
+"""Derive a plan's steps from its layers, and check the plan against them: only the problems, tactics and places of layers
+decide what an engine compiles, allocates and runs.
 
-A layer's tactic must be one that a kernel family offers for it on the plan's device; its steps are derived (derive.py); its
-weights have the sizes, and the tables in them the values, that its family packs; tensors lie where no other is (dataflow.py).
-So a file can name no address, stride, grid or tile of its own.
+A kernel family must offer the layer's tactic for it on the plan's device. The layer's steps are derived (derive.py). Its
+weights must have the sizes, and their tables the values, that the family packs. Tensors must not overlap live ones
+(dataflow.py). So a file cannot introduce an address, stride, grid or tile of its own.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tactics.tactic import Tactic
 _launches = lru_cache(maxsize=4096)(launches)
 
 
-Work = tuple[Launch | Call, ...]  # a layer's launches; none: it declares only what shares memory
+Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares memory
 
 
 def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRecord:
-    """The record with the steps of its plan, and what each leaves unread. Raises Fault where something in it does not follow
-    from its layers. The record is within its bounds; `weights`: its arena, whose tables are looked at where it is given."""
+    """The record with the steps of its plan, and the memory that is free after each. Raises Fault if the record contradicts its
+    layers. The record is within its bounds; `weights`: its arena, whose tables are checked if it is given."""
     try:
         device = planned_device(record.device)
     except EngineError as e:
@@ -57,7 +57,7 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
             todo.append(_work(layer, device, sections))
             if weights is not None:
                 _check_tables(layer, sections, weights)
-        except (ValueError, ArithmeticError) as e:  # an arithmetic one: of sizes that no tensor has
+        except (ValueError, ArithmeticError) as e:  # arithmetic errors come from impossible sizes
             raise Fault(f"layers[{i}] ({layer.name[:40]!r}): {e}") from None
     scratch = _scratch(plan.memory, todo)
     freed = dataflow.prove(plan, [i for i, work in enumerate(todo) if any(launch.workspace for launch in work)])
@@ -118,7 +118,7 @@ def _check_problem(problem: Problem) -> None:
 
 
 def _check_weights_fit(problem: Problem, sections: Mapping[str, Section]) -> None:
-    """Before anything counts taps or channels: there are no more weights than bytes of them."""
+    """Check, before any count of taps or channels, that there are no more weights than bytes."""
     held = sum(s.nbytes for s in sections.values())
     for p in (problem.first, problem.second) if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)) else (problem,):
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
@@ -126,7 +126,7 @@ def _check_weights_fit(problem: Problem, sections: Mapping[str, Section]) -> Non
 
 
 def _check_place(t: TensorPlace) -> None:
-    """A tensor's place: aligned, or where its channels begin in the tensor that it lies in."""
+    """Check a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
     fmt, whole = t.format, t.inside
     if t.offset % (16 if LAYOUTS[fmt.layout].vector >= 8 else DTYPES[fmt.dtype].itemsize):
         raise Fault(f"tensor {t.name[:40]!r}: no {fmt} begins at byte {t.offset}")
@@ -142,7 +142,7 @@ def _check_place(t: TensorPlace) -> None:
 
 
 def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
-    """Which tensors may lie inside others, or begin at any element: those of kernels that take strides."""
+    """Check that only tensors of kernels with strides lie inside others or begin at any element."""
     placed = [t.is_placed for t in layer.tensors]
     if any(placed) and not KERNELS[tactic.kernel].placed:
         raise Fault(f"{tactic.kernel} reads and writes whole tensors")
@@ -151,7 +151,7 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
 
 
 def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.ndarray) -> None:
-    """What kernels take addresses from is what the problem says."""
+    """Check that the tensors whose addresses kernels use match the problem."""
     if layer.problem is None or layer.tactic is None:
         return
     for name, table in _tables(layer.problem, layer.tactic).items():
@@ -169,7 +169,7 @@ def _tables(problem: AnyProblem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 
 def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
-    """Where workspace and counters begin, by name: each is as large as the launches need it."""
+    """The offsets of workspace and counters by name, after a check that each is as large as the launches need."""
     using = [launch for work in todo for launch in work if launch.workspace]
     need = {
         derive.WORKSPACE: max((s.workspace for s in using), default=None),
@@ -184,7 +184,7 @@ def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
 
 
 def checked(record: EngineRecord, weights: np.ndarray) -> EngineRecord:
-    """The record with its steps. EngineError where something in the plan does not follow from its layers."""
+    """The record with its steps. EngineError if the plan contradicts its layers."""
     try:
         return derived(record, weights)
     except Fault as e:
