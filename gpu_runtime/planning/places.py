@@ -20,7 +20,7 @@ detector, transposed and reshaped to rows, write their rows of the table that jo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, product
 
@@ -115,8 +115,9 @@ def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int
     return s.n, (1 if lay.vector > 1 else s.block), shape[3] * s.pixel, s.pixel
 
 
-def keys_inside(network: Network, most: int) -> dict[str, tuple[Key, ...]]:
-    """Tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each)."""
+def keys_inside(network: Network, most: int, usable: Mapping[str, Collection[CanonicalFormat]]) -> dict[str, tuple[Key, ...]]:
+    """Tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each). `usable`: the
+    formats that each tensor may have, between which reformats are timed."""
     found: dict[str, dict[Key, None]] = {t: {} for t in network.tensors}
     runs: set[Place] = set()  # those that are one run of memory
     formats = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
@@ -132,11 +133,17 @@ def keys_inside(network: Network, most: int) -> dict[str, tuple[Key, ...]]:
                     found[t][key] = None
                     if shape[0] == 1 and out == linear:  # of several images, a piece is one run of memory in each
                         runs.add(Place(t, key))
-    _inside_through_views(network, found, runs, most)
+    _inside_through_views(network, found, runs, most, usable)
     return {t: tuple(keys) for t, keys in found.items()}
 
 
-def _inside_through_views(network: Network, found: dict[str, dict[Key, None]], runs: set[Place], most: int) -> None:
+def _inside_through_views(
+    network: Network,
+    found: dict[str, dict[Key, None]],
+    runs: set[Place],
+    most: int,
+    usable: Mapping[str, Collection[CanonicalFormat]],
+) -> None:
     """Add to `found` the keys of what views make pieces of; `runs`: all places that are one run of memory. Kernels access
     formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
     askew = _askew(network)
@@ -145,7 +152,7 @@ def _inside_through_views(network: Network, found: dict[str, dict[Key, None]], r
             source = op.inputs[0]
             vectors = any(LAYOUTS[f.layout].vector > 1 and canonical(f, network.tensors[source]) == x for f in PIECES)
             fits = y == key.format and Place(op.output, key) in runs and not (vectors and op.output in askew)
-            if fits and len(found[source]) < most:
+            if fits and x in usable[source] and len(found[source]) < most:
                 found[source][Key(x, key.home)] = None
                 runs.add(Place(source, Key(x, key.home)))
 

@@ -96,7 +96,8 @@ def tabulate(
     formats = _formats(network, outside)
     asked = _Asked(device, timer, sparse, exhaustive, scratch)
     network, times, unsure = _narrowed(network, _times(network, formats, asked, progress), device)
-    inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2)
+    usable = {t: {canonical(f, shape) for f in formats.usable(t)} for t, shape in network.tensors.items()}
+    inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2, usable)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
         _choices(network, times, inside, cost_of(device, risk)),

@@ -17,6 +17,7 @@ from tests.ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run
 from tests.reference_run import model, node
 
 GROUP = 10  # networks in one test
+ROUNDING = 2.0**-11  # relative error of one rounding to FP16
 
 
 def feeds_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -27,13 +28,14 @@ def feeds_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def budgets(proto: onnx.ModelProto, feeds) -> dict[str, Budget]:
-    """As ort_budget.budgets, for networks of which some only move data."""
+    """As ort_budget.budgets, for networks of which some only move data. An output of equal elements has one error, which is 0
+    where FP16 happens to hold the number: there, one rounding of a weight into which another is folded is allowed."""
     reference, rounded = run(proto, feeds), run(with_casts(proto), feeds)
     found = {}
     for name, y in reference.items():
         error = relative_l2(rounded[name], y)
         slack = RANGE_SHARE * float(np.ptp(y)) * np.sqrt(y.size) / max(np.linalg.norm(y), TINY)
-        found[name] = Budget(y, error, FACTOR * error + slack)
+        found[name] = Budget(y, error, max(FACTOR * error + slack, 0.0 if np.ptp(y) else ROUNDING))
     return found
 
 
