@@ -40,7 +40,8 @@ WITHOUT = {
     WHOLE: (*ELSEWHERE, *LAUNCHES),
     RUN: (*ELSEWHERE, *ONNX, *PLANNER, *PARSER),
 }
-SECONDS = {LOAD: 0.4, BUILD: 0.8, RUN: 1.4}  # of CPU; on a quiet machine 0.2, 0.3 and 0.9
+# Of CPU; on a quiet machine 0.2, 0.3 and 0.9. Most of RUN are 16 emulated launches: 2.5 where other work shares the cores.
+SECONDS = {LOAD: 0.4, BUILD: 0.8, RUN: 3.0}
 
 
 @pytest.fixture(scope="module")

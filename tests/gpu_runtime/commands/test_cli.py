@@ -199,7 +199,7 @@ def test_explain(files, cli):
     (files / "sparse.onnx").unlink()
     code, out, err = cli("explain e.engine stem block1/conv1")
     assert (code, err) == (0, "") and out.count("\n  why ") == 2 and "\nblock1/conv1   " in out
-    assert re.search(r"not_eligible: channels_not_multiple_of_4\n  runs .*\n  why +Its input channels", out)
+    assert re.search(r"not_eligible: channels_not_multiple_of_4\n  runs .*\n  why +Its number of input channels", out)
     assert cli("explain e.engine")[1].count("\n  why ") == 15  # block4/conv1 || block4/proj is one
     found = json.loads(cli("explain e.engine block1/conv1 --json")[1])
     assert found["timing"] == "predicted(h200)" and [r["layer"] for r in found["layers"]] == ["block1/conv1"]

@@ -72,7 +72,7 @@ def test_problems_survive_json_and_images_stand_alone(name):
 def test_wrong_chains_are_refused():
     pool = PoolProblem(1, 8, 6, 6, "max", 2, 2, (5, 5))
     for shape, tensors in (((1, 8, 6, 6), ("nchw",)), ((1, 8, 5, 5), ("c",))):
-        with pytest.raises(ValueError, match="chained: expected a chain that begins with"):
+        with pytest.raises(ValueError, match="chained: expected a chain whose first tensor"):
             ChainedProblem(pool, PointwiseProblem(*shape, (Stage("relu"),), tensors))
     with pytest.raises(ValueError, match="chained: expected"):
         ChainedProblem(pool, PointwiseProblem(1, 8, 5, 5))

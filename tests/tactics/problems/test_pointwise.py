@@ -325,7 +325,7 @@ def test_wrong_chains_are_refused():
         Stage("cube")
     with pytest.raises(ValueError, match="clip: 2 parameters expected"):
         Stage("clip", params=(1.0,))
-    with pytest.raises(ValueError, match=r"add\(t1\) reads none of t0"):
+    with pytest.raises(ValueError, match=r"add\(t1\) reads an unknown tensor, expected one of t0"):
         PointwiseProblem(1, 1, 1, 1, (Stage("add", "t1"),))
     with pytest.raises(ValueError, match="axes are written in the order nchw"):
         PointwiseProblem(1, 1, 1, 1, (), ("cn",))
