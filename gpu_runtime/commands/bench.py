@@ -91,35 +91,35 @@ MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
 # fmt: off
 OPTIONS: dict[str, Callable[..., Any]] = {
     "warm_up": partial(click.option, "--warmUp", default=200, show_default=True, **MS,
-                       help="Run so long before anything is measured."),
+                       help="Run for this long before the measurement."),
     "iterations": partial(click.option, "--iterations", type=click.IntRange(min=1), default=10, show_default=True,
-                          help="Measure at least so many inferences of each stream."),
+                          help="Measure at least this many inferences of each stream."),
     "duration": partial(click.option, "--duration", type=float, default=3, show_default=True, metavar="SECONDS",
-                        callback=_duration, help="Measure at least so long; -1: until Ctrl-C."),
+                        callback=_duration, help="Measure for at least this long; -1: until Ctrl-C."),
     "streams": partial(click.option, "--streams", "--infStreams", type=click.IntRange(1, 64), default=1, show_default=True,
                        help="Contexts that run at once, each on a stream of its own."),
     "threads": partial(click.option, "--threads", is_flag=True, help="Each stream in a host thread of its own."),
     "no_graph": partial(click.option, "--noCudaGraph", is_flag=True,
-                        help="Launch kernels one by one. Without it, one CUDA graph."),
-    "no_transfers": partial(click.option, "--noDataTransfers", is_flag=True, help="Copy inputs once, before it begins. Without "
-                            "it, each inference copies inputs and outputs from and to pinned memory."),
-    "no_spin": partial(click.option, "--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Without it, it "
-                       "spins."),
+                        help="Launch kernels one by one. Default: as one CUDA graph."),
+    "no_transfers": partial(click.option, "--noDataTransfers", is_flag=True, help="Copy the inputs once, before the first "
+                            "inference. Default: each inference copies inputs and outputs from and to pinned memory."),
+    "no_spin": partial(click.option, "--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Default: "
+                       "it spins."),
     "sleep": partial(click.option, "--sleepTime", default=0, **MS, help="Sleep before the first inference."),
     "idle": partial(click.option, "--idleTime", default=0, **MS, help="Sleep after each inference."),
-    "runs": partial(click.option, "--avgRuns", type=click.IntRange(min=1), metavar="N", help="Print the means of each N "
-                    "inferences, too."),
+    "runs": partial(click.option, "--avgRuns", type=click.IntRange(min=1), metavar="N", help="Also print the mean times "
+                    "of every N inferences."),
     "percents": partial(click.option, "--percentile", default=PERCENTILES, show_default=True, metavar="P,...",
                         callback=_percents, help="Percentiles to print (nearest rank)."),
     "inputs": partial(click.option, "--loadInputs", default="", metavar="NAME:FILE,...", help="Inputs from raw files, as "
-                      "numpy's tofile() writes them, or .npy files. Others are random, the same each time."),
+                      "numpy's tofile() writes them, or .npy files. Other inputs are random, with a fixed seed."),
     "dump": partial(click.option, "--dumpOutput", is_flag=True, help="Print the outputs, every value."),
     "output": partial(click.option, "--exportOutput", type=click.Path(), metavar="FILE", help="Write the outputs (trtexec's "
                       "JSON)."),
     "times": partial(click.option, "--exportTimes", type=click.Path(), metavar="FILE", help="Write the times of every "
                      "inference (trtexec's JSON)."),
     "patience": partial(click.option, "--timeout", type=float, default=60, show_default=True, metavar="SECONDS",
-                        callback=_patience, help="Give up where no inference has ended for so long."),
+                        callback=_patience, help="Give up if no inference ends for this long."),
 }
 # fmt: on
 
@@ -237,7 +237,7 @@ def time_engine(
 
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
-        raise ValueError(f"inferences are timed on a GPU, and none can be used here: {why}. {cure}")
+        raise ValueError(f"no GPU can be used here to time inferences: {why}. {cure}")
     arrays = inputs.load_inputs(wanted.inputs, engine.plan.inputs)
     where = devices.current()
     begins = partial(progress, Progress("run", f"{name} on {where.title}"))
@@ -258,7 +258,7 @@ def time_engine(
         if option in paths:
             say(f"Wrote {wanted.targets[option]} ({option})")
     if measured.trace.interrupted and wanted.settings.duration_s < math.inf:
-        say("interrupted: these are the times up to then", err=True)
+        say("interrupted: only the inferences before the interrupt are counted", err=True)
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -292,4 +292,4 @@ def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> N
 
 
 def _nonfinite(layers: Sequence[str]) -> str:
-    return f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(layers)} layers: {', '.join(layers)}"
+    return f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"

@@ -53,7 +53,7 @@ class Asked:
         type=click.Choice(["disable", "enable", "force"]),
         default="disable",
         show_default=True,
-        help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.",
+        help="enable: consider 2:4 kernels where the weights have the pattern; force: prune the weights to the pattern first.",
     )
     fp16: bool = flag("--fp16", is_flag=True, help="Accepted; all kernels compute in FP16 with FP32 accumulation.")
     input_formats: str | None = flag(
@@ -62,7 +62,9 @@ class Asked:
         help="Memory formats of the inputs, one for all or each: fp16:hwc8, chw16 (the model's type), uint8:hwc; + between "
         "alternatives. Default: chw.",
     )
-    output_formats: str | None = flag("--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
+    output_formats: str | None = flag(
+        "--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, as for inputs."
+    )
     shapes: str = flag("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
     opt_shapes: str = flag("--optShapes", default="", metavar="SIZES", hidden=True)
     min_shapes: str = flag("--minShapes", default="", metavar="SIZES", hidden=True)
@@ -71,8 +73,8 @@ class Asked:
         "--device",
         metavar="NAME",
         help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, a10, a40, l4, l40s, h100, h200, b200, "
-        "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: that GPU here, measured. Default: the GPU at "
-        "hand, measured; without one, h200.",
+        "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: this machine's GPU of that number, with "
+        "measured times. Default: the current GPU, measured; without a GPU, h200.",
     )
     pools: str = flag(
         "--memPoolSize",
@@ -85,9 +87,11 @@ class Asked:
         "--calibration",
         type=click.Path(),
         metavar="FILE.npz",
-        help="Inputs by name: on them the network's range and the plan's error are measured, instead of on random values.",
+        help="Inputs by name, to measure the network's range and the plan's error on, instead of random values.",
     )
-    timing_cache: str | None = flag("--timingCacheFile", type=click.Path(), help="Measured times to use and extend.")
+    timing_cache: str | None = flag(
+        "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
+    )
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
     embed_cubins: bool = flag(
         "--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins."
@@ -96,7 +100,7 @@ class Asked:
         "--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr."
     )
     exhaustive: bool = flag(
-        "--exhaustive", is_flag=True, help="Time every format of a tactic, also two formats that are the same bytes."
+        "--exhaustive", is_flag=True, help="Time every format of a tactic, even two formats with the same bytes."
     )
     verbosity: str = flag(
         "--profilingVerbosity",
@@ -106,7 +110,7 @@ class Asked:
     )
     dump_layers: bool = flag("--dumpLayerInfo", is_flag=True, help="Print the layers as a table.")
     dump_profile: bool = flag(
-        "--dumpProfile", is_flag=True, help="Print the time of every layer; on a GPU, of --iterations=N runs, 20 without it."
+        "--dumpProfile", is_flag=True, help="Print the time of every layer; on a GPU, from --iterations=N runs (default 20)."
     )
     export_layers: str | None = flag("--exportLayerInfo", type=click.Path(), help="Write layer information as TensorRT does.")
     export_profile: str | None = flag("--exportProfile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
@@ -119,7 +123,7 @@ class Asked:
         "--skipInference",
         "--buildOnly",
         is_flag=True,
-        help="On a GPU: time no inferences after the build. The options of gpu-runtime bench apply to them.",
+        help="Time no inferences after a build on a GPU. Otherwise the options of gpu-runtime bench apply to them.",
     )
     wanted: Wanted = given(bench_options(hidden=True))
 
@@ -247,17 +251,17 @@ def _is_timed(target: Device, skip: bool, wanted: Wanted) -> bool:
     if skip:
         _unused(wanted, "--skipInference runs none", "leave it out")
     elif not target.measured:
-        cure = "gpu-runtime bench ENGINE does that on a GPU, and --predict without one"
-        _unused(wanted, "none is run where times are predicted", cure)
+        cure = "gpu-runtime bench ENGINE times inferences on a GPU, and with --predict predicts the time without one"
+        _unused(wanted, "none is run when times are predicted", cure)
     return target.measured and not skip
 
 
 def _unused(wanted: Wanted, why: str, cure: str) -> None:
     """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives."""
     if wanted.results:
-        raise click.UsageError(f"{', '.join(wanted.results)}: of inferences, and {why}: {cure}")
+        raise click.UsageError(f"{', '.join(wanted.results)} apply to timed inferences, but {why}: {cure}")
     if ignored := [name for name in wanted.typed if name != "--iterations"]:  # it is the profile's, too
-        say(f"ignored: {', '.join(ignored)}: of inferences, and {why}: {cure}", err=True)
+        say(f"ignored: {', '.join(ignored)} apply to timed inferences, but {why}: {cure}", err=True)
 
 
 NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
@@ -344,11 +348,11 @@ def _lines(text: str) -> list[str]:
 def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> list[str]:
     """The last lines of a build: what was written where, and what says more."""
     if name is None:
-        return ["No engine was written: -o FILE does that"]
+        return ["No engine was written: give -o FILE to write one"]
     timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
     total = f"{'~' if timing.is_predicted else ''}{engine.plan.solution.total_us:.1f} us, {timing.label}"
     text = f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}"
-    return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] says more of each layer")]
+    return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer")]
 
 
 def _planning_for(target: Device, name: str | None, timing_cache: str | None) -> list[str]:

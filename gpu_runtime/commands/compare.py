@@ -24,15 +24,15 @@ NOT_PASSED = 5  # exit code
     metavar="FILE.npz",
     help="Inputs by name, one sample or several along their first axes. Default: random values from 0 to 1 (pixels: 0 to 255).",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random values.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random values.")
 @click.option(
     "--rtol",
     type=click.FloatRange(min=0),
-    help="Largest relative error of an element. Default of --rtol and "
+    help="Relative error allowed for each element. Default of --rtol and "
     "--atol: 8 times the error of storing tensors in FP16, by norms.",
 )
-@click.option("--atol", type=click.FloatRange(min=0), help="Let each element differ by this.")
-@click.option("--all-layers", is_flag=True, help="Print every layer, not the worst.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute error allowed for each element.")
+@click.option("--all-layers", is_flag=True, help="Print every layer, not only the worst.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -23,10 +23,10 @@ NOT_PASSED = 5  # exit code
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="Kernels not examined by then are reported as untested.",
+    help="Stop after this time; report the kernels not examined by then as untested.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a bug report, without folders' names.")
-@click.option("--output", type=click.Path(), metavar="FILE", help="Write that document into a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document for a bug report, without names of folders.")
+@click.option("--output", type=click.Path(), metavar="FILE", help="Write the JSON document to this file.")
 @click.pass_context
 def doctor_command(
     context: click.Context, emulate: str | None, kernels: str, limit_s: int, as_json: bool, output: str | None

@@ -37,7 +37,7 @@ def inspect_command(file: str, as_json: bool, export_trace: str | None, export_o
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
         return _engine(file, as_json, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
     if export_trace or export_onnx:
-        raise click.UsageError(f"{options.TRACE} and {options.ONNX} are of an engine; {file} is not one: build it first")
+        raise click.UsageError(f"{options.TRACE} and {options.ONNX} need an engine, which {file} is not: build one first")
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -79,7 +79,7 @@ def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: s
     "the pruned network predicts, for each percent of weight energy lost.",
 )
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs.")
-@click.option("--require", is_flag=True, help="Exit with 5 unless all weights are 2:4 that can be.")
+@click.option("--require", is_flag=True, help="Exit with code 5 unless all weights that can be 2:4 are 2:4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def inspect_sparsity_command(

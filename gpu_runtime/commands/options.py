@@ -48,7 +48,7 @@ risk_option = click.option(
     type=click.FloatRange(0.5, 1, max_open=True),
     default=0.6,
     show_default=True,
-    help="With predicted times: how likely a sparse kernel must be the faster one to be taken.",
+    help="With predicted times: choose a sparse kernel only if it is faster with at least this probability.",
 )
 
 

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     help="Prune these only: names of layers or weights, with commas, and "
     "* and ? as in a shell; auto: the layers that the plan for --device runs sparse. Default: all.",
 )
-@click.option("--skip", multiple=True, metavar="NAMES", help="Leave these dense, likewise.")
+@click.option("--skip", multiple=True, metavar="NAMES", help="Leave these layers or weights dense; names as for --layers.")
 @click.option(
     "--branches",
     type=click.Choice(["common", "separate"]),
     default="common",
     show_default=True,
-    help="Branches that may run as one convolution: give them one common pattern, which that has, too; or prune each "
-    "by itself, which keeps more of its weights.",
+    help="Branches that may run as one convolution: common gives them one pattern, so that the merged convolution is 2:4; "
+    "separate prunes each by itself, which keeps more of its weights.",
 )
 @click.option(
     "--permute",
     is_flag=True,
-    help="Put channels in an order in which less is lost; before pruning, the network computes the same.",
+    help="Reorder channels so that pruning loses less; the new order alone does not change the outputs.",
 )
 @click.option(
     "--calibration",
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     "--min-snr",
     type=float,
     metavar="DB",
-    help="With --calibration: leave the worst layers dense until the outputs have this ratio of signal to noise.",
+    help="With --calibration: leave the worst layers dense until the outputs have this signal-to-noise ratio.",
 )
 @click.option(
     "--max-drop",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="With --calibration: likewise, until the top-1 of this share of samples at most changes.",
+    help="With --calibration: leave the worst layers dense until top-1 changes for at most this share of samples.",
 )
-@click.option("--device", metavar="NAME", help="With --layers=auto: the GPU that is planned for, as of build.")
+@click.option("--device", metavar="NAME", help="With --layers=auto: the GPU to plan for, as for gpu-runtime build.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @quiet_option
@@ -118,7 +118,7 @@ def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
     if not all(names):
         raise click.UsageError(f"{option}: expected names with commas between them, got {','.join(given)!r}")
     if "auto" in names and (len(names) > 1 or option == "--skip"):
-        raise click.UsageError(f"{option}: auto stands alone, and with --layers only")
+        raise click.UsageError(f"{option}: auto is for --layers only, and cannot be combined with names")
     return names
 
 

@@ -67,7 +67,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         say("; ".join(given_wrong), err=True)
     elif wrong:
         say(
-            f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
+            f"{len(wrong)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(wrong)}",
             err=True,
         )
     for name, a in results.items():

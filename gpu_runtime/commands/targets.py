@@ -36,7 +36,7 @@ def _of_another_kind(path: Path, kind: str) -> str | None:
     what, fits = KINDS[kind]
     if not path.is_file() or not (head := file_kinds.head_of(path)) or fits(head):
         return None
-    return f"is there already and is not {what}, which would overwrite it: give another name, or remove it"
+    return f"is an existing file of another kind, which {what} would overwrite: give another name, or remove the file"
 
 
 def check_targets(
@@ -89,7 +89,7 @@ def read_array(name: str, path: str, most: int) -> np.ndarray:
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > most + (1 << 16):
-                raise ValueError(f"it has {size} bytes, an input of this engine {most} at most")
+                raise ValueError(f"it has {size} bytes, but an input of this engine has at most {most}")
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"--input {name}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None

@@ -28,31 +28,31 @@ class TrtexecFlag:
 
 
 LOOP = (
-    "of the inferences that are timed on a GPU: after a build there, unless --skipInference, and with --loadEngine; "
-    "gpu-runtime bench has them, too"
+    "for the inferences that are timed on a GPU, after a build (unless --skipInference) or with --loadEngine; "
+    "gpu-runtime bench has the same option"
 )
-AS_TIMED = "that is how layers and inferences are timed"
-NO_DLA = "there are kernels for GPUs only, none for a DLA: leave it out"
+AS_TIMED = "layers and inferences are always timed this way"
+NO_DLA = "kernels run on GPUs only, not on a DLA: leave it out"
 NO_PLUGINS = "there are no plugins: every layer runs a kernel of this package; export the model in ONNX's own operators"
 NO_INT8 = (
     "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
     "(without QuantizeLinear and DequantizeLinear)"
 )
-NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where FP16 has no range: leave it out"
+NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where values exceed FP16's range: leave it out"
 NO_TYPES = (
-    "types are not chosen by layer: FP32 is taken where FP16 has no range or precision, which --calibration=FILE.npz "
-    "measures; leave it out"
+    "types cannot be chosen per layer: FP32 is used where FP16's range or precision is too small, as "
+    "--calibration=FILE.npz measures; leave it out"
 )
-NO_REFIT = "weights are packed when an engine is built: build it again, the timing cache keeps that quick"
+NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "an engine has one size: build one engine for each, with --shapes=NAME:SIZES"
 NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
-NO_VERSIONS = "an engine is for one architecture and for the gpu_runtime that built it: build it again there"
+NO_VERSIONS = "an engine runs on one architecture and with the gpu_runtime that built it: build it again on the target"
 NO_SAFE = "there is no safety runtime or restricted build: leave it out"
 NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns the output of every layer"
 NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give --onnx=FILE"
 NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
-NO_ACCURACY = "a build compares nothing: gpu-runtime compare MODEL ENGINE does, with onnxruntime, layer by layer"
+NO_ACCURACY = "a build compares no outputs: gpu-runtime compare MODEL ENGINE compares them with onnxruntime, layer by layer"
 ONE_STREAM = "layers run on one stream"
 ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree"
 OWN_KERNELS = "all tactics are kernels of this package"
@@ -89,7 +89,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "there is one runtime, and it is not stored in the engine", "--useRuntime= --leanDLLPath= "
            "--excludeLeanRuntime"),
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
-    *_rows("ignored", "there are kernels for GPUs only", "--allowGPUFallback"),
+    *_rows("ignored", "kernels run on GPUs only", "--allowGPUFallback"),
     *_rows("ignored", "there are no plugins", "--ignoreParsedPluginLibs"),
     *_rows("refused", NO_INT8, "--int8"),
     *_rows("refused", NO_LOW, "--bf16 --fp8 --int4"),
@@ -114,7 +114,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("refused", "tactics that the timing cache lacks are measured: leave it out; --device=NAME measures nothing",
            "--errorOnTimingCacheMiss"),
     *_rows("refused", "give the formats of inputs and outputs with --inputIOFormats and --outputIOFormats", "--directIO"),
-    *_rows("refused", "--device=NAME plans for a GPU that is not here, with predicted times: give that", "--cpuOnly --cpu"),
+    *_rows("refused", "give --device=NAME: it plans for a GPU that is not here, with predicted times", "--cpuOnly --cpu"),
     *_rows("refused", "give --memPoolSize=workspace:{value}", "--workspace="),
     *_rows("refused", "give --profilingVerbosity=detailed, layer_names_only or none", "--nvtxMode="),
     *_rows("refused", NO_BATCH, "--batch= --maxBatch="),

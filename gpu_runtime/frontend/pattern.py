@@ -52,12 +52,14 @@ def summary(rows: list[dict]) -> str:
         return f"none of {len(rows)} layers with weights can be 2:4"
     fit = sum(r["verdict"] == "2:4" for r in able)
     if fit == len(able):
-        return f"2:4: all {fit} layers that can be are; build with --sparsity=enable to consider sparse kernels"
+        return (
+            f"2:4: all {fit} layers that can have the pattern have it; build with --sparsity=enable to consider sparse kernels"
+        )
     total = sum(r["groups"] for r in able)
     zeros, share = (sum(r[key] * r["groups"] for r in able) / total for key in ("zeros", "fit"))
     if fit:
-        counts = f"{fit} of the {len(able)} layers that can be are"
-        return f"partly 2:4: {counts}; in all {100 * zeros:.1f} % zeros, {share_text(share)} of groups fit"
+        counts = f"{fit} of the {len(able)} layers that can be 2:4 are 2:4"
+        return f"partly 2:4: {counts}; overall {100 * zeros:.1f} % zeros, {share_text(share)} of groups fit"
     kind = f"sparse ({100 * zeros:.1f} % zeros) but not" if zeros >= SPARSE else f"dense ({100 * zeros:.1f} % zeros), not"
     return f"{kind} 2:4: {share_text(share)} of groups fit, and a layer runs sparse only if all of its groups do"
 
@@ -74,7 +76,7 @@ def pruning(rows: list[dict]) -> str:
     if not shared:
         return ""
     share = lost_text(lost / energy if energy else 0.0)
-    return f"--sparsity=force would prune {len(shared)} initializers, and take away {share} of their energy"
+    return f"--sparsity=force would prune {len(shared)} initializers, which would lose {share} of their energy"
 
 
 def text(rows: list[dict]) -> str:

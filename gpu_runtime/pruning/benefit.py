@@ -76,7 +76,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
     total = pruned.sparsity.summary
-    lines = [f"With all of them pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]
+    lines = [f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]
     if paid:
         rows = [
             [
@@ -91,7 +91,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
     if others:
         lines += wrap(f"Saves nothing: {', '.join(layer for b in others for layer in b.layers)}")
     if not paid:
-        lines += ["No layer is faster sparse there: pruning for this GPU would cost accuracy and gain nothing"]
+        lines += ["No layer is faster sparse on this GPU: pruning for it would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
         lines += wrap(
             f"us saved: the time that the plan, {total.total_us:.1f} us, loses if only this layer is held dense; "

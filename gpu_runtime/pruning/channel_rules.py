@@ -37,7 +37,7 @@ def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Space
     walk = Walk(graph, shapes, RULES)
     for node in graph.node:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-            raise ModelError(f"{title(node)} has a graph inside: its channels cannot be followed, leave out --permute")
+            raise ModelError(f"{title(node)} contains a subgraph, where channels cannot be followed: leave out --permute")
         if not (node.op_type == "Constant" or (node.output and node.output[0] in walk.sources)):
             walk.visit(node)
     walk.close()
@@ -49,14 +49,14 @@ def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Space
 
 def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     if any(labels is not None for labels in ins[1:]) or len(node.output) > 1:
-        raise Refused(f"{title(node)} reads channels as a parameter, or writes two tensors")
+        raise Refused(f"{title(node)} has channels in a parameter input, or has several outputs")
     return [ins[0]]
 
 
 def _dropout(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     """Outside training it passes all elements, and its mask is the same everywhere."""
     if len(node.input) > 2 and node.input[2]:
-        raise Refused(f"{title(node)} is being trained")
+        raise Refused(f"{title(node)} is in training mode")
     return [ins[0], None]
 
 
@@ -68,7 +68,7 @@ def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None])
         return [None]
     first = found[0]
     if any(other.ids.shape != first.ids.shape for other in found[1:]):
-        raise Refused(f"{title(node)} joins channels of different axes")
+        raise Refused(f"{title(node)} combines inputs whose channels lie on different axes")
     for name, labels in zip(node.input, ins, strict=True):
         if labels is None:
             _beside(walk, node, name, first, rank)
@@ -88,7 +88,7 @@ def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: i
         return
     off = rank - len(walk.dims(name))
     if varies and len(labels.axes) > 1:
-        raise Refused(f"{title(node)} reads {name} along several axes of channels")
+        raise Refused(f"{title(node)} has channels on several axes, along which {name} varies")
     moving = {axis - off: [labels.flat] for axis in varies}
     walk.use(node, name, moving)
 
@@ -96,17 +96,17 @@ def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: i
 def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name, group = node.input[1], int_of(node, "group", 1)
     if name not in walk.sources:
-        raise Refused(f"the weights of {title(node)} are computed")
+        raise Refused(f"the weights of {title(node)} are computed, not stored")
     x, dims, rank = on_axis_1(node, ins[0]), walk.dims(name), len(walk.dims(name))
     k, c = dims[0], dims[1] * group
     if rank < 3 or k % group or (x is not None and x.ids.size != c):
-        raise Refused(f"{title(node)} does not fit its weights")
+        raise Refused(f"the weights of {title(node)} do not fit its input")
     x = x or walk.recorder.pinned(c, f"{title(node)} reads a tensor that {NOT_ALIKE}")
     if group == c == k:  # depthwise
         return [_product(walk, node, x, {0: [x]}, rank)]
     out = walk.recorder.fresh(k, np.arange(k) // (k // group))
     if dims[1] == 1:
-        walk.recorder.pin(x, f"{title(node)} makes several channels of each")
+        walk.recorder.pin(x, f"{title(node)} makes several output channels from each input channel")
         return [_product(walk, node, out, {0: [out]}, rank)]
     if group > 1:
         walk.recorder.record(x, np.arange(c) // dims[1])
@@ -121,7 +121,7 @@ def _product(
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
         if bias not in walk.sources:
-            raise Refused(f"the bias of {title(node)} is computed")
+            raise Refused(f"the bias of {title(node)} is computed, not stored")
         dims = walk.dims(bias)
         walk.use(node, bias, {len(dims) - 1: [out]} if dims and dims[-1] > 1 else {})
     walk.use(node, node.input[1], moving)
@@ -131,11 +131,11 @@ def _product(
 def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name = node.input[1]
     if name not in walk.sources or int_of(node, "group", 1) != 1:
-        raise Refused(f"{title(node)} has groups, or computed weights")
+        raise Refused(f"{title(node)} is grouped, or its weights are computed")
     dims = walk.dims(name)
     x = on_axis_1(node, ins[0]) or walk.recorder.pinned(dims[0], f"{title(node)} reads a tensor that {NOT_ALIKE}")
     if len(dims) < 3 or x.ids.size != dims[0]:
-        raise Refused(f"{title(node)} does not fit its weights")
+        raise Refused(f"the weights of {title(node)} do not fit its input")
     out = walk.recorder.fresh(dims[1])
     return [_product(walk, node, out, {0: [x], 1: [out]}, len(dims))]
 
@@ -143,7 +143,7 @@ def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | Non
 def _gemm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name = node.input[1]
     if name not in walk.sources or int_of(node, "transA", 0) or len(walk.dims(name)) != 2:
-        raise Refused(f"{title(node)} transposes its first input, or its second is computed")
+        raise Refused(f"{title(node)} transposes input A, or its input B is computed")
     columns = 1 if int_of(node, "transB", 0) else 0
     return [_matrix(walk, node, ins[0], columns, 2)]
 
@@ -151,7 +151,7 @@ def _gemm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _matmul(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name = node.input[1]
     if name not in walk.sources or len(walk.dims(name)) != 2:
-        raise Refused(f"{title(node)} is no product with a stored matrix on the right")
+        raise Refused(f"the second input of {title(node)} is not a stored matrix")
     return [_matrix(walk, node, ins[0], 0, len(walk.dims(node.input[0])))]
 
 
@@ -160,11 +160,11 @@ def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: in
     dims = walk.dims(node.input[1])
     if labels is not None and labels.axes and labels.axes != (rank - 1,):
         if rank - 1 in labels.axes or len(node.input) > 2:
-            raise Refused(f"{title(node)} reads channels along several axes, or rows of them")
+            raise Refused(f"{title(node)} has channels on several axes, or on the rows of its input")
         return labels
     x = walk.recorder.pinned(dims[columns], f"{title(node)} reads a tensor that {NOT_ALIKE}") if labels is None else labels.flat
     if x.ids.size != dims[columns]:
-        raise Refused(f"{title(node)} does not fit its weights")
+        raise Refused(f"the weights of {title(node)} do not fit its input")
     out = walk.recorder.fresh(dims[1 - columns])
     return _product(walk, node, out, {columns: [x], 1 - columns: [out]}, rank, rank - 1)
 
@@ -173,7 +173,7 @@ def _norm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
     """BatchNormalization and InstanceNormalization: a parameter for each channel of axis 1."""
     x = on_axis_1(node, ins[0])
     if len([name for name in node.output if name]) > 1 or any(name not in walk.sources for name in node.input[1:]):
-        raise Refused(f"{title(node)} is being trained, or its parameters are computed")
+        raise Refused(f"{title(node)} is in training mode, or its parameters are computed")
     if x is not None:
         for name in node.input[1:]:
             walk.use(node, name, {0: [x]})
@@ -183,7 +183,7 @@ def _norm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     on_axis_1(node, ins[0])
     if len([name for name in node.output if name]) > 1:
-        raise Refused(f"{title(node)} gives indices of pixels")
+        raise Refused(f"{title(node)} has an Indices output")
     return [ins[0]]
 
 
@@ -202,7 +202,7 @@ def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
         "keep_aspect_ratio_policy",
     }
     if special or before[1] != after[1] or (scales.size > 1 and scales[1] != 1):
-        raise Refused(f"{title(node)} may resize the axis of channels")
+        raise Refused(f"{title(node)} may resize the channel axis")
     return [ins[0]]
 
 
@@ -212,7 +212,7 @@ def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outp
         return [None]
     pads, axes, rank = walk.numbers(node, 1, "pads", "paddings"), walk.numbers(node, 3), labels.ids.ndim
     if pads is None or len(pads) != 2 * (rank if axes is None else len(axes)):
-        raise Refused(f"{title(node)} has paddings that are not constant")
+        raise Refused(f"the pads of {title(node)} are not constant")
     half = len(pads) // 2
     around = {a % rank: (pads[i], pads[i + half]) for i, a in enumerate(range(rank) if axes is None else axes)}
     grown = [a for a in labels.axes if around.get(a, (0, 0)) != (0, 0)]
@@ -220,7 +220,7 @@ def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outp
         return [labels]
     constant = attributes_of(node).get("mode", b"constant") == b"constant"
     if len(labels.axes) > 1 or not constant or min(around[grown[0]]) < 0 or max(around[grown[0]]) > MOST_LABELS:
-        raise Refused(f"{title(node)} pads channels with others")
+        raise Refused(f"{title(node)} pads or crops the channel axis")
     pieces = [walk.recorder.fresh(n) if n else None for n in around[grown[0]]]  # one value, so its channels are alike
     return [_side_by_side(walk, node, [pieces[0], labels.flat, pieces[1]], grown[0], rank)]
 
@@ -240,7 +240,7 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
         return [None]
     if held != {axis}:
         if axis in held:
-            raise Refused(f"{title(node)} joins channels of several axes")
+            raise Refused(f"{title(node)} concatenates channels that lie on several axes")
         return _elementwise(walk, node, ins)  # joined along an axis without channels
     pieces = []
     for name, labels in zip(node.input, ins, strict=True):
@@ -260,7 +260,7 @@ def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
     taken = Labels(labels.ids.take(index, axis), labels.tags.take(index, axis))
     if taken.ids.size < 2:  # the selected channel must stay the same one
         if labels.ids.size > 1:
-            walk.recorder.pin(taken, "it is taken alone")
+            walk.recorder.pin(taken, "a node selects one of its channels alone")
         return taken
     walk.recorder.record(taken.flat)
     return taken
@@ -272,7 +272,7 @@ def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
         return [None]
     starts, ends = walk.numbers(node, 1, "starts"), walk.numbers(node, 2, "ends")
     if starts is None or ends is None:
-        raise Refused(f"{title(node)} takes a range that is not constant")
+        raise Refused(f"the starts or ends of {title(node)} are not constant")
     axes = walk.numbers(node, 3, "axes") or list(range(len(starts)))
     steps = walk.numbers(node, 4) or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
@@ -291,7 +291,7 @@ def _split(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
         return [labels] * len(node.output)
     sizes = [walk.dims(name)[axis] for name in node.output]
     if sum(sizes) != labels.ids.shape[axis]:
-        raise Refused(f"the sizes of {title(node)} are not known")
+        raise Refused(f"the output sizes of {title(node)} do not add up to its input size")
     ends = np.cumsum([0, *sizes])
     return [_taken(walk, labels, np.arange(a, b), axis) for a, b in zip(ends, ends[1:], strict=False)]
 
@@ -303,10 +303,10 @@ def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     found = np.array(walk.numbers(node, 1))
     index = found.reshape(walk.dims(node.input[1]))
     if index.ndim > 1 or len(np.unique(index)) < index.size:
-        raise Refused(f"{title(node)} takes channels twice, or into several axes")
+        raise Refused(f"{title(node)} selects a channel twice, or has indices of several axes")
     axis %= labels.ids.ndim
     if labels.ids.shape[axis] > 1 and not (-labels.ids.shape[axis] <= index.min() <= index.max() < labels.ids.shape[axis]):
-        raise Refused(f"{title(node)} takes a channel that does not exist")
+        raise Refused(f"{title(node)} selects a channel that does not exist")
     return [_taken(walk, labels, index, axis)]
 
 
@@ -327,7 +327,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
     first, last, to, end = _touched(node, before, after, labels.axes)
     inner = before[first:last]
     if math.prod(inner) > MOST_LABELS:
-        raise Refused(f"{title(node)} flattens {math.prod(inner)} positions")
+        raise Refused(f"{title(node)} reshapes {math.prod(inner)} elements with channels; expected {MOST_LABELS} at most")
     kept = labels.ids.shape[first:last]
     ids = np.broadcast_to(labels.ids.reshape(kept), inner)
     tags = np.broadcast_to(labels.tags.reshape(kept), inner).copy()
@@ -345,7 +345,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
 def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
     """The smallest span of axes before and after with the same elements; before, it includes all of `axes`."""
     if math.prod(before) != math.prod(after) or 0 in before:
-        raise Refused(f"{title(node)}: {before} does not become {after}")
+        raise Refused(f"{title(node)}: shape {before} cannot become {after}")
     heads, tails = np.cumprod([1, *before]).tolist(), np.cumprod([1, *after]).tolist()
     first = next(i for i in range(axes[0], -1, -1) if heads[i] in tails)
     last = next(i for i in range(axes[-1] + 1, len(before) + 1) if heads[i] in tails)
@@ -357,7 +357,7 @@ def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -
     """Softmax, LogSoftmax, LpNormalization: the order of an axis's elements does not matter."""
     labels = ins[0]
     if labels is not None and len(labels.axes) > 1:
-        raise Refused(f"{title(node)} reads channels along several axes")
+        raise Refused(f"{title(node)} has channels on several axes")
     return [labels]
 
 
@@ -372,7 +372,7 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     if reduced.issuperset(labels.axes):
         return [None]  # a sum or a maximum over all channels
     if reduced.intersection(labels.axes):
-        raise Refused(f"{title(node)} sums some axes of channels")
+        raise Refused(f"{title(node)} reduces some of the channel axes, but not all")
     if int_of(node, "keepdims", 1):
         return [labels]
     shape = tuple(size for i, size in enumerate(labels.ids.shape) if i not in reduced)

@@ -151,7 +151,7 @@ class Recorder:
     def _use(self, name: str, axis: int, parts: Sequence[Labels]) -> None:
         if self.parts.setdefault((name, axis), len(parts)) != len(parts):
             for labels in (*(v for k, v in self.constants.items() if (k.name, k.axis) == (name, axis)), *parts):
-                self.pin(labels, f"{name} is read in groups and whole")
+                self.pin(labels, f"{name} is read by grouped and by ungrouped nodes")
             return
         for i, labels in enumerate(parts):
             key = ConstantAxis(name, axis, i, len(parts))
@@ -181,7 +181,7 @@ class Recorder:
             for space, port in found:
                 ports[space].append(port)
             if not found:
-                pins[key] = next((why[int(c)] for c in flat if int(c) in why), "no two of its channels are alike")
+                pins[key] = next((why[int(c)] for c in flat if int(c) in why), "no two of its channels can be exchanged")
         return Spaces(tuple(Space(n, tuple(p)) for n, p in zip(sizes, ports, strict=True) if p), pins)
 
     def _classes(self) -> np.ndarray:

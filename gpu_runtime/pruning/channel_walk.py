@@ -18,7 +18,7 @@ from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 Shape = tuple[int, ...]
 Outputs = list[Labels | None]
 Rule = Callable[["Walk", onnx.NodeProto, Sequence[Labels | None]], Outputs]
-NOT_ALIKE = "has no movable channels"
+NOT_ALIKE = "has no channels that can be permuted"
 
 
 class Refused(Exception):
@@ -50,13 +50,13 @@ class Walk:
         rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         outs: Outputs = []
         self.used.clear()
-        why = f"{title(node)} reads it in its order"
+        why = f"{title(node)} needs this tensor in its stored order"
         try:
             if rule is None:
-                raise Refused(f"{title(node)} is not known to treat channels alike")
+                raise Refused(f"there is no rule for permuting the channels of {title(node)}")
             outs = rule(self, node, ins)
         except (Refused, ArithmeticError, IndexError, TypeError, ValueError) as e:  # attributes may hold anything
-            why = str(e) if isinstance(e, Refused) else f"{title(node)} does not fit its inputs"
+            why = str(e) if isinstance(e, Refused) else f"the attributes of {title(node)} do not fit its inputs"
             self.used.clear()
             for labels in ins:
                 self.recorder.pin(labels, why)
@@ -69,7 +69,7 @@ class Walk:
     def close(self) -> None:
         """Pin the network's outputs, and stored constants that are read in two ways."""
         for v in self.graph.output:
-            self.recorder.pin(self.labels.get(v.name), f"it leaves the network in {v.name}")
+            self.recorder.pin(self.labels.get(v.name), f"its channels reach the network output {v.name}")
         ways: dict[str, set[str]] = {}
         for key in self.recorder.constants:
             ways.setdefault(self.sources[key.name][0], set()).add(key.name)
@@ -77,7 +77,7 @@ class Walk:
         for key, labels in [*self.recorder.constants.items()]:
             base = self.sources[key.name][0]
             if len(ways[base]) > 1 or base in leaving:
-                self.recorder.pin(labels, f"{base} is read in several ways")
+                self.recorder.pin(labels, f"{base} is read through several views (such as Transpose), or is an output")
 
     # ---- the rules' queries and records
 
@@ -101,7 +101,7 @@ class Walk:
         """A constant input, flat. Refused if it is computed."""
         base, _ = self.sources.get(node.input[slot], ("", ()))
         if base not in self.stored:
-            raise Refused(f"{title(node)}: {node.input[slot]} is computed")
+            raise Refused(f"{title(node)}: {node.input[slot]} is computed, expected a constant")
         return to_array(base, self.stored[base]).reshape(-1)
 
     def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
@@ -110,8 +110,8 @@ class Walk:
         for axis, parts in moving.items():
             of = dims[0] if len(parts) > 1 else len(parts)  # rows are split, and each part has all columns
             if any(p.ids.size != dims[axis] for p in parts) or of % len(parts):
-                raise Refused(f"{title(node)} does not fit {name}")
-        self.recorder.use(name, dims, moving, f"{title(node)} reads {name} in its order")
+                raise Refused(f"the channels of {title(node)} do not fit {name}")
+        self.recorder.use(name, dims, moving, f"{title(node)} needs {name} in its stored order")
         self.used.add(name)
 
 

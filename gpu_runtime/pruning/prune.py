@@ -107,7 +107,7 @@ class Choice:
         if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
             return "--layers does not name it"
         if self.paying is not None and not any(layer in self.paying for layer in layers):
-            return "dense in the plan all the same"
+            return "the plan runs it dense even if it is pruned"
         return ""
 
 
@@ -249,7 +249,9 @@ def _check_patterns(patterns: Collection[str], layers: Mapping[str, Sequence[str
         if not any(_matches(pattern, name, mine) for name, mine in layers.items()):
             names = [*layers, *(n for mine in layers.values() for n in mine)]
             close = difflib.get_close_matches(pattern, names, 3, 0.5)
-            hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"layers are {', '.join(names[-3:])}, ..."
+            hint = (
+                f"did you mean {', '.join(map(repr, close))}?" if close else f"expected a name such as {', '.join(names[-3:])}"
+            )
             raise ModelError(f"no layer or weight is named {pattern!r}: {hint}")
 
 
@@ -258,7 +260,11 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
     if alone is None:
         return row
     row = replace(row, snr_db=alone.snr_db, agreement=alone.agreement)
-    return replace(row, verdict="restored", reason="its outputs differ the most") if row.weight in accuracy.restored else row
+    return (
+        replace(row, verdict="restored", reason="pruning it changes the outputs the most")
+        if row.weight in accuracy.restored
+        else row
+    )
 
 
 def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:

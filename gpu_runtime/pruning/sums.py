@@ -27,7 +27,7 @@ from gpu_runtime.pruning.permute import EXAMPLE
 from gpu_runtime.text import lost_text, printable, share_text, table, wrap
 
 CURE = "gpu-runtime prune and --sparsity=force give its branches one pattern"
-DENSE = "Prune the model from before, in which all of these branches are dense"
+DENSE = "Prune the original model, in which all branches are dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found
         return Found(tuple(fuse.sums(importer.of_proto(copied, "", {**sizes, **shapes}))))
     except ModelError as e:
         guessed = [v.name for v in proto.graph.input if v.name not in shapes and _is_open(v)]
-        cure = f"; sizes of {', '.join(map(repr, guessed))} are open and were guessed: --shapes gives them" if guessed else ""
+        cure = (
+            f"; the dynamic sizes of {', '.join(map(repr, guessed))} were guessed: give them with --shapes" if guessed else ""
+        )
         return Found(unknown=f"{e}{cure}")
 
 
@@ -145,9 +147,9 @@ def _own_shape(s: Sum, i: int) -> tuple[int, ...]:
 def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) -> str:
     """Branches that do not fit, or the taps at which fitting branches are added."""
     if dense := [p.layer for p in parts if p.fit is not None and p.fit < 1]:
-        return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not"
+        return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not 2:4"
     where = f"at tap {list(taps[0][:2])}" if len(taps) == 1 else f"at {len(taps)} of {s.w.shape[2] * s.w.shape[3]} taps"
-    return f"{where} patterns differ"
+    return f"the branches' patterns differ {where}"
 
 
 def text(rows: Sequence[Merged], unknown: str) -> str:
@@ -164,12 +166,12 @@ def text(rows: Sequence[Merged], unknown: str) -> str:
     lines += _cures([m for m in able if m.verdict != "2:4"])
     for reason in dict.fromkeys(m.reason for m in cannot):
         first = grouped(m.parts[0].layer for m in cannot if m.reason == reason)
-        lines += wrap(printable(f"As one they cannot be 2:4 ({reason}): {', '.join(first)} and the branches added to them"))
+        lines += wrap(printable(f"Merged with the branches added to them, {', '.join(first)} cannot be 2:4: {reason}"))
     return "\n".join(lines).rstrip() + "\n"
 
 
 def not_looked_for(unknown: str) -> str:
-    return printable(f"Branches that may run as one convolution were not looked for: {unknown}")
+    return printable(f"The search for branches that may run as one convolution failed: {unknown}")
 
 
 def _cells(m: Merged) -> list[list[str]]:
@@ -197,10 +199,10 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     if curable:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
         which = "of the sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
-        line = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
-        lines += wrap(f"{line}{' to '.join(span)} of the energy of their sum is lost")
+        line = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which the merged "
+        lines += wrap(f"{line}convolution has as well: it loses {' to '.join(span)} of its energy")
     if others:
-        more = f" (so it is for {len(others)} of these sums)" if len(others) > 1 else ""
+        more = f" (this applies to {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))
     return lines
 
@@ -211,8 +213,8 @@ def summary(rows: Sequence[Merged]) -> str:
         return ""
     able = [m for m in rows if m.stored is not None]
     fit = sum(m.verdict == "2:4" for m in able)
-    line = f"{len(rows)} sums of branches may run as one convolution each, whose weights are the sum of theirs: "
-    return line + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "no sum can be 2:4")
+    line = f"{len(rows)} sums of branches may each run as one merged convolution: "
+    return line + (f"{fit} of the {len(able)} that can be 2:4 are 2:4" if able else "none can be 2:4")
 
 
 def data(rows: Sequence[Merged]) -> list[dict[str, Any]]:

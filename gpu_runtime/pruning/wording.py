@@ -13,7 +13,7 @@ from gpu_runtime.pruning.prune import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
 from gpu_runtime.text import lost_text, printable, table, wrap
 
-LEGEND = "energy lost: share of the squared weights that pruning takes away, or would"
+LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
 
 
@@ -41,9 +41,9 @@ def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
     if measured:
         cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
     reason = r.reason.removeprefix(f"shape {list(r.shape or ())}: ")
-    line = f"{r.verdict} as its sum is" if r.sum and r.verdict == "pruned" else r.verdict
+    line = f"{r.verdict} with the pattern of its sum" if r.sum and r.verdict == "pruned" else r.verdict
     line = f"{line}: {reason}" if reason else line
-    return [*cells, f"{line}, its channels in place: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else line]
+    return [*cells, f"{line}, its channels were not permuted: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else line]
 
 
 def summary(result: Result) -> list[str]:
@@ -52,24 +52,24 @@ def summary(result: Result) -> list[str]:
     line = f"Pruned {len(done)} of the {len(able)} weights that can be 2:4"
     line += f" ({len(already)} were already)" if already else ""
     if done:
-        line += f"; {lost_text(result.lost_energy)} of their energy (the sum of their squares) is gone"
-        line += f", {lost_text(result.unpermuted)} in the order of the file" if result.permuted else ""
+        line += f"; they lost {lost_text(result.lost_energy)} of their energy (the sum of their squares)"
+        line += f", instead of {lost_text(result.unpermuted)} without --permute" if result.permuted else ""
     lines = [*wrap(line), *_sums(result)]
     a = result.accuracy
     if a is None:
         return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines
     lines += wrap(f"On {a.samples} samples, against the original model: {_both(a.kept)}")
     if a.restored:
-        lines += wrap(f"Left dense for that: {_restored(result)}; with all pruned: {_both(a.all)}")
+        lines += wrap(f"Left dense to meet the limit: {_restored(result)}; with all pruned: {_both(a.all)}")
     if not a.reached:
-        lines += wrap(f"Not reached with every weight dense either: {_both(a.dense)}")
+        lines += wrap(f"The limit is not met even with every weight dense: {_both(a.dense)}")
     return lines
 
 
 def _sums(result: Result) -> list[str]:
     """The common pattern of branches that may run as one convolution, or the reason for its absence."""
     if result.unknown:
-        return wrap(not_looked_for(f"{result.unknown}. Each is pruned by itself"))
+        return wrap(not_looked_for(f"{result.unknown}. Each branch is pruned by itself"))
     left = {r.sum for r in result.rows if r.verdict == "restored"}
     done = [s for s in result.sums if s.lost_energy is not None and s.node not in left]
     lines = []
@@ -80,14 +80,16 @@ def _sums(result: Result) -> list[str]:
         span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
         line = (
             f"{len(rows)} of these are in {_number(len(done), 'sum')} of branches that may run as one convolution. Branches "
-            f"of a sum share one pattern, so that it is 2:4, too: it loses {' to '.join(span)} of its energy. The branches "
-            f"lose {lost_text(whole.lost_energy)} of theirs; pruned each by itself, --branches=separate, {lost_text(alone)}"
+            f"of a sum share one pattern, so that the merged convolution is 2:4 and loses {' to '.join(span)} of its energy. "
+            f"The branches lose {lost_text(whole.lost_energy)} of their energy, with --branches=separate {lost_text(alone)}"
         )
         lines += wrap(line)
     for reason in dict.fromkeys(s.reason for s in result.sums if s.lost_energy is None):
         first = grouped(s.layers[0] for s in result.sums if s.reason == reason)
         lines += wrap(
-            printable(f"Pruned each by itself, not 2:4 as one, are {', '.join(first)} and the branches added to them: {reason}")
+            printable(
+                f"{', '.join(first)} and the branches added to them are pruned separately, not 2:4 as one convolution: {reason}"
+            )
         )
     return lines
 

@@ -62,7 +62,7 @@ def test_inspect_says_what_a_model_is_and_how_it_is_built(files, cli):
     assert out.startswith("sparse.onnx: an ONNX model, opset 17, IR version 8, made by benchmarks/digits/train.py, 1.")
     assert (rows["inputs"], rows["outputs"]) == ("x: float32 Nx1x8x8", "logits: float32 Nx10")
     assert rows["nodes"].startswith("53: 15 Conv, 15 BatchNormalization, 13 Relu, ")
-    assert rows["sparsity"].startswith("2:4: all 15 layers that can be are")
+    assert rows["sparsity"].startswith("2:4: all 15 layers that can have the pattern have it")
     command = rows["build"].split("  ")[0]
     assert command == "build-engine sparse.onnx -o sparse.engine"
     assert cli(command.replace("build-engine", "build --device h200"))[0] == 0  # as it says

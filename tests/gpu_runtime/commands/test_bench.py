@@ -23,7 +23,7 @@ def test_without_a_gpu_it_says_so_and_what_to_do(files, cli):
     code, out, err = cli("bench tiny.engine --exportTimes=t.json")
     assert (code, out) == (1, "") and not (files / "t.json").exists()
     assert err == (
-        "error: inferences are timed on a GPU, and none can be used here: the CUDA driver reports no device. "
+        "error: no GPU can be used here to time inferences: the CUDA driver reports no device. "
         "gpu-runtime bench tiny.engine --predict prints the predicted time\n"
     )
 

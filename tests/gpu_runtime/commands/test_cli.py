@@ -94,7 +94,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert "=== Profile (1 iterations ) === predicted times, nothing was run\n" in out
     assert re.search(r"^ 0  stem/conv \+ stem/relu +conv ", out, re.M)  # --dumpLayerInfo
     assert re.fullmatch(r"Wrote sparse.engine: \d+ bytes, \d+ kernel launches, ~\d+\.\d us, predicted\(h200\)", lines[-2])
-    assert lines[-1] == "gpu-runtime explain sparse.engine [LAYER] says more of each layer"
+    assert lines[-1] == "gpu-runtime explain sparse.engine [LAYER] explains each layer"
     assert "\nWrote li_profile.json (--exportProfile)\nWrote li_layinfo.json (--exportLayerInfo)\n" in out
 
     info, profile = (json.loads((files / f"li_{name}.json").read_text()) for name in ("layinfo", "profile"))
@@ -244,7 +244,7 @@ def test_named_devices(files, cli, name, sm):
 def test_without_an_engine_file(files, cli):
     before = contents(files)
     code, out, err = cli("build tiny.onnx --device h200 --timingCacheFile=times.jsonl --useCudaGraph --separateProfileRun")
-    assert (code, err) == (0, "") and out.endswith("No engine was written: -o FILE does that\n")
+    assert (code, err) == (0, "") and out.endswith("No engine was written: give -o FILE to write one\n")
     assert "\n--timingCacheFile is neither read nor written: it holds measured times only\n" in out
     assert contents(files) == before
 
@@ -266,7 +266,7 @@ def test_force_and_the_model_it_saves(files, cli):
     )
     code, out, _ = cli("inspect-sparsity pruned.onnx")
     assert code == 0 and out.endswith(
-        "\n2:4: all 2 layers that can be are; build with --sparsity=enable to consider sparse kernels\n"
+        "\n2:4: all 2 layers that can have the pattern have it; build with --sparsity=enable to consider sparse kernels\n"
     )
     assert cli("run f.engine --input x=x.npy --output y.npz --emulate")[0] == 0
     expected = ort_run("pruned.onnx", {"x": np.load("x.npy")})["y"]
@@ -303,7 +303,7 @@ def test_an_unstructured_network_is_told_from_a_2_4_one(files, cli):
     assert max(map(len, out.splitlines())) <= 120
     code, out, _ = cli("inspect-sparsity sparse.onnx")
     assert code == 0 and len(re.findall(r"^.* 100\.00 % +0\.00 %  2:4$", out, re.M)) == 15
-    assert "\n2:4: all 15 layers that can be are;" in out
+    assert "\n2:4: all 15 layers that can have the pattern have it;" in out
 
     rows = json.loads(cli("inspect-sparsity anywhere.onnx --json")[1])
     assert rows["summary"] == share[0].strip() + " of its groups do"
@@ -346,8 +346,8 @@ def test_sparsity_of_partly_pruned_and_computed_weights(files, cli):
         "y dense",
     ]
     assert out.endswith(
-        "\npartly 2:4: 1 of the 4 layers that can be are; in all 14.3 % zeros, 28.57 % of groups fit\n"
-        "--sparsity=force would prune 2 initializers, and take away 12.68 % of their energy\n"
+        "\npartly 2:4: 1 of the 4 layers that can be 2:4 are 2:4; overall 14.3 % zeros, 28.57 % of groups fit\n"
+        "--sparsity=force would prune 2 initializers, which would lose 12.68 % of their energy\n"
     )
 
 

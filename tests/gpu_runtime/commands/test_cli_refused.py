@@ -206,14 +206,17 @@ def test_files_of_another_kind_are_not_overwritten(files, refused):
     (files / "notes.txt").write_text("notes")
     build = "build tiny.onnx --device h200"
     for target in ("old.onnx", "old.npz", "notes.txt", "old.json", "x.npy"):
-        refused(f"{build} -o {target}", f"--saveEngine {target}: is there already and is not an engine")
+        refused(f"{build} -o {target}", f"--saveEngine {target}: is an existing file of another kind, which an engine would")
     refused(f"{build} -o old.engine --exportLayerInfo=old.onnx", "--exportLayerInfo old.onnx: is there already and is")
-    refused(f"{build} --sparsity=force --savePruned=old.engine", "--savePruned old.engine: is there already and is not an ONNX")
-    refused("prune tiny.onnx -o old.engine", "--output old.engine: is there already and is not an ONNX model")
+    refused(
+        f"{build} --sparsity=force --savePruned=old.engine",
+        "--savePruned old.engine: is an existing file of another kind, which an ONNX",
+    )
+    refused("prune tiny.onnx -o old.engine", "--output old.engine: is an existing file of another kind, which an ONNX")
     run = "run tiny.engine --emulate --input x=x.npy --output"
-    refused(f"{run} old.onnx", "--output old.onnx: is there already and is not a .npz file")
+    refused(f"{run} old.onnx", "--output old.onnx: is an existing file of another kind, which a .npz file")
     refused(f"{run} old.npz.npy".replace("old.npz.npy", "x.npy"), "--output x.npy: is a file that this command reads")
-    refused("report tiny.engine -o old.engine", "--output old.engine: is there already and is not a text")
+    refused("report tiny.engine -o old.engine", "--output old.engine: is an existing file of another kind, which a text")
 
 
 def test_an_empty_file_and_one_of_the_same_kind_are_overwritten(files, cli):

@@ -50,12 +50,12 @@ def test_of_inferences_where_none_is_run(flag, cli):
     assert flag.name in OWN
     for form in forms(flag, VALUES.get(flag.name, "7")):
         name = "--streams" if flag.name == "--infStreams" else flag.name
-        for more, why in (("", "none is run where times are predicted"), ("--skipInference", "--skipInference runs none")):
+        for more, why in (("", "none is run when times are predicted"), ("--skipInference", "--skipInference runs none")):
             code, _, err = cli(f"build {form} {more} --device h200 nope.onnx")
             if flag.name in RESULTS:
-                assert code == 2 and f"Error: {name}: of inferences, and {why}: " in err, err
+                assert code == 2 and f"Error: {name} apply to timed inferences, but {why}: " in err, err
             else:
-                assert code == 1 and (f"ignored: {name}: of inferences, and " in err) and err.endswith(GONE), err
+                assert code == 1 and (f"ignored: {name} apply to timed inferences, but " in err) and err.endswith(GONE), err
 
 
 @pytest.mark.parametrize("flag", [f for f in TRTEXEC_FLAGS if f.verdict == "ignored"], ids=lambda f: f.name)
@@ -88,7 +88,9 @@ def test_what_is_ignored_for_one_reason_is_one_line(cli):
     code, _, err = cli(f"build nope.onnx {typed}")
     lines = err.splitlines()
     assert code == 1 and len(lines) == 3 and lines[0].startswith("ignored: --avgTiming=8, --minTiming=2: every tactic")
-    assert lines[1].startswith("ignored: --warmUp, --duration, --avgRuns, --percentile: of inferences, and none is run where ")
+    assert lines[1].startswith(
+        "ignored: --warmUp, --duration, --avgRuns, --percentile apply to timed inferences, but none is run when "
+    )
 
 
 # ---- --loadEngine
@@ -97,7 +99,7 @@ def test_what_is_ignored_for_one_reason_is_one_line(cli):
 def test_an_engine_that_was_built_before(files, cli, monkeypatch):
     monkeypatch.setattr(devices, "why_no_gpu", lambda: "the CUDA driver reports no device")
     code, out, err = cli("build --loadEngine=tiny.engine")
-    assert (code, out) == (1, "") and "error: inferences are timed on a GPU, and none can be used here: " in err
+    assert (code, out) == (1, "") and "error: no GPU can be used here to time inferences: " in err
     assert err.endswith("gpu-runtime bench tiny.engine --predict prints the predicted time\n")
     written = "--exportLayerInfo=l.json --exportProfile=p.json --exportTrace=t.json"
     code, out, err = cli(f"build --loadEngine=tiny.engine --skipInference --dumpProfile --dumpLayerInfo --fp16 {written}")
@@ -112,7 +114,7 @@ def test_an_engine_that_was_built_before(files, cli, monkeypatch):
         ("tiny.onnx", "--loadEngine reads an engine and builds none: leave out MODEL"),
         ("--onnx=tiny.onnx --saveEngine=new.engine", "leave out --onnx, -o"),
         ("--device=a100", "--device: expected the number of a GPU here, got 'a100'"),
-        ("--skipInference --exportTimes=t.json", "--exportTimes: of inferences, and --skipInference runs none"),
+        ("--skipInference --exportTimes=t.json", "--exportTimes apply to timed inferences, but --skipInference runs none"),
     ],
 )
 def test_what_does_not_go_with_an_engine(typed, words, files, cli):

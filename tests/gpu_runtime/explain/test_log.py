@@ -226,4 +226,4 @@ def test_all_that_a_build_prints_fits_a_screen(files, cli, monkeypatch, columns)
     whole = [line for line in out.splitlines() if columns or not line.startswith("(Sparsity)")]
     assert max(map(len, whole)) <= (columns or 120)
     assert out.startswith("Planning for GeForce RTX 3090 (sm_86); times are predicted(rtx3090), nothing is")
-    assert out.endswith("gpu-runtime explain s.engine [LAYER] says more of each layer\n")
+    assert out.endswith("gpu-runtime explain s.engine [LAYER] explains each layer\n")

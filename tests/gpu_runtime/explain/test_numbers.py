@@ -90,7 +90,7 @@ def test_all_commands_show_one_weight_energy(name):
         whole = sum(r["lost_energy"] * r["energy"] for r in changed.values()) / sum(r["energy"] for r in changed.values())
         assert whole == pytest.approx(pruned.sparsity.pruned_energy)
         assert f"initializers, {lost_text(whole)} of their energy" in " ".join(wording.sparsity_text(pruned).split())
-        told = f"would prune {len(changed)} initializers, and take away {lost_text(whole)} of their energy"
+        told = f"would prune {len(changed)} initializers, which would lose {lost_text(whole)} of their energy"
         assert told in pattern.pruning(list(rows.values()))
     assert all(r.stored_share in (None, 1.0) for r in pruned.sparsity.rows), "what is pruned has the pattern"
 

@@ -42,8 +42,8 @@ def test_pruned_is_what_a_forced_build_prunes_to(digits, cli):
     assert (code, err) == (0, "") and out.endswith("\nWrote sparse.onnx: build it with --sparsity=enable\n")
     importer.read("dense.onnx", prune=True, save_pruned=digits / "forced.onnx", shapes={"x": (1, 1, 8, 8)})
     assert onnx.load("forced.onnx") == onnx.load("sparse.onnx")
-    assert "Pruned 15 of the 15 weights that can be 2:4; 18.86 % of their energy (the sum of their squares) is gone\n" in out
-    assert "take away 18.86 % of their energy" in cli("inspect-sparsity dense.onnx")[1]
+    assert "Pruned 15 of the 15 weights that can be 2:4; they lost 18.86 % of their energy (the sum of their squares)\n" in out
+    assert "which would lose 18.86 % of their energy" in cli("inspect-sparsity dense.onnx")[1]
     assert max(map(len, out.splitlines())) <= 120
     again = cli("prune sparse.onnx -o again.onnx")[1]
     assert "Pruned 0 of the 15 weights that can be 2:4 (15 were already)\n" in again
@@ -150,7 +150,10 @@ def test_calibration_measures_and_restores(digits, cli):
     assert 10 * np.log10((before**2).sum() / ((y - before) ** 2).sum()) >= 12
     rows = {r["layer"]: r["verdict"] for r in pattern.inspect("some.onnx")}
     assert 0 < sum(v == "2:4" for v in rows.values()) < 15
-    assert "restored: its outputs differ the most" in " ".join(out.split()) and "\nLeft dense for that: " in out
+    assert (
+        "restored: pruning it changes the outputs the most" in " ".join(out.split())
+        and "\nLeft dense to meet the limit: " in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
         assert bool(r["reason"]) != bool(r["saved_us"])
         assert len(r["layers"]) > 1 or r["lost_energy"] == rows[r["layers"][0]]["lost_energy"]
     text = cli(args)[1]
-    assert "With all of them pruned, on GeForce RTX 3090, predicted(rtx3090):\n" in text and "us per % lost" in text
+    assert "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090):\n" in text and "us per % lost" in text
     assert "\nSaves nothing: " in text and max(map(len, text.splitlines())) <= 120
 
 
@@ -273,7 +276,7 @@ def test_what_stays_in_its_order_says_why(tmp_path, cli):
     w = {"w": np.random.default_rng(0).standard_normal((8, 4, 1, 1)).astype(np.float32)}
     onnx.save(model([node("Conv", "x w", "y", name="conv")], {"x": (1, 4, 4, 4)}, "y", w), "m.onnx")
     code, out, _ = cli("prune m.onnx -o s.onnx --permute")
-    told = "pruned, its channels in place: Conv conv reads a tensor that has no movable channels"
+    told = "pruned, its channels were not permuted: Conv conv reads a tensor that has no channels that can be permuted"
     assert code == 0 and told in " ".join(out.split())
     row = json.loads(cli("prune m.onnx -o s.onnx --permute --json")[1])["weights"][0]
     assert row["channels_in_place"] == told.partition(": ")[2]
