@@ -13,7 +13,7 @@ from contextlib import contextmanager
 # call need not be the cause, because kernels run long after their launch. (CUDA Runtime API, "cudaError_t": "the process must
 # be terminated and relaunched"; and the errors of an absent driver or device.)
 FATAL = {
-    3: "CUDA cannot begin in this process; one that was forked after CUDA began cannot use it",
+    3: "CUDA cannot be initialized in this process; a process forked after CUDA was initialized cannot use it",
     4: "the driver is shutting down",
     46: "the device is unavailable",
     201: "the context is invalid",
@@ -24,13 +24,13 @@ FATAL = {
     702: "a kernel ran into the driver's time limit",
     709: "the context was destroyed",
     710: "a kernel's assertion failed",
-    714: "an error of the hardware's stack",
+    714: "a hardware stack error",
     715: "an illegal instruction",
     716: "a misaligned address",
     717: "an access to the wrong address space",
     718: "an invalid program counter",
     719: "a launch failed",
-    721: "tensor memory was not given back",
+    721: "tensor memory was not freed",
     806: "the MPS server did not answer",
     810: "the MPS server ended this process",
     911: "an error outside the GPU",
@@ -85,8 +85,8 @@ def explained() -> Iterator[None]:
     except RuntimeError as e:
         if (why := why_fatal(e)) and not hasattr(e, "__notes__"):
             e.add_note(
-                f"The GPU is lost to this process ({why}): start a new process. The fault may be of any kernel that ran: "
-                "CUDA_LAUNCH_BLOCKING=1 and graph=False, or compute-sanitizer, show which."
+                f"This process can no longer use the GPU ({why}): start a new process. Any kernel that ran may be the cause: "
+                "CUDA_LAUNCH_BLOCKING=1 and graph=False, or compute-sanitizer, show which one."
             )
         raise
 

@@ -89,7 +89,7 @@ def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple
         return arguments
     names = {m.name for m in order.members}
     faults = [f"'{m.name}' is missing" for m in order.members if m.name not in named]
-    faults += [f"'{name}' is not one of them" for name in named if name not in names]
+    faults += [f"'{name}' is not a member" for name in named if name not in names]
     both = [(m, named[m.name]) for m in order.members if m.name in named]
     faults += [f"'{m.name}' is of type {m.kind}, got {value}" for m, value in both if not _fits(m.kind, value)]
     struct = _source(kernel).params

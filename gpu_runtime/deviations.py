@@ -49,8 +49,12 @@ class Deviations:
 
     def text(self, tensor: str) -> str:
         e = self.errors[tensor]
-        made = "is infinite or NaN where FP32 is not" if math.isinf(e.relative) else f"is off by {e.relative:.2g} of FP32"
-        return f"{tensor!r} {made}, rounding it once by {e.own:.2g}"
+        made = (
+            "is infinite or NaN where FP32 is not"
+            if math.isinf(e.relative)
+            else f"differs from FP32 by {e.relative:.2g} (relative)"
+        )
+        return f"{tensor!r} {made}; rounding alone gives {e.own:.2g}"
 
     def record(self) -> Compared:
         """As JSON takes it: an infinite error, of what is infinite or NaN, is null."""
@@ -97,8 +101,8 @@ def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:
 
 
 def _sentence(op: Op, e: Error, before: float) -> str:
-    made = "infinite or NaN" if math.isinf(e.relative) else f"off by {e.relative:.1e}"
-    return f"on the calibration input {op.name} was {made} where FP32 is not, from inputs off by {before:.1e}"
+    made = "infinite or NaN, unlike in FP32" if math.isinf(e.relative) else f"{e.relative:.1e} off FP32"
+    return f"on the calibration input, {op.name} was {made}, but its inputs only {before:.1e} off"
 
 
 def _error(errors: Mapping[str, Error], tensor: str) -> float:

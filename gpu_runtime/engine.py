@@ -235,7 +235,9 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
     except ValueError as e:
         raise e if isinstance(e, EngineError) else EngineError(f"{name!r}: expected the path of an engine file: {e}") from None
     except MemoryError:
-        raise EngineError(f"{name}: it takes more memory than there is. Free memory, or build it for smaller inputs") from None
+        raise EngineError(
+            f"{name}: it needs more memory than is available. Free memory, or build it for smaller inputs"
+        ) from None
 
 
 def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool) -> Engine:
@@ -259,11 +261,11 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
     try:
         record = _derived(record, arena)
     except Fault as e:
-        raise _bad(name, f"not an engine that this gpu_runtime makes: in its plan, {e}") from None
+        raise _bad(name, f"not a valid engine: in its plan, {e}") from None
     coded = [s for s in record.sections if s.kind == "cubin"]
     if coded and not allow_cubins:
         raise EngineError(
-            f"{name}: holds machine code for {len(coded)} kernels, which would run as it is. If you trust its maker, "
+            f"{name}: holds machine code for {len(coded)} kernels, which nothing checks. If you trust its author, "
             "load it with allow_cubins=True; else build the engine without --embed-cubins"
         )
     arena.setflags(write=False)
@@ -287,17 +289,17 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, in
     except (ValueError, RecursionError):
         intact = False
     if not intact:
-        raise _bad(name, "damaged: its header is not the one that belongs to its plan")
+        raise _bad(name, "damaged: its header does not match its plan")
     if data.get("plan_sha256") != _plan_sha256(data):
-        raise _bad(name, "damaged: its plan does not have the sha256 that it states")
+        raise _bad(name, "damaged: the sha256 of its plan differs from the stored one")
     try:
         record = _record(data)
     except codec.Misfit as e:
-        raise _bad(name, f"not an engine of this kind: in its plan, {e}") from None
+        raise _bad(name, f"not a valid engine: in its plan, {e}") from None
     if problem := _layout_problem(record.sections, got):
         raise _bad(name, f"its list of sections is wrong: {problem}")
     if problem := bounds.fault(record):
-        raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
+        raise _bad(name, f"not a valid engine: in its plan, {problem}")
     return record, got
 
 
@@ -336,9 +338,9 @@ def _check_size(arena: object, got: int, name: str) -> None:
     """Whether the file has as many bytes of data as its header says."""
     shape = arena.get("shape") if isinstance(arena, dict) else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
-        raise _bad(name, "damaged: its header does not describe an arena")
+        raise _bad(name, "damaged: its header has no valid entry for the arena")
     if shape[0] != got:
-        what = "truncated" if got < shape[0] else "damaged: it goes on after its end"
+        what = "truncated" if got < shape[0] else "damaged: it has extra bytes at its end"
         raise _bad(name, f"{what}: expected {shape[0]} bytes of data, got {got}")
 
 
@@ -357,7 +359,7 @@ def _too_large(header: bytes) -> str | None:
 def _verify(arena: np.ndarray, sections: Sequence[Section], name: str) -> None:
     for s in sections:
         if _sha256(_section(arena, s)) != s.sha256:
-            raise _bad(name, f"damaged: section '{s.name}' does not have the sha256 that the plan states")
+            raise _bad(name, f"damaged: the sha256 of section '{s.name}' differs from the one in the plan")
         if arena[s.end : s.offset + padded(s.nbytes)].any():
             raise _bad(name, f"damaged: the padding after section '{s.name}' is not zero")
 
@@ -381,15 +383,15 @@ def _layout_problem(sections: Sequence[Section], arena_bytes: int) -> str | None
     end = 0
     for s in sections:
         if s.offset != end:
-            return f"'{s.name}': expected offset {end}, got {s.offset}"
+            return f"section '{s.name}': expected offset {end}, got {s.offset}"
         end += padded(s.nbytes)
     if len({(s.kind, s.name) for s in sections}) < len(sections):
-        return "a name occurs twice"
+        return "two sections have the same name"
     kinds = [s.kind for s in sections]
     if kinds != sorted(kinds, reverse=True):
-        return "machine code stands before weights"
+        return "machine code comes before weights"
     if end != arena_bytes:
-        return f"they end at byte {end}, the arena at {arena_bytes}"
+        return f"the sections end at byte {end}, the arena at {arena_bytes}"
     return None
 
 

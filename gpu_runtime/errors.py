@@ -70,7 +70,7 @@ def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
                 return function(model, *args, **options)
         except MemoryError:
             cure = "free memory, or give smaller sizes with --shapes"
-            raise ModelError(f"{name}: it takes more memory than there is: {cure}") from None
+            raise ModelError(f"{name}: it needs more memory than is available: {cure}") from None
         except RecursionError:
             raise ModelError(f"{name}: it is nested more deeply than any exporter writes: export it again") from None
 

@@ -242,18 +242,16 @@ def _fitted(
     network, found = ranges.fit(lowered, calibration, smaller, imported.maskable)
     progress(Progress("range", found.source))
     if not found.seen:
-        text = (
-            f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else only a run shows overflow"
-        )
+        text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if found.stuck:
         reached = dict(found.high)
         reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
-        text = f"{network.name}: on {found.source}, {reaching}: FP16 ends at {ranges.FP16_MAX:g}"
+        text = f"{network.name}: on {found.source}, {reaching}: FP16's maximum is {ranges.FP16_MAX:g}"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if calibration is None or (large := execution.too_large(network, execution.PLAN)):
         if calibration is not None:
-            found = replace(found, compared=Compared(f"{large}: instead, operators with a known danger compute in FP32"))
+            found = replace(found, compared=Compared(f"{large}: instead, operators with known numerical risks compute in FP32"))
         network, kept = cliffs.keep(network)
         found = replace(found, single=(*found.single, *kept.items()))
     return network, found
@@ -268,7 +266,7 @@ def _ends(
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
     for t in network.outputs:
         if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
-            text = f"{network.name}: {dict(reached.single)[t.name]}: ask for the output as fp32"
+            text = f"{network.name}: {dict(reached.single)[t.name]}: request this output as fp32"
             warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     return ends
 

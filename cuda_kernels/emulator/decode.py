@@ -25,7 +25,7 @@ def decode(module: Module, kernel: str | None = None) -> Decoded:
     chosen = [f for f in entries if kernel is None or f.name == kernel]
     if len(chosen) != 1:
         listed = ", ".join(f.name for f in entries) or "none"
-        raise DecodeError(f"kernel {kernel or '(unnamed)'} is not the one kernel meant; the module has: {listed}")
+        raise DecodeError(f"expected one kernel{f' named {kernel}' if kernel else ''}; the module has: {listed}")
     return _arrays(_decoded(module, chosen[0]))
 
 

@@ -297,7 +297,7 @@ class _Parser:
         if text[0] == ".":
             return self.declaration(text)
         if self.function is None:
-            raise ParseError(f"PTX line {self.start}: '{text[:80]}' stands outside a function")
+            raise ParseError(f"PTX line {self.start}: '{text[:80]}' is outside a function")
         guard = ""
         if match := _GUARD.match(text):
             guard, text = match[1] + match[2], text[match.end() :]

@@ -91,7 +91,7 @@ class Options:
         for end in sorted({*self.low_ends, *self.high_ends}):
             if end not in APPROXIMATE or end in self.low_ends and end in self.high_ends:
                 known = ", ".join(APPROXIMATE)
-                raise ValueError(f"low_ends, high_ends: got '{end}', expected each of {known} in one of them at most")
+                raise ValueError(f"low_ends, high_ends: got '{end}', expected names out of {known}, none in both")
 
 
 def _whole(value: object, low: int, high: int) -> bool:
@@ -402,9 +402,9 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
             raise ValueError(f"{what} {tuple(values)}: expected three positive numbers")
     threads, most = math.prod(block), math.prod(d.maxntid)
     if threads > 1024:
-        raise ValueError(f"{name}: a block of {threads} threads, at most 1024")
+        raise ValueError(f"{name}: expected a block of at most 1024 threads, got {threads}")
     if d.maxntid and threads > most:
-        raise ValueError(f"{name}: a block of {threads} threads, but the kernel declares at most {most}")
+        raise ValueError(f"{name}: expected a block of at most {most} threads, as the kernel declares, got {threads}")
     used = d.static_end - SHARED_START + dynamic_smem
     if used > options.smem_limit:
         raise ValueError(f"{name}: {used} bytes of shared memory, the device allows {options.smem_limit}")

@@ -29,7 +29,7 @@ START_S, HANG_S = 60.0, 15.0  # time limits of a child's start and answer; four 
 MOST_LOST = 2  # processes of one kernel; a third is not started
 COMMON = 3  # families without a correct case: then the shared code is at fault, and no kernel is left out
 SHARE = 0.8  # of the time limit for families, if rates are measured too
-OVER = "the time limit came first"
+OVER = "not reached within the time limit"
 NO_CLOCK = "the driver is emulated: its times are no GPU's"
 CHECKS = ("CUDA graphs", "dependent launches")
 EMULATED_CHECKS = ("dependent launches",)
@@ -200,7 +200,7 @@ class _Patient:
             return {"unasked": OVER}
         if not self._helper.running and "device" not in (hello := self.start()):
             why = hello.get("none") or hello.get("error")
-            return {"unasked": OVER if deadline <= time.monotonic() else f"no process starts any more: {why}"}
+            return {"unasked": OVER if deadline <= time.monotonic() else f"no further process starts: {why}"}
         reply = self._helper.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
         if reply.get("fatal") and deadline <= time.monotonic():
             return {"unasked": OVER}
@@ -213,7 +213,7 @@ class _Patient:
             return Verdict(name, "untested", _short(reply["unasked"]))
         if why := reply.get("wrong") or reply.get("error"):
             return Verdict(name, "failed", _short(why))
-        return Verdict(name, "passed", f"as they should be ({time.monotonic() - begun:.1f} s)")
+        return Verdict(name, "passed", f"correct ({time.monotonic() - begun:.1f} s)")
 
     def rate(self, device: Device, name: str) -> Rate:
         reply = self.ask({"op": "rate", "name": name}, self.deadline)
@@ -234,7 +234,7 @@ def _run(
         progress(Progress("examine", case.kernel, done, len(todo)))
         lost = sum(o.lost for o in found if o.case.kernel == case.kernel)
         if lost >= MOST_LOST:
-            found.append(Outcome(case, "untested", f"{lost} processes were lost to this kernel before"))
+            found.append(Outcome(case, "untested", f"this kernel already crashed {lost} processes"))
             continue
         found.append(_outcome(patient, compiling, case, deadline))
     pool.shutdown(wait=False, cancel_futures=True)
@@ -254,7 +254,7 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
     if "unasked" in reply:
         return Outcome(case, "untested", _short(reply["unasked"]))
     if "wrong" in reply:
-        return Outcome(case, "failed", _short(f"computes something else: {reply['wrong']}"))
+        return Outcome(case, "failed", _short(f"computes wrong results: {reply['wrong']}"))
     if "error" in reply:
         return Outcome(case, "failed", _short(reply["error"]), lost=bool(reply.get("fatal")))
     return Outcome(case, "passed", error_of=float(reply["error_of"]))

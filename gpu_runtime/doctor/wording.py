@@ -103,7 +103,7 @@ def _words(family: Family) -> str:
     parts = []
     if failed:
         lost = sum(o.lost for o in failed)
-        parts.append(f"{len(failed)} failed" + (f", {lost} with their process" if lost else ""))
+        parts.append(f"{len(failed)} failed" + (f", {lost} of them crashed their process" if lost else ""))
     if untested:
         parts.append(untested[0].why)
     if right := family.of("passed"):
@@ -114,7 +114,7 @@ def _words(family: Family) -> str:
 def _failures(found: Examination) -> list[str]:
     failed = [o for f in found.families for o in f.of("failed")]
     lines = [line for o in failed[:MOST_SHOWN] for line in wrap(printable(f"{o.case.tactic.name}: {o.why}"))]
-    return lines + ([f"and {len(failed) - MOST_SHOWN} more, all of them in --json"] if len(failed) > MOST_SHOWN else [])
+    return lines + ([f"and {len(failed) - MOST_SHOWN} more; --json lists all"] if len(failed) > MOST_SHOWN else [])
 
 
 def _rates(found: Examination) -> list[str]:

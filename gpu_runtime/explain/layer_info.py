@@ -187,7 +187,7 @@ def _parameters(layer: Layer, timing: Timing) -> Keys:
     if isinstance(p, PointwiseProblem):
         return _pointwise(p, len(layer.inputs))
     if isinstance(p, LibraryProblem):
-        basis = "counted as each byte once, in one launch" if timing.is_predicted else "measured"
+        basis = "estimated as one launch that moves each byte once" if timing.is_predicted else "measured"
         return {"ParameterType": "Library", "Function": p.function, "TimeBasis": basis} | {
             f"Attribute_{name}": codec.plain(value) for name, value in sorted(p.attributes)
         }

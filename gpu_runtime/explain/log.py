@@ -120,7 +120,7 @@ def _range_facts(record: EngineRecord) -> list[tuple[str, str]]:
     if scaled:
         high = {t: v for t, v in found.high if v is not None and t in scaled}
         top = max(high, key=lambda t: high[t])
-        text = f"{len(scaled)} tensors are stored times 2^{min(scaled.values())} or more, since FP16 ends at 65504: "
+        text = f"{len(scaled)} tensors are stored times 2^{min(scaled.values())} or more, since FP16's maximum is 65504: "
         facts.append(("scaled", printable(f"{text}{top!r} reaches {high[top]:g} on {found.source}")))
     if found.stuck:
         shown = "; ".join(f"{t!r}: {why}" for t, why in found.stuck[:2])

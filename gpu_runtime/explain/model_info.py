@@ -57,7 +57,7 @@ def text(info: ModelInfo) -> str:
         first, *more = info.problem.splitlines()
         rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]
     else:
-        chosen = "; its open sizes are yours to choose" if info.shapes else ""
+        chosen = "; choose its dynamic sizes with --shapes" if info.shapes else ""
         rows.append(("build", f"{info.command}  ({info.layers} layers once fused{chosen})"))
     lines = [f"{info.file}: an ONNX model, {opsets}, IR version {info.ir_version}{made}, {size_text(info.nbytes)}"]
     for name, value in rows:

@@ -67,7 +67,7 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
     whose = "weights of merged branches" if rows[0].branches else "weights"
     text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
     if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
-        text += f"; pruning takes {span_text(lost, lost_text)} of their energy"
+        text += f"; pruning loses {span_text(lost, lost_text)} of their energy"
     if faster := _faster(rows):
         return f"{text}; pruned, {len(faster)} would be faster, up to {ratio_text(max(faster))}"
     return text + ("; pruned, none would be faster" if any(r.if_sparse for r in rows) else "")
@@ -118,10 +118,10 @@ def _dense_faster(row: SparsityRow, record: Explained) -> str:
 
 def _uncertain(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
-    text = f"sparse is predicted to be faster ({sparse} against {dense}), but not surely enough: "
-    text += f"P = {chance_text(row.p_sparse_faster or 0)}"
+    text = f"sparse is predicted to be faster ({sparse} against {dense}), but not with enough certainty: "
+    text += f"P(faster) = {chance_text(row.p_sparse_faster or 0)}"
     if row.other and row.other.premium_us:
-        text += f", for which --risk adds {us_text(row.other.premium_us, record.timing)} to its time"
+        text += f"; --risk therefore adds {us_text(row.other.premium_us, record.timing)} to the sparse time"
     return text
 
 
@@ -130,15 +130,15 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
     needed = f"({best.in_} in, {best.out} out) " if best else ""
     text = f"sparse alone is faster ({sparse} against {dense}), but the formats it needs {needed}"
     if other and other.reformat_us <= 0 < other.around_us:
-        return text + "make the layers around it slower by more than that"
-    return text + "cost the plan more than that"
+        return text + "make the layers around it slower by more than it saves"
+    return text + "cost the plan more than it saves"
 
 
 def _one_launch(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
-    only = f"of its layers only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
+    only = f"only {', '.join(row.able)} of its layers " if len(row.able) < len(row.layers) else ""
     text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
-    return f"{text}; one of them alone takes {sparse} sparse"
+    return f"{text}; launched alone, such a layer takes {sparse} sparse"
 
 
 def _within_noise(row: SparsityRow, record: Explained) -> str:
@@ -161,7 +161,7 @@ def _pattern_violation(row: SparsityRow, record: Explained) -> str:
             text += f", {first_violation(row)}"
     if lost is not None:
         how = "the nearest pattern" if row.branches else "the nearest pattern (--sparsity=force)"
-        text += f". Pruning to {how} takes away {lost_text(lost)} of their energy"
+        text += f". Pruning to {how} loses {lost_text(lost)} of their energy"
     return text
 
 
@@ -178,8 +178,8 @@ def first_violation(row: SparsityRow) -> str:
 
 def _grouped(row: SparsityRow, record: Explained) -> str:
     if row.groups == row.c:
-        return "it is a depthwise convolution: each output has one input channel, and a 2:4 group has four"
-    return f"it is a grouped convolution, and no sparse tactic takes its groups{_detail(row)}"
+        return "it is a depthwise convolution: each output channel reads one input channel, but a 2:4 group needs four"
+    return f"it is a grouped convolution, and no sparse tactic supports its groups{_detail(row)}"
 
 
 # ---- what would change it
@@ -197,7 +197,7 @@ def _limit(row: SparsityRow, record: Explained) -> str:
         return f"2:4 can gain next to nothing here: no sparse kernel could be more than {_up(most)} as fast."
     if row.reason == "dense_faster":
         bound = RESOURCES[floor.bound]
-        return f"No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
+        return f"No sparse kernel could be more than {_up(most)} as fast as the best dense one (limited by {bound})."
     if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
         return "Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows their times."
     return ""
@@ -233,21 +233,23 @@ REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
     ),
     "one_launch": ReasonText(
         "one launch",
-        lambda rows, _: f"one launch runs them dense; launched alone, {sum(len(r.able) for r in rows)} could run sparse",
+        lambda rows, _: (
+            f"one launch runs these layers dense; launched alone, {sum(len(r.able) for r in rows)} could run sparse"
+        ),
         _one_launch,
     ),
     "uncertain": ReasonText(
         "uncertain",
         _uncertain_picks,
         _uncertain,
-        lambda *_: "Building on the GPU, where both are measured, would settle it.",
+        lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
     "within_noise": ReasonText("within noise", lambda *_: "sparse and dense are closer than their spread", _within_noise),
     "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
     "channels_not_multiple_of_4": ReasonText(
         "C not 4n",
         lambda *_: "2:4 needs groups of four input channels",
-        lambda row, _: f"its number of input channels is no multiple of 4, which 2:4 needs{_detail(row)}",
+        lambda row, _: f"its number of input channels is not a multiple of 4, as 2:4 requires{_detail(row)}",
     ),
     "grouped_conv": ReasonText("grouped", lambda *_: "no sparse kernel runs these groups of channels", _grouped),
     "no_sparse_tactic": ReasonText("no kernel", _without_tactic, _no_sparse_tactic, _limit),

@@ -28,7 +28,7 @@ from tactics.roofline import floors
 from tactics.tactic import Tactic
 
 Best = tuple[Tactic, Time] | None
-OTHER_FORM = "As the plan runs the layer, over channels that lie otherwise, its weights lose the 2:4 pattern"
+OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
 def sparsity(

@@ -45,7 +45,7 @@ def _totals(record: EngineRecord) -> list[str]:
     )
     library = [layer.time_us for layer in plan.layers if layer.type == "library"]
     if library:
-        basis = ", counted as each byte once, in one launch" if timing.is_predicted else ""
+        basis = ", estimated as one launch that moves each byte once" if timing.is_predicted else ""
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
     lines += _range_lines(record)
     if p.measured_us is not None:
@@ -83,9 +83,9 @@ def _range_lines(record: EngineRecord) -> list[str]:
 def _compared_lines(compared: Compared) -> list[str]:
     if compared.skipped:
         return wrap(printable(f"compared not run on the calibration input: {compared.skipped}"), indent=9)
-    errors = "; ".join(f"{t!r} {_off(e)}, rounding it once {own:.1e}" for t, e, own in compared.outputs)
+    errors = "; ".join(f"{t!r} {_off(e)}, rounding alone {own:.1e}" for t, e, own in compared.outputs)
     text = f"compared with FP32 on the calibration input, relative errors: {errors}"
-    return wrap(printable(f"{text}; after {compared.rounds} rounds of layers put into FP32"), indent=9) if errors else []
+    return wrap(printable(f"{text}; after {compared.rounds} rounds of moving layers to FP32"), indent=9) if errors else []
 
 
 def _off(error: float | None) -> str:
@@ -96,14 +96,14 @@ def _least(memory: Memory) -> str:
     """Compares the activations' arena with the most that is alive at once: no packing can take less."""
     bound, total = memory.largest_live_bytes, memory.activation_bytes
     if total <= bound:
-        return " (proven minimal for this order: that much is alive at once)"
-    return f" ({size_text(bound)} is alive at once: at most {100 * (total - bound) / total:.2f} % could be saved)"
+        return " (proven minimal for this order: all of it is live at once)"
+    return f" ({size_text(bound)} is live at once: at most {100 * (total - bound) / total:.2f} % could be saved)"
 
 
 def trust_text(record: EngineRecord, checked: bool) -> str:
     """Whether the engine's steps were checked against its layers."""
     if not checked:
-        return "not checked: its steps come from other kernel sources, so it cannot run here"
+        return "not checked: the engine was built with other kernel sources, so it cannot run here"
     coded, text = record.num_cubins, "checked: every launch, argument and place in memory follows from its layers"
     return text + (f"; nothing checks the machine code of {coded} kernels: you have to trust it" if coded else "")
 

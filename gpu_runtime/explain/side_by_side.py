@@ -43,7 +43,7 @@ def text(plans: Sequence[Outlook]) -> str:
     lines += ["", "Where the facts come from:"]
     for p in plans:
         d = p.device
-        held = f". Of predictions: {held_text(d)}" if held_text(d) else ""
+        held = f". Predictions: {held_text(d)}" if held_text(d) else ""
         lines += wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
     return "\n".join(lines) + "\n"
 
@@ -81,7 +81,7 @@ TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
 
 def _differ(differing: Sequence[str], rows: Mapping[str, SparsityRow]) -> str:
     if not differing:
-        return "Every layer has the same verdict on all of them."
+        return "Every layer has the same verdict on all devices."
     return f"{len(differing)} of {len(rows)} layers have different verdicts:"
 
 

@@ -133,7 +133,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     or a wish that no kernel grants, EngineError where the engine holds no tables."""
     plan, stored = record.plan, record.plan.choices
     if stored is None:
-        raise EngineError("this engine holds no tables to plan with: build it again")
+        raise EngineError("this engine does not contain the planner's tables: build it again")
     g = graph(stored)
     force: dict[str, Test] = {}
     for layer, wish in wishes.items():
@@ -188,10 +188,10 @@ def text(record: EngineRecord, found: Answer) -> str:
         f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
     moved: list[tuple[str, Side, Side]] = [(printable(c.name), c.before, c.after) for c in found.layers]
-    moved += [(f"reformat of {printable(hop.tensor)} goes", hop, None) for hop in found.reformats_gone]
-    moved += [(f"reformat of {printable(hop.tensor)} comes", None, hop) for hop in found.reformats_new]
+    moved += [(f"reformat of {printable(hop.tensor)} removed", hop, None) for hop in found.reformats_gone]
+    moved += [(f"reformat of {printable(hop.tensor)} added", None, hop) for hop in found.reformats_new]
     if not moved:
-        return "\n".join([*lines, "Nothing moves: the plan is like that already.", ""])
+        return "\n".join([*lines, "Nothing changes: this is already the plan.", ""])
     now, then = ([side.us if side else 0.0 for side in sides] for sides in list(zip(*moved, strict=True))[1:])
     sums = round(sum(now), 2), round(sum(now), 2) + then_us - now_us
     rows = [
@@ -205,7 +205,7 @@ def text(record: EngineRecord, found: Answer) -> str:
 def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
     """One side of what moves, with its time as it is shown, given the other side."""
     if side is None:
-        return "-" if isinstance(other, Hop) else "- (part of another)"
+        return "-" if isinstance(other, Hop) else "- (fused into another)"
     if isinstance(side, Hop):
         return f"{us_text(us, timing)} {side.from_}->{side.to}"
     fused = f"\nas {printable(side.op)}" if isinstance(other, Entry) and other.op != side.op else ""

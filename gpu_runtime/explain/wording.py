@@ -92,8 +92,8 @@ def _branches(row: SparsityRow, record: Explained) -> str:
     """The branches that were merged into the layer, and what merging gained."""
     if not row.branches:
         return ""
-    what = f"adds {len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "adds its own input"
-    text = f"One convolution {what}, exactly; the merged weights need the 2:4 pattern"
+    what = f"{len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "a convolution and its own input"
+    text = f"One convolution computes the exact sum of {what}; the merged weights need the 2:4 pattern"
     cost = row.apart_cost_us
     if cost is not None and cost >= SHOWN_US:
         text += f". Without merging, the whole plan would take {us_text(cost, record.timing)} more"
@@ -113,8 +113,8 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
     text = f"Forced {_other_choice(row)}, the whole plan would take {change}"
     best = row.best_dense if row.verdict == "sparse" else row.best_sparse
     if other and best and abs(other.us - best.us) >= SHOWN_US:
-        which = "a kernel of" if other.kernels == 1 else "kernels of together"
-        text += f", with {which} {us_text(other.us, record.timing)} for the formats around it"
+        which = "a kernel that takes" if other.kernels == 1 else "kernels that take together"
+        text += f", with {which} {us_text(other.us, record.timing)} in the surrounding formats"
     if other and (abs(other.reformat_us) >= SHOWN_US or abs(other.around_us) >= SHOWN_US):
         text += f" ({_parts(other, record.timing)})"
     return text + "."
@@ -132,7 +132,7 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
     """What would have to change for the other choice, and how likely the predictions have it wrong."""
     kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
-        text = f"a lower --risk, or measured times: with the predicted ones the {kind} choice costs no more"
+        text = f"a lower --risk, or measured times: with the predicted times the {kind} choice costs no more"
     elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
     elif flip is None:
@@ -149,7 +149,7 @@ def _needed(flip: Flip, kind: str, timing: Timing) -> str:
     """How much faster the other kind's kernels would have to be, as the times that are shown have it."""
     much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{ratio_text(flip.speedup)} as fast"
     times = f"{us_text(flip.needed_us, timing)} instead of {us_text(flip.us, timing)}"
-    doubt = f" (for doubt, --risk adds {us_text(flip.premium_us, timing)} to sparse)" if flip.premium_us >= SHOWN_US else ""
+    doubt = f" (--risk adds {us_text(flip.premium_us, timing)} to the sparse time)" if flip.premium_us >= SHOWN_US else ""
     return f"its {kind} kernels would have to be {much}, {times}{doubt}"
 
 
@@ -170,8 +170,8 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
         parts = (("mma", floor.mma_us), ("dram", floor.dram_us), ("l2", floor.l2_us), ("launch", floor.launch_us))
         times = ", ".join(f"{RESOURCES[key]} {us_text(us, record.timing)}" for key, us in parts)
         least = [us_text(us, record.timing) for us in (floor.dense_us, floor.sparse_us)]
-        text = f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel could take "
-        facts.append(("bound", f"{text}less than {least[0]}, no sparse one less than {least[1]}"))
+        text = f"{RESOURCES[floor.bound]}; at the device's peak: {times}. If it computes every product, a dense kernel takes "
+        facts.append(("bound", f"{text}at least {least[0]}, a sparse one at least {least[1]}"))
     return facts
 
 
@@ -197,7 +197,7 @@ def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
 def _weights(row: SparsityRow) -> str:
     text = f"[{row.k},{row.c // row.groups},{row.kernel[0]},{row.kernel[1]}], groups {row.groups}; "
     if row.pattern_share is None:
-        return text + f"{row.c // row.groups} input channels per group are no multiple of 4"
+        return text + f"{row.c // row.groups} input channels per group are not a multiple of 4"
     text += f"2:4: {fitting_text(row)} of {row.pattern_groups} groups of 4 fit"
     if row.first_violation:
         text += f", {first_violation(row)}"

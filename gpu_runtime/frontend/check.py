@@ -90,7 +90,7 @@ def check_texts(graph: onnx.GraphProto) -> None:
     for name in names:
         if len(name) > MOST_NAME // 10 and (size := len(repr(name))) > MOST_NAME:
             raise ModelError(
-                f"the name {printable(name)[:40]!r}... takes {size} characters as it is printed; expected {MOST_NAME} at most: "
+                f"the name {printable(name)[:40]!r}... takes {size} characters when printed; expected {MOST_NAME} at most: "
                 "give nodes and tensors shorter names"
             )
     for node in graph.node:
@@ -123,7 +123,7 @@ def _producers(graph: onnx.GraphProto, fed: Container[str]) -> dict[str, int]:
         for name in filter(None, node.input):
             if name not in fed and name not in producer:
                 raise ModelError(
-                    f"tensor {name!r}, read by {title(node)}, is no input, initializer or node output: "
+                    f"tensor {name!r}, read by {title(node)}, is not an input, initializer or node output: "
                     "an initializer is missing, export the model again"
                 )
     return producer
@@ -133,7 +133,7 @@ def _check_outputs(graph: onnx.GraphProto, producer: Container[str]) -> None:
     inputs, stored = {v.name for v in graph.input}, {t.name for t in graph.initializer}
     for v in graph.output:
         if v.name in inputs:
-            raise ModelError(f"output {v.name!r} is an input too: take it off the outputs, it is the same array")
+            raise ModelError(f"output {v.name!r} is also an input, the same array: remove it from the outputs")
         if v.name not in producer and v.name not in stored:
             raise ModelError(f"output {v.name!r} is not computed by any node")
 
@@ -187,8 +187,8 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
         others = [node for node in bad if not _is_quantized(node)]
         raise ModelError(
             f"it is quantized ({', '.join(f'{n} {op}' for op, n in counts.items())}), and no kernel computes in integers"
-            + (f"; nor is there one for {unsupported_text(others)}" if others else "")
-            + "\ngive the FP32 or FP16 model that it was made from: kernels compute in FP16, with 2:4 weights too"
+            + (f"; these operators have no kernel either: {unsupported_text(others)}" if others else "")
+            + "\ngive the FP32 or FP16 model from before quantization: kernels compute in FP16, also with 2:4 weights"
         )
     count = "1 node has" if len(bad) == 1 else f"{len(bad)} nodes have"
     raise ModelError(
@@ -232,7 +232,7 @@ def check_values(graph: onnx.GraphProto) -> None:
         reader = infinite.offender(name, readers)
         if not reader and np.isneginf(wide[~finite]).all():
             continue
-        expected = f"{infinite.EXPECTED}, but {reader} reads it" if reader else "+infinity and NaN are no weights"
+        expected = f"{infinite.EXPECTED}, but {reader} reads it" if reader else "+infinity and NaN are not valid weights"
         raise ModelError(
             f"tensor {name!r} holds {np.count_nonzero(~finite)} values that are NaN or infinite, first at "
             f"{np.argwhere(~finite)[0].tolist()}: expected finite weights; {expected}"

@@ -211,7 +211,7 @@ def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
     """That the batch of these inputs is taken as 1."""
     listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in batches)
     other = ",".join(f"{name}:{'x'.join(map(str, (8, *(declared.dims or ())[1:])))}" for name, declared in batches)
-    return f"the batch of input {listed} is open and taken as 1; another: --shapes={other}"
+    return f"the batch of input {listed} is dynamic and set to 1; for another batch give --shapes={other}"
 
 
 def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:

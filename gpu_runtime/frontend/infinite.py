@@ -13,7 +13,7 @@ MOVES = frozenset(
 )
 ENDS = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual IsInf Where Max Min".split())
 SOFTMAX = frozenset("Softmax LogSoftmax ReduceLogSumExp ReduceMax Exp".split())  # and the parts that one is spelled in
-EXPECTED = "-infinity may only stand where sums in front of a Softmax, comparisons, Where, Max or Min read it"
+EXPECTED = "only sums before a Softmax, comparisons, Where, Max and Min may read -infinity"
 Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
 
 

@@ -48,7 +48,7 @@ def load_whole(source: Path | Source) -> onnx.ModelProto:
         try:
             proto = inliner.inline_local_functions(proto)
         except Exception as e:
-            raise ModelError(f"its functions cannot be written out: {first_line(e)}") from e
+            raise ModelError(f"its functions cannot be inlined: {first_line(e)}") from e
         _check_length(proto)
     _load_external(proto, None if isinstance(source, Source) else source.parent)
     return proto
@@ -110,7 +110,7 @@ def _check_functions(proto: onnx.ModelProto) -> None:
         order = list(graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as e:
         ring = " -> ".join(repr(name) for _, name in reversed(e.args[1]))
-        raise ModelError(f"its functions call each other in a circle: {ring}; expected functions that end") from None
+        raise ModelError(f"its functions call each other recursively: {ring}; expected functions without recursion") from None
     _check_growth(proto, calls, order)
     for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
         f = functions.get((node.domain, node.op_type))
@@ -129,8 +129,8 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
     total = sum(n * size.get(c, 1) for c, n in Counter(_calls(proto.graph.node)).items())
     most = max(MOST_NODES, MOST_COPIES * (len(proto.graph.node) + sum(len(f.node) for f in proto.functions)))
     if total > most:
-        cure = f"expected {most} at most: export it without"
-        raise ModelError(f"with its functions written out it would have {total} nodes, {cure}")
+        cure = f"expected {most} at most: export it without functions"
+        raise ModelError(f"with its functions inlined it would have {total} nodes, {cure}")
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
@@ -141,7 +141,7 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
         if t.data_location == TensorProto.EXTERNAL:
             if folder is None:
                 raise ModelError(
-                    f"initializer {name!r} keeps its data in a file, but the model is given without its folder: "
+                    f"initializer {name!r} has external data, but the model is given without its folder: "
                     "give the path of its file, or onnx.load(path), which reads the data"
                 )
             found.append((name, t, *_place(name, t, folder)))

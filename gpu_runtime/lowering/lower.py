@@ -173,7 +173,7 @@ def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
         sources = tuple(views.name(v) for v in layer.inputs)
         return [Op(layer.label, function, sources, views.name(layer.output), constants, layer.nodes, layer.when)]
     if layer.op not in PROBLEMS:
-        raise Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
+        raise Refused(WHY.get(layer.op, "this runtime has no operation that computes it"))
     for v in (*layer.inputs, layer.output):
         if type_of(v) != FLOAT:
             got = "unknown" if v.dtype is None else v.dtype.name

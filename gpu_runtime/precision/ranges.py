@@ -95,7 +95,7 @@ def fit(
     large = {t: f"{what}: {fixed[t]}" for t, what in large.items() if t not in exponents}
     wide, stuck = _single(scaled, large)
     if bad := [t for t in heavy if t in stuck]:
-        raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
+        raise ModelError(f"{network.name}: {large[bad[0]]}; FP32 cannot be used either ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     only = {**network.only, **dict.fromkeys(wide, fp32.FP32)}
     found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked)
@@ -107,9 +107,9 @@ def _sentences(
 ) -> dict[str, str]:
     """Why these tensors exceed FP16: their magnitudes on `source`, constants (for tensors in `given`), or the weights of their
     writers."""
-    ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
-    large = {t: f"{t!r} reaches {v:g} {'by constants' if t in given else f'on {source}'}; {ends} it there" for t, v in high}
-    by_weights = {t: f"is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
+    ends = f"FP16's maximum is {FP16_MAX:g}, and no power of two can scale"
+    large = {t: f"{t!r} reaches {v:g} {'from constants' if t in given else f'on {source}'}; {ends} it to fit" for t, v in high}
+    by_weights = {t: f"is computed with weights of {op} that reach {v:.4g}; {ends} them to fit" for t, (v, op) in heavy.items()}
     return large | {t: f"{t!r} {what}" for t, what in by_weights.items()}
 
 
@@ -193,7 +193,7 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
         try:
             array = np.asarray(calibration[t.name])
         except (TypeError, ValueError, RuntimeError) as e:  # ragged lists, or arrays that other libraries refuse to convert
-            raise ValueError(f"calibration: expected an array for input {t.name!r}, which NumPy cannot make: {e}") from e
+            raise ValueError(f"calibration: NumPy cannot make an array of the values for input {t.name!r}: {e}") from e
         if array.shape != t.shape:
             raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {array.shape}")
         if array.dtype.kind not in "fiub":
@@ -221,7 +221,7 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
         if bad := [x for x in against if x in same[t]]:
             stuck[t] = against[bad[0]]
         else:
-            wide |= {x: large.get(x, f"{x!r} is another view of {t!r}") for x in sorted(same[t])}
+            wide |= {x: large.get(x, f"{x!r} shares the memory of {t!r}") for x in sorted(same[t])}
     return wide, stuck
 
 
@@ -280,7 +280,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
         else:
             name = type(p).__name__.removesuffix("Problem").lower()
             what = p.kind if isinstance(p, (NormalizeProblem, ReduceProblem)) else name
-            fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) takes it as it is") | fixed
+            fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) needs it unscaled") | fixed
             same = ()
         for t in same[1:]:
             parent[root(t)] = root(same[0])
@@ -291,7 +291,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
     for t, e in caps.items():
         if root(t) not in pinned:
             need[root(t)] = min(need.get(root(t), 0), e)
-    whys = {t: "it has the scale of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
+    whys = {t: "it shares the scale of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
     return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}, whys
 
 
@@ -317,13 +317,13 @@ def _conv(op: Op, x: int, y: int) -> Op:
     if Feature.SCALED_INPUT in p.needs:  # its first step's scale restores the input's value
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
-            raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
+            raise _Stuck(f"the scales of {op.name} would leave FP16's range", op.inputs[0])
     with np.errstate(over="ignore"):  # the next lines report it
         exact = weights["w"] * np.float32(2.0 ** (y - x))
     w = sparse24.stored(exact).astype(np.float32)
     lost = np.abs(w - exact)[np.abs(exact) < FP16_NORMAL] if y < x else np.zeros(0)  # other weights round as usual
     if not np.isfinite(w).all() or lost.max(initial=0.0) > LOST * np.abs(exact).max():
-        raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
+        raise _Stuck(f"the weights of {op.name} would leave FP16's range", op.inputs[0], op.output)
     weights["w"] = exact
     for name in {"b", "shifts"} & weights.keys():
         weights[name] = weights[name] * np.float32(2.0**y)
@@ -364,9 +364,9 @@ def _chain(op: Op, ins: list[int], out: int) -> Op:
         else:
             turn(0)
             if of:
-                raise _Stuck(f"{op.name} takes it as it is", op.inputs[int(s.operand[1:])])
+                raise _Stuck(f"{op.name} needs it unscaled", op.inputs[int(s.operand[1:])])
         stages.append(s)
     turn(out)
     if len(stages) > MAX_STAGES:
-        raise _Stuck(f"{op.name} has no stages left to scale it in", *op.inputs, op.output)
+        raise _Stuck(f"{op.name} has too many fused stages to scale it", *op.inputs, op.output)
     return replace(op, problem=replace(p, stages=tuple(stages)), weights=weights)

@@ -104,7 +104,7 @@ function pruning(page, nodes, points, width) {
   const step = steps(high - low, 5)[1];
   const ys = Array.from({ length: 20 }, (_, i) => (i + Math.ceil(low / step)) * step).filter((v) => v <= high);
   scatterAxes(root, box, steps(x1, 5).map((v) => [v, plain(v)]), ys.map((v) => [v, plain(v)]),
-    ["weight energy that pruning to 2:4 takes away (%)", "us saved"]);
+    ["weight energy that pruning to 2:4 removes (%)", "us saved"]);
   root.append(line(left, box.y(0), right, box.y(0), "roof"));
   for (const p of points) root.append(point(page, nodes, p.i, box.x(p.x), box.y(p.y), `${us(p.y, page.verdict)} saved for ${p.x.toFixed(2)} % of its weight energy`));
   return root;
@@ -167,7 +167,7 @@ function showMemory(page) {
   chart(place, (width) => memoryMap(page, (nodes = new Map()), width));
   const scratch = memory.workspace ? `; of them ${bytes(memory.workspace[1])} of scratch memory at ${memory.workspace[0]}` : "";
   const spare = memory.nbytes - memory.most_alive;
-  const verdict = spare > 0 ? `${bytes(memory.most_alive)} is alive at once (dashed)` : "all of it is alive at once: no packing could take less in this order";
+  const verdict = spare > 0 ? `${bytes(memory.most_alive)} is live at once (dashed)` : "all of it is live at once: no packing could take less in this order";
   place.append(el("p", { class: "sub" }, `${bytes(memory.nbytes)} in all${scratch}; ${verdict}. A block is coloured by the layer that writes it first.`));
   onSelect((layer, before) => mark(nodes, layer, before));
 }

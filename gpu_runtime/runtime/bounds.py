@@ -44,7 +44,7 @@ def _layer(layer: Layer, end: int, at: str) -> Iterator[str]:
         if t.inside:
             yield from _too_large(t.inside, at)
             if t.inside.channel + t.shape4[1] > t.inside.shape4[1]:
-                yield f"{named} ends beyond the tensor that it lies in"
+                yield f"{named} ends beyond the tensor that contains it"
         if t.whole.offset + t.whole.nbytes > end:
             yield f"{named} ends at byte {t.whole.offset + t.whole.nbytes}, but the memory has {end} bytes"
 

@@ -141,7 +141,7 @@ class Context:
         except (MemoryError, OverflowError, ValueError):
             raise EngineError(
                 f"the engine takes {weights.nbytes} bytes for weights and {memory.activation_bytes} for activations, "
-                "more than there are: free memory, or build it for smaller inputs"
+                "more than are available: free memory, or build it for smaller inputs"
             ) from None
         for offset, nbytes in memory.zeros:
             self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
@@ -364,11 +364,11 @@ class Context:
         return printable(f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>")
 
     def __reduce__(self) -> Any:
-        raise TypeError("a context is not copied or sent to another process: do so with its engine, and make a context there")
+        raise TypeError("a context cannot be copied or sent to another process: send its engine, and make a context there")
 
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._process and not sys.is_finalizing():
-            text = "a context was dropped without close(), which waits for its work: use `with engine.context() as context`"
+            text = "a context was deleted without close(), which waits for its runs: use `with engine.context() as context`"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
             self.close()
 

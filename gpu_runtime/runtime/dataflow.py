@@ -122,7 +122,7 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
             at = f"layers[{i}] ({layer.name[:40]!r})"
             walk.layer(i, layer, i in using)
             freed.append(walk.release(i))
-        at = "behind the last layer, the caller"
+        at = "after the last layer, the caller"
         for edge in (*plan.inputs, *plan.outputs):  # inputs stay live, because a recorded graph reads them again
             walk.read(edge, edge.name if network is not None else None)
         walk.release(len(plan.layers))
@@ -132,7 +132,7 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
         freed[max(using)].append(memory.workspace)
     end = padded(max(walk.end, sum(memory.workspace or ()), *map(sum, memory.zeros), 0))
     if memory.activation_bytes != end:
-        raise Fault(f"memory.activation_bytes: its tensors end at {end}, got {memory.activation_bytes}")
+        raise Fault(f"memory.activation_bytes: expected {end}, where its tensors end, got {memory.activation_bytes}")
     return freed
 
 
@@ -175,7 +175,7 @@ class _Walk:
             (source,) = (self.read(t) for t in layer.inputs)
             return source.tensor, [source]
         if layer.name not in self.network:
-            raise Fault("is no operation of the network")
+            raise Fault("is not an operation of the network")
         tensors, made = self.network[layer.name]
         return made, [self.read(t, x) for t, x in zip(layer.inputs, tensors, strict=True)]
 
@@ -183,7 +183,7 @@ class _Walk:
         """A tensor that is read, as in `record`; `tensor`: its required name in the network."""
         held = self.held.get(record.name)
         if held is None or not _is_same_place(held.record, record):
-            raise Fault(f"reads tensor {record.name[:40]!r} where nothing before it put it")
+            raise Fault(f"reads tensor {record.name[:40]!r} at a place to which no earlier layer wrote it")
         if tensor is not None and held.tensor != tensor:
             raise Fault(f"reads tensor {held.tensor!r}, expected {tensor!r}")
         return held
@@ -197,7 +197,7 @@ class _Walk:
                 self.work += len(block.held)
                 for name, other in block.held.items():
                     if other.low < box.end and box.start < other.high and any(self.overlap(box, b) for b in other.boxes):
-                        raise Fault(f"writes over tensor {name[:40]!r}, which is still read")
+                        raise Fault(f"writes over tensor {name[:40]!r}, which is read later")
 
     def add(self, record: TensorPlace | Bound, tensor: str, i: int, *, written: bool) -> _Held:
         """A tensor that is live from layer `i` on."""
@@ -207,7 +207,7 @@ class _Walk:
         if low < 0 or high > self.size:
             raise Fault(f"tensor {name[:40]!r} reaches beyond the arena's {self.size} bytes")
         if name in self.names:
-            raise Fault(f"tensor {name[:40]!r} is written before")
+            raise Fault(f"tensor {name[:40]!r} was already written")
         if written:
             self.write(boxes)
         self.names.add(name)
@@ -239,7 +239,7 @@ class _Walk:
                 freed.append((block.start, block.end - block.start))
                 self.end = max(self.end, block.end)
                 if block.start % ALIGN:
-                    raise Fault(f"expected memory of its own at a multiple of {ALIGN}, got {block.start}")
+                    raise Fault(f"expected a memory block at a multiple of {ALIGN}, got one at {block.start}")
         return freed
 
     def _touching(self, start: int, end: int) -> slice:
@@ -264,7 +264,7 @@ def _spot(record: TensorPlace | Bound) -> Spot:
     if whole is None:
         return Spot(record.offset, item, strides(fmt, shape), shape, own)
     if DTYPES[whole.format.dtype].itemsize != item or record.offset != whole.first_byte:
-        raise Fault(f"tensor {record.name!r} does not begin at channel {whole.channel} of the one around it")
+        raise Fault(f"tensor {record.name!r} does not begin at channel {whole.channel} of the tensor that contains it")
     return Spot(record.offset, item, strides(whole.format, whole.shape4), shape, own)
 
 
@@ -347,9 +347,9 @@ def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
     elif isinstance(p, GatherProblem) and p.is_transpose:
         same = _is_permuted(x, out, p.perm)
     else:
-        raise Fault("launches nothing, but is no view, Concat or Split")
+        raise Fault("launches nothing, but is not a view, Concat or Split")
     if not same:
-        raise Fault("launches nothing, but its output is not where its inputs are")
+        raise Fault("launches nothing, but its output does not lie where its inputs do")
 
 
 def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:

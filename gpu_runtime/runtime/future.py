@@ -89,7 +89,7 @@ class RunFuture:
 
 
 def _late(timeout: float | None) -> TimeoutError:
-    return TimeoutError(f"the run has not ended after {timeout} seconds: it goes on, ask again")
+    return TimeoutError(f"the run has not ended after {timeout} seconds: it continues, so wait again")
 
 
 def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:

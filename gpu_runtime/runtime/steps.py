@@ -94,4 +94,4 @@ def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.nda
         return printable("; ".join(given))
     whole = all(np.isfinite(y).all() for y in outputs.values())
     text = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
-    return printable(f"{text}: FP16 ends at 65504; build with a calibration input")
+    return printable(f"{text}: FP16's maximum is 65504; build with a calibration input")

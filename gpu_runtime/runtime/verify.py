@@ -129,14 +129,14 @@ def _check_place(t: TensorPlace) -> None:
     """Check a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
     fmt, whole = t.format, t.inside
     if t.offset % (16 if LAYOUTS[fmt.layout].vector >= 8 else DTYPES[fmt.dtype].itemsize):
-        raise Fault(f"tensor {t.name[:40]!r}: no {fmt} begins at byte {t.offset}")
+        raise Fault(f"tensor {t.name[:40]!r}: byte {t.offset} is not aligned for {fmt}")
     if not whole:
         return
     (n, channels, h, w), first, c = whole.shape4, whole.channel, t.shape4[1]
     if (n, c, h, w) != t.shape4 or first + c > channels:
-        raise Fault(f"tensor {t.name[:40]!r} does not fit the one that it lies in")
+        raise Fault(f"tensor {t.name[:40]!r} does not fit the tensor that contains it")
     if part_format(whole.format, whole.shape4, first, c) != canonical(fmt, t.shape4):
-        raise Fault(f"tensor {t.name[:40]!r}: channels {first} to {first + c} of {whole.format} are no tensor of {fmt}")
+        raise Fault(f"tensor {t.name[:40]!r}: channels {first} to {first + c} of {whole.format} are not a tensor of {fmt}")
     if t.offset != whole.first_byte:
         raise Fault(f"tensor {t.name[:40]!r}: expected offset {whole.first_byte}, got {t.offset}")
 
@@ -145,9 +145,9 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
     """Check that only tensors of kernels with strides lie inside others or begin at any element."""
     placed = [t.is_placed for t in layer.tensors]
     if any(placed) and not KERNELS[tactic.kernel].placed:
-        raise Fault(f"{tactic.kernel} reads and writes whole tensors")
+        raise Fault(f"{tactic.kernel} reads and writes whole tensors, not parts of one")
     if Feature.RESIDUAL in problem.needs and placed[1] != placed[-1] and not KERNELS[tactic.kernel].placed_residual:
-        raise Fault(f"{tactic.kernel} reads a residual as it writes its output")
+        raise Fault(f"{tactic.kernel} cannot read a residual with other strides than its output")
 
 
 def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.ndarray) -> None:
@@ -157,7 +157,7 @@ def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.nda
     for name, table in _tables(layer.problem, layer.tactic).items():
         s = sections[f"{layer.name}.{name}"]
         if not np.array_equal(weights[s.offset : s.end], table.view(np.uint8)):
-            raise Fault(f"section '{s.name[:60]}' holds other numbers than its problem")
+            raise Fault(f"section '{s.name[:60]}' differs from the table of its problem")
 
 
 @lru_cache(maxsize=1024)
@@ -188,4 +188,4 @@ def checked(record: EngineRecord, weights: np.ndarray) -> EngineRecord:
     try:
         return derived(record, weights)
     except Fault as e:
-        raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {e}. Build the engine again") from None
+        raise EngineError(f"the engine's plan is not valid: {e}. Build the engine again") from None

@@ -20,7 +20,7 @@ def test_both_layers_have_a_complete_reason(device):
         for fact in ("why", "weights", "dense", "sparse", "as ", "to flip", "bound"):
             assert f"\n  {fact}" in part, (layer, fact)
         assert "100.00 % of" in part and "no kernel" not in part
-    assert text.rstrip().endswith("Nothing moves: the plan is like that already.")
+    assert text.rstrip().endswith("Nothing changes: this is already the plan.")
 
 
 def test_hwc16_is_hwc8_at_288_channels_and_not_at_152(tmp_path):

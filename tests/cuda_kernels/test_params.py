@@ -58,8 +58,8 @@ def test_arguments_are_put_in_the_structs_order():
     "change, says",
     [
         ({"words": None}, "'words' is missing"),
-        ({"bytes": ("i64", 3)}, "'bytes' is not one of them"),
-        ({"words": None, "bytes": ("i64", 3)}, "FlushParams, but 'words' is missing; 'bytes' is not one of them"),
+        ({"bytes": ("i64", 3)}, "'bytes' is not a member"),
+        ({"words": None, "bytes": ("i64", 3)}, "FlushParams, but 'words' is missing; 'bytes' is not a member"),
         ({"words": ("i32", 3)}, r"'words' is of type i64, got \('i32', 3\)"),
         ({"words": ("in", 0)}, "'words' is of type i64"),
         ({"sink": ("i64", 8)}, "'sink' is of type ptr"),

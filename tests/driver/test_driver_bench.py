@@ -158,7 +158,7 @@ def test_what_it_prints(folder):
     [
         (1, "hang", "the first run did not end for 15 s"),
         (12, "hang", "no query ended for 15 s"),
-        (12, "illegal_address", "The GPU is lost to this process"),
+        (12, "illegal_address", "This process can no longer use the GPU"),
     ],
 )
 def test_a_gpu_that_hangs_or_fails(folder, nth, error, words):

@@ -194,4 +194,4 @@ print(done.returncode, done.stderr)
 """
     told = says(engine, script, faults=(Fault("conv*", 2, "misaligned_address"),))
     assert told.startswith("1 ") and "error: the CUDA driver: cudaErrorMisalignedAddress" in told, told
-    assert "The GPU is lost to this process (a misaligned address)" in told and "Traceback" not in told
+    assert "This process can no longer use the GPU (a misaligned address)" in told and "Traceback" not in told

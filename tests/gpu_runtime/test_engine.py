@@ -196,7 +196,7 @@ def test_every_truncation_is_noticed():
 
 @pytest.mark.parametrize("tail", [b"\0", b" ", b"\0" * 256, b"x" * 1000])
 def test_trailing_bytes_are_noticed(tail):
-    with pytest.raises(EngineError, match="goes on after its end: expected .* bytes of data, got"):
+    with pytest.raises(EngineError, match="has extra bytes at its end: expected .* bytes of data, got"):
         decode(eng.encode(make(small_plan())) + tail)
 
 
@@ -234,14 +234,14 @@ def test_each_failure_has_its_sentence():
         "made by an older gpu_runtime: format 3; this one reads 4. Build the engine again": reheaded(
             data, lambda p: (p.update(format_version=3), p["plans"][0].update(steps=[]))
         ),
-        "not describe an arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":4}"}}'),
-        "not the one that belongs to its plan": data[: 8 + length - 1] + b"\n" + data[8 + length :],
-        "plan does not have the sha256": data.replace(b"1.5", b"2.5"),
+        "no valid entry for the arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":4}"}}'),
+        "its header does not match its plan": data[: 8 + length - 1] + b"\n" + data[8 + length :],
+        "sha256 of its plan differs": data.replace(b"1.5", b"2.5"),
         "in its plan, plans\\[0\\]: has no 'layers'": reheaded(data, lambda p: p["plans"][0].pop("layers")),
         "in its plan, plans\\[0\\]: has an unknown 'steps'": reheaded(data, lambda p: p["plans"][0].update(steps=[])),
         "in its plan, plans\\[0\\]: has an unknown 'frees'": reheaded(data, lambda p: p["plans"][0].update(frees=[])),
-        "sections is wrong: they end at byte 768, the arena at 1024": reheaded(data, lambda p: p["sections"].pop()),
-        "section 'w0' does not have the sha256": bytes(bad_weights),
+        "sections is wrong: the sections end at byte 768, the arena at 1024": reheaded(data, lambda p: p["sections"].pop()),
+        "the sha256 of section 'w0' differs": bytes(bad_weights),
         "padding after section 'w0' is not zero": bytes(bad_padding),
     }
     for sentence, bad in cases.items():
@@ -391,6 +391,6 @@ def test_what_is_not_json_is_refused_before_writing(tmp_path):
     with pytest.raises(ValueError):
         Engine(replace(engine.record, plans=(plan,)), engine.weights).save(tmp_path / "x.engine")
     bad = Engine(replace(engine.record, sections=engine.record.sections[:-1]), engine.weights)
-    with pytest.raises(ValueError, match="sections: they end at"):
+    with pytest.raises(ValueError, match="sections: the sections end at"):
         bad.save(tmp_path / "x.engine")
     assert list(tmp_path.iterdir()) == []

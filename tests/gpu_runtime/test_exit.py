@@ -78,7 +78,7 @@ def test_a_script_that_fails_says_that_and_no_more(path):
 
 def test_a_context_that_is_dropped_before_the_end_still_warns(path):
     ran = ended(path, "ctx = open_one(); del ctx; gc.collect()", "-W", "default")
-    assert "ResourceWarning: a context was dropped without close()" in ran.stderr
+    assert "ResourceWarning: a context was deleted without close()" in ran.stderr
 
 
 @pytest.mark.gpu

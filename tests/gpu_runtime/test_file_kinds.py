@@ -74,7 +74,7 @@ def test_inspect_of_a_model_with_open_sizes(files, cli):
     onnx.save(model([node("Relu", "x", "y")], {"x": ("N", 3, "H", "W")}, "y"), "open.onnx")
     out = cli("inspect open.onnx")[1]
     assert (
-        "build     build-engine open.onnx -o open.engine --shapes=x:1x3x224x224  (1 layers once fused; its open sizes are"
+        "build     build-engine open.onnx -o open.engine --shapes=x:1x3x224x224  (1 layers once fused; choose its dynamic"
         in out
     )
 
@@ -98,9 +98,13 @@ def test_a_quantized_model_says_what_to_do_in_two_lines(tmp_path, cli):
     assert code == 1 and first == (
         "error: q.onnx: it is quantized (1 QuantizeLinear, 2 DequantizeLinear), and no kernel computes in integers"
     )
-    assert second.startswith("give the FP32 or FP16 model that it was made from")
+    assert second.startswith("give the FP32 or FP16 model from before quantization")
     onnx.save(quantized(node("NonZero", "c", "d", name="nz")), tmp_path / "q.onnx")
-    assert cli("build q.onnx --device h200")[2].splitlines()[0].endswith("in integers; nor is there one for NonZero (nz)")
+    assert (
+        cli("build q.onnx --device h200")[2]
+        .splitlines()[0]
+        .endswith("in integers; these operators have no kernel either: NonZero (nz)")
+    )
 
 
 def test_unsupported_operators_take_two_lines_however_many_there_are(tmp_path, cli):

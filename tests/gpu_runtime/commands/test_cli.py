@@ -206,7 +206,7 @@ def test_explain(files, cli):
     assert found["layers"][0]["sentence"] and found["summary"]["eligible"] == 15
     code, out, err = cli("explain e.engine --what-if stem/conv=hwc8 --what-if block1/conv1=dense")
     assert (code, err) == (0, "") and out.startswith("What if stem/conv=hwc8, block1/conv1=dense? ")
-    assert "reformat of x comes" in out
+    assert "reformat of x added" in out
     assert json.loads(cli("explain e.engine --json --what-if stem/conv=hwc8")[1])["reformats_new"][0]["tensor"] == "x"
     code, out, err = cli("explain e.engine block{1..2}/conv1 head* --what-if stem/conv=hwc8")
     layers = re.findall(r"^(\S+)   \S+: \w+\n  runs +~\d+\.\d\d us fp16:hwc8->.* % of the plan\n  why", out, re.M)

@@ -207,7 +207,7 @@ def test_files_of_another_kind_are_not_overwritten(files, refused):
     build = "build tiny.onnx --device h200"
     for target in ("old.onnx", "old.npz", "notes.txt", "old.json", "x.npy"):
         refused(f"{build} -o {target}", f"--saveEngine {target}: is an existing file of another kind, which an engine would")
-    refused(f"{build} -o old.engine --exportLayerInfo=old.onnx", "--exportLayerInfo old.onnx: is there already and is")
+    refused(f"{build} -o old.engine --exportLayerInfo=old.onnx", "--exportLayerInfo old.onnx: is an existing file")
     refused(
         f"{build} --sparsity=force --savePruned=old.engine",
         "--savePruned old.engine: is an existing file of another kind, which an ONNX",

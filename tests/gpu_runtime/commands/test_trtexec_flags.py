@@ -168,7 +168,9 @@ def test_one_dash_is_not_the_file_of_a_short_option(typed, cli, tmp_path):
 def test_an_open_batch_is_one(files, cli):
     code, out, err = cli("build sparse.onnx -o one.engine --device h200")
     assert code == 0
-    assert err == "warning: the batch of input 'x' (Nx1x8x8) is open and taken as 1; another: --shapes=x:8x1x8x8\n"
+    assert (
+        err == "warning: the batch of input 'x' (Nx1x8x8) is dynamic and set to 1; for another batch give --shapes=x:8x1x8x8\n"
+    )
     assert gr.load("one.engine").inputs[0].shape == (1, 1, 8, 8)
     with pytest.warns(UserWarning, match="taken as 1"):
         assert gr.build(DIGITS / "digits_sparse.onnx", device="h200").inputs[0].shape == (1, 1, 8, 8)
@@ -183,7 +185,7 @@ def test_an_open_height_is_refused_with_an_example_that_works(files, cli):
     )
     example = err.split()[-1]
     code, _, err = cli(f"build open.onnx --device h200 {example}")
-    assert code == 0 and err.startswith("warning: the batch of input 'z' (Nx1x1x1) is open and taken as 1;")
+    assert code == 0 and err.startswith("warning: the batch of input 'z' (Nx1x1x1) is dynamic and set to 1;")
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_all_is_well(tmp_path):
 
 
 FAULTS = {  # what the child does for the pool: how it is told
-    "wrong": ('{"wrong": "relative error 3.1e-01"}', "computes something else"),
+    "wrong": ('{"wrong": "relative error 3.1e-01"}', "computes wrong results"),
     "refused": ('{"error": "DriverError: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"}', "CUDA_ERROR_INVALID_VALUE"),
     "context lost": ('{"error": "CUDA_ERROR_ILLEGAL_ADDRESS", "fatal": True}', "ILLEGAL_ADDRESS"),
     "crash": ("os.abort()", "ended with code -6"),

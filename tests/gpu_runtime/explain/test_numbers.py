@@ -82,7 +82,7 @@ def test_all_commands_show_one_weight_energy(name):
         assert row.lost_energy == pytest.approx(sum(a * b for a, b in zip(lost, energy, strict=True)) / sum(energy))
     for row in own.sparsity.rows:
         if row.reason == "pattern_violation" and row.lost_energy is not None:
-            assert f"takes away {lost_text(row.lost_energy)} of" in wording.sentence(row, own)
+            assert f"loses {lost_text(row.lost_energy)} of" in wording.sentence(row, own)
             assert share_text(row.stored_share) in wording.sentence(row, own)
     changed = {r["weight"]: r for r in rows.values() if r["verdict"] in ("dense", "sparse, not 2:4")}
     assert tuple(changed) == pruned.sparsity.pruned

@@ -210,7 +210,7 @@ def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels(
     assert (r.verdict, r.reason) == ("not_eligible", "grouped_conv") and "2 input channels" in r.detail
     r = row(network(W[:, :1], groups=64), timer(10, 8, 1))
     plan_of = {"sparsity": {"mode": "enable"}, "timing": {"kind": "predicted"}}
-    assert "depthwise convolution: each output has one input channel" in wording.sentence(r, plan_of)
+    assert "depthwise convolution: each output channel reads one input channel" in wording.sentence(r, plan_of)
 
 
 def test_one_row_per_layer_wherever_fusion_puts_it():

@@ -23,9 +23,11 @@ from tests.gpu_runtime.explain.test_reasons import W24, network
 SEEDS = range(120)
 FLIP = re.compile(
     r"its (?P<kind>\w+) kernels would have to be (?:(?P<percent>\S+) % faster|(?P<ratio>\S+)x as fast), ~(?P<needed>\S+) us "
-    r"instead of ~(?P<us>\S+) us(?: \(for doubt, --risk adds ~(?P<doubt>\S+) us to sparse\))?"
+    r"instead of ~(?P<us>\S+) us(?: \(--risk adds ~(?P<doubt>\S+) us to the sparse time\))?"
 )
-UNCERTAIN = re.compile(r"\(~(\S+) us against ~(\S+) us\), but not surely enough: P = \d+ %, for which --risk adds ~(\S+) us")
+UNCERTAIN = re.compile(
+    r"\(~(\S+) us against ~(\S+) us\), but not with enough certainty: P\(faster\) = \d+ %; --risk therefore adds ~(\S+) us"
+)
 
 
 @cache

@@ -117,11 +117,11 @@ def test_what_minus_infinity_must_not_reach():
         gr.build(weights, device="h200")
     mask, x = np.full((4, 4), -np.inf, np.float32), {"x": (4, 4)}
     scaled = [node("Add", "x mask", "s"), node("Mul", "s x", "p"), node("Softmax", "p", "y")]
-    with pytest.raises(gr.ModelError, match="'mask' holds 16 values .* Softmax, comparisons, Where, Max or Min .* but Mul p"):
+    with pytest.raises(gr.ModelError, match="'mask' holds 16 values .* Softmax, comparisons, Where, Max and Min .* but Mul p"):
         gr.build(model(scaled, x, "y", {"mask": mask}), device="h200")
     for bad in (np.inf, np.nan):
         proto = model([node("Add", "x bad", "s"), node("Softmax", "s", "y")], x, "y", {"bad": np.float32([bad, 0, 0, 0])})
-        with pytest.raises(gr.ModelError, match="expected finite weights; .infinity and NaN are no weights"):
+        with pytest.raises(gr.ModelError, match="expected finite weights; .infinity and NaN are not valid weights"):
             gr.build(proto, device="h200")
 
 

@@ -99,7 +99,9 @@ def test_names_defined_twice_or_never(tmp_path):
     (tmp_path / "damaged.onnx").write_bytes(damaged)
     with pytest.raises(ModelError, match="UTF-8|truncated"):
         importer.read(tmp_path / "damaged.onnx")
-    refused(tmp_path, missing, "tensor 'w', read by Conv y, is no input, initializer or node output: an initializer is missing")
+    refused(
+        tmp_path, missing, "tensor 'w', read by Conv y, is not an input, initializer or node output: an initializer is missing"
+    )
     refused(tmp_path, model([node("Relu", "x", "y")], x, "z"), "output 'z' is not computed by any node")
     refused(tmp_path, model([node("Relu", "x", "y")], x, "y y"), "output names must be unique, got twice: 'y'")
     refused(tmp_path, model([node("Relu", "w", "y")], {}, "y", {"w": weights(4)}), "the graph has no input")

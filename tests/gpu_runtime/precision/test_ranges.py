@@ -234,8 +234,8 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
     ((tensor, why),) = found.single
     assert tensor == "v" and found.exponents.keys() == {"r"} and found.source.startswith("not") != checked
     assert re.fullmatch(
-        r"'v' is made with weights of z \+ v_s \+ v that reach 1\.\d+e\+06; FP16 ends at 65504, and no power of two can bring "
-        "them there: it is an output of the network",
+        r"'v' is computed with weights of z \+ v_s \+ v that reach 1\.\d+e\+06; FP16's maximum is 65504, and no power of two "
+        "can scale them to fit: it is an output of the network",
         why,
     )
     x = {"x": np.random.default_rng(0).random((1, 4, 6, 6), np.float32)}
@@ -274,7 +274,7 @@ def test_fp32_layers_say_why(tmp_path):
         first, last = layer_info(plan)["Layers"]  # they read the input and write the output as these are, without a copy
         why = first["PrecisionReason"]
         assert re.fullmatch(
-            r"'q' reaches \d+ on random values from 0 to 1; FP16 ends at 65504, and no power of two can bring it there: "
+            r"'q' reaches \d+ on random values from 0 to 1; FP16's maximum is 65504, and no power of two can scale it to fit: "
             r"p \+ q_s \+ q computes silu",
             why,
         )
@@ -322,7 +322,7 @@ def test_sums_beyond_fp16_are_stored_as_the_caller_wants_them(tmp_path, layout):
 
 def test_an_output_that_is_asked_for_in_fp16_is_a_warning(tmp_path):
     proto = model(STUCK["output"][0], {"x": (1, 4, 8, 8)}, "y", STUCK["output"][1])
-    with pytest.warns(RuntimeWarning, match="m: 'y' reaches .* it is an output of the network: ask for the output as fp32"):
+    with pytest.warns(RuntimeWarning, match="m: 'y' reaches .* it is an output of the network: request this output as fp32"):
         engine = build(tmp_path, proto, output_formats="fp16:hwc8")
     with engine.context(device="emulator") as ctx, pytest.warns(RuntimeWarning, match="first written by Reformatting CopyNode"):
         ctx.run({"x": np.ones((1, 4, 8, 8), np.float32)})
@@ -365,7 +365,7 @@ def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):
     np.save(tmp_path / "x.npy", feeds["x"])
     files = ["--input", f"x={tmp_path / 'x.npy'}", "--output", str(tmp_path / "y.npz")]
     ran = CliRunner().invoke(program, ["run", str(tmp_path / "m.engine"), *files, "--emulate"])
-    assert ran.exit_code == 0 and "since FP16 ends at 65504, were written by 2 layers: a, b\n" in ran.output
+    assert ran.exit_code == 0 and "2 layers wrote infinite values or NaN (FP16's maximum is 65504): a, b\n" in ran.output
 
 
 def test_a_calibration_input_decides(tmp_path):

@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cl
         ("--min-snr 3", "--min-snr and --max-drop need --calibration=FILE.npz"),
         ("--layers auto", "--device=NAME and --layers=auto go together"),
         ("--device h200", "--device=NAME and --layers=auto go together"),
-        ("--layers auto,stem --device h200", "auto stands alone"),
+        ("--layers auto,stem --device h200", "cannot be combined with names"),
         ("--layers a,,b", "expected names with commas between them"),
         ("--layers auto --device h20", "--device: "),
     ],

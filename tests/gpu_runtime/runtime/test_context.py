@@ -96,7 +96,7 @@ def test_an_engine_goes_to_files_and_bytes(engine, path):
 @pytest.mark.slow
 def test_a_dropped_context_warns_and_a_closed_one_does_not(engine):
     ctx = engine.context(device="emulator")
-    with pytest.warns(ResourceWarning, match="a context was dropped without close"):
+    with pytest.warns(ResourceWarning, match="a context was deleted without close"):
         del ctx
         gc.collect()
     with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def test_a_dropped_context_warns_and_a_closed_one_does_not(engine):
 def test_a_context_is_not_copied(engine):
     with engine.context(device="emulator") as ctx:
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="a context is not copied or sent to another process"):
+            with pytest.raises(TypeError, match="a context cannot be copied or sent to another process"):
                 copied(ctx)
 
 

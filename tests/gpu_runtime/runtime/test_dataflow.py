@@ -396,7 +396,7 @@ def test_a_wrong_plan_is_no_engine(tmp_path, monkeypatch):
         through(network, found, runs, most)
 
     monkeypatch.setattr(places, "_inside_through_views", careless)
-    with pytest.raises(InternalError, match="launches nothing, but its output is not where its inputs are"):
+    with pytest.raises(InternalError, match="launches nothing, but its output does not lie where its inputs do"):
         gr.build(path, device=DEFAULT_DEVICE)
 
 

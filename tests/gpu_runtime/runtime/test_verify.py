@@ -83,21 +83,21 @@ def onto_counters(plan):
 CASES = {
     "a tile of nobody's": (JOINED, tile, "cannot compute"),
     "a tile that the device has no room for": (JOINED, other_tile, "cannot compute"),
-    "an output over its own input": (JOINED, moved("p", "r"), "writes over tensor 'r', which is still read"),
-    "an output over what is still to be read": (JOINED, moved("k", "y"), "nothing before it put it|writes over"),
+    "an output over its own input": (JOINED, moved("p", "r"), "writes over tensor 'r', which is read later"),
+    "an output over what is still to be read": (JOINED, moved("k", "y"), "to which no earlier layer wrote|writes over"),
     "a workspace too small": (JOINED, shrink, "expected 131072 bytes of workspace"),
     "a workspace over the counters": (JOINED, onto_counters, "writes over the counters"),
     "counters that nobody clears": (JOINED, lambda p: plan_of(p)["memory"].update(zeros=[]), "bytes of counters"),
     "less memory than is used": (JOINED, lambda p: plan_of(p)["memory"].update(activation_bytes=256), "256|ends at"),
-    "more memory than is used": (JOINED, lambda p: plan_of(p)["memory"].update(activation_bytes=1 << 40), "its tensors end at"),
+    "more memory than is used": (JOINED, lambda p: plan_of(p)["memory"].update(activation_bytes=1 << 40), "its tensors end"),
     "a piece that begins inside a vector": (
         JOINED,
         lambda p: next(t for x in plan_of(p)["layers"] for t in x["outputs"] if t.get("inside"))["inside"].update(channel=3),
-        "are no tensor of|does not fit",
+        "are not a tensor of|does not fit",
     ),
     "sections exchanged": (JOINED, lambda p: [s.update(name=n["name"]) for s, n in zip(
         p["sections"][:2], [dict(x) for x in reversed(p["sections"][:2])], strict=True)], "expected a section|args"),
-    "a table that leads elsewhere": (GATHERED, None, "holds other numbers than its problem"),
+    "a table that leads elsewhere": (GATHERED, None, "differs from the table of its problem"),
     "a problem of huge sizes": (
         JOINED, lambda p: at(p, "ConvProblem")["problem"].update(dilation=[2**62, 1]), "at most 31 bits",
     ),
@@ -187,7 +187,7 @@ def test_an_engine_says_whether_it_was_checked(tmp_path, capsys):
     with pytest.raises(EngineError, match="other kernel sources"):
         other.context(device="emulator")
     cli.main(["inspect", str(tmp_path / "other.engine")])
-    assert "trust    not checked: its steps come from other kernel sources" in capsys.readouterr().out
+    assert "trust    not checked: the engine was built with other kernel sources" in capsys.readouterr().out
 
 
 def test_a_plan_from_elsewhere_is_checked_before_it_runs():
@@ -196,7 +196,7 @@ def test_a_plan_from_elsewhere_is_checked_before_it_runs():
     data = engine.file_data(made.record)
     tile(data)
     plan = recorded(data)
-    with pytest.raises(EngineError, match="not one that this gpu_runtime makes: .* cannot compute .* Build the engine again"):
+    with pytest.raises(EngineError, match="plan is not valid: .* cannot compute .* Build the engine again"):
         Engine(plan, made.weights).context(device="emulator")
 
 

@@ -210,8 +210,14 @@ def test_in_an_engine(tmp_path):
     info = {layer["Name"]: layer for layer in engine.layer_info()["Layers"]}
     assert (info["a"]["LayerType"], info["a"]["ParameterType"], info["a"]["Function"]) == ("Library", "Library", "LRN")
     text = report.plan_text(engine.record)
-    assert "library  6 functions without a kernel, together ~" in text and "counted as each byte once" in text
-    assert info["a"]["TimeBasis"].startswith("counted as each byte once") and info["best"]["Outputs"][0]["Datatype"] == "Int64"
+    assert (
+        "library  6 functions without a kernel, together ~" in text
+        and "estimated as one launch that moves each byte once" in text
+    )
+    assert (
+        info["a"]["TimeBasis"].startswith("estimated as one launch that moves each byte once")
+        and info["best"]["Outputs"][0]["Datatype"] == "Int64"
+    )
     assert [o["DataType"] for o in engine.layer_info()["I/O Tensors"]] == ["Float", "Float", "Int64", "Int64", "Bool", "Float"]
 
 
