@@ -151,7 +151,7 @@ class InferenceSession:
 
 def _no_effect(name: str, given: object) -> None:
     if given:
-        text = f"{name}: gpu_runtime has no use for them and goes on; how a model is built is said by build's options"
+        text = f"{name}: gpu_runtime ignores them; the options of gpu_runtime.build control how a model is built"
         warnings.warn(text, UserWarning, stacklevel=3)
 
 
@@ -182,7 +182,7 @@ def _engine(given: Any, options: Mapping[str, Any]) -> Engine:
             from gpu_runtime.pipeline import build
         return build(given, **options)
     if options:
-        text = f"{', '.join(options)}: options of a build; an engine was given, which is built already"
+        text = f"{', '.join(options)}: these options are for a build, but the given engine is already built"
         raise TypeError(printable(text))
     return engine
 

@@ -18,10 +18,10 @@ SENTENCES = {
     # why a device is denied a tactic
     "failed_here": "gpu-runtime doctor saw {tested} fail on this GPU: {why}",
     # why a tactic that could run is not timed
-    "workspace": "needs {needed} bytes of workspace, {allowed} are allowed",
-    "sparsity_disabled": "sparse, and --sparsity=disable was given",
+    "workspace": "needs {needed} bytes of workspace, --memPoolSize allows {allowed}",
+    "sparsity_disabled": "sparse, but --sparsity=disable was given",
     "same_addresses": "every element has the same address as in {formats}, so the launch reads and writes the same bytes",
-    "formats_at_the_edge": "other formats were asked for the network's inputs or outputs",
+    "formats_at_the_edge": "the network's inputs or outputs were requested in other formats",
 }
 
 

@@ -78,9 +78,9 @@ def no_room_for_norm(tactic: Tactic) -> str:
     pixels at a time (include/dense_stage.cuh): room for 20 registers of a norm, whatever the tile takes without one."""
     kept, t = registers_of_norm(tactic), tactic.gemm
     if not tactic.sparse and t.m * t.n // t.threads >= 128:
-        return f"norm: {kept} registers per thread, at most 20 surely do not spill" if kept > 20 else ""
+        return f"norm: needs {kept} registers per thread, more than 20 may spill" if kept > 20 else ""
     held = registers(tactic) + kept
-    return f"norm: {held} registers per thread, at most {MOST_REGISTERS} surely do not spill" if held > MOST_REGISTERS else ""
+    return f"norm: needs {held} registers per thread, more than {MOST_REGISTERS} may spill" if held > MOST_REGISTERS else ""
 
 
 def registers(tactic: Tactic) -> int:

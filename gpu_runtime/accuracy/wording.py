@@ -66,7 +66,7 @@ def verdict(c: Comparison) -> list[str]:
         lines += wrap(f"The engine differs from {of}: {len(wrong)} of {len(c.outputs)} outputs are outside the tolerance")
     else:
         line = f"The engine agrees with {of}: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
-        lines += wrap(f"{line}, {len(late)} layers on the way are not" if late else line)
+        lines += wrap(f"{line}, but {len(late)} inner layers are not" if late else line)
     if (first := c.first) is not None:
         limit = f"{first.beyond} elements are beyond" if first.allowed is None else f"{number(first.allowed)} is allowed"
         lines += wrap(f"First layer that diverges: {first.layer}, in {first.tensor}: error {number(first.error)}, {limit}")

@@ -60,7 +60,7 @@ def read_input(info: Bound, path: str) -> np.ndarray:
             size = os.fstat(file.fileno()).st_size
             if path.endswith(NPY):
                 if size > 8 * math.prod(info.shape) + HEADER:
-                    raise ValueError(f"it has {size} bytes, the input {nbytes}")
+                    raise ValueError(f"it has {size} bytes, but the input has {nbytes}")
                 array = np.lib.format.read_array(file, allow_pickle=False)
             elif size == nbytes:
                 return np.frombuffer(file.read(), dtype).reshape(info.shape)

@@ -67,7 +67,11 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     """Warnings, a sentence each, in the cases in which trtexec warns."""
     notes, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
-        cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
+        cure = (
+            "leave out --noCudaGraph, so that the host enqueues less"
+            if not settings.graph
+            else "a larger batch gives the GPU more work"
+        )
         text = "The GPU may have waited for the host, which takes about as long to enqueue kernels as the GPU to run them"
         notes.append(f"{text}: {cure}")
     for what, times in (("inputs to", found.h2d), ("outputs from", found.d2h)):
@@ -75,13 +79,13 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
             notes.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
     if found.compute.variation > UNSTABLE:
         notes.append(
-            f"GPU Compute Time varies: its standard deviation is {found.compute.variation:.1f} % of the mean; clocks that are "
-            "locked (nvidia-smi --lock-gpu-clocks) and a GPU without other work vary less"
+            f"GPU Compute Time varies: its standard deviation is {found.compute.variation:.1f} % of the mean; to reduce "
+            "it, lock the clocks (nvidia-smi --lock-gpu-clocks) and stop other work on the GPU"
         )
     if settings.streams > 1:
         notes.append(
-            f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: throughput counts, and "
-            "latency is measured on a busy GPU"
+            f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: compare "
+            "the throughput, since latency is measured on a busy GPU"
         )
     return notes
 

@@ -61,7 +61,7 @@ def text(
             f"Average on {runs} runs - GPU latency: {gpu:.4f} ms - Host latency: {latency:.4f} ms (enqueue {enqueue:.4f} ms)"
             for gpu, latency, enqueue in means
         ]
-        lines += [] if means else [f"There are fewer than {runs}: {found.queries}"]
+        lines += [] if means else [f"No averages: {found.queries} queries are fewer than {runs}"]
     rows = (
         ("Latency", found.latency),
         ("Enqueue Time", found.enqueue),

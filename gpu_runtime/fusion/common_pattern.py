@@ -19,7 +19,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.fusion.branches import Branch, Sum
 
 DIFFER = "its branches are 2:4 already, each with another pattern"
-ITSELF = "its branch is 2:4 already, but not together with the input itself, which the sum adds"
+ITSELF = "its branch is 2:4 already, but its sum with the input is not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def common(s: Sum, prunable: Collection[str]) -> Common:
     if finer := [b for b in others if b.groups != s.groups]:
         return Common(against=f"{finer[0].conv} has {finer[0].groups} groups, and their sum {s.groups}")
     if dense := [b for b in others if b.conv not in prunable]:
-        return Common(against=f"{dense[0].conv} stays as it is, not 2:4")
+        return Common(against=f"{dense[0].conv} is not 2:4 and is not pruned")
     keep = sparse24.prune(np.where(stays, np.inf, np.abs(s.w))) != 0
     return Common({b.conv: keep[_place(b)] for b in others}, "", float(np.square(np.where(keep, 0, s.w)).sum()))
 

@@ -92,7 +92,7 @@ def tabulate(
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
-        raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
+        raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; give fewer alternatives")
     formats = _formats(network, outside)
     asked = _Asked(device, timer, sparse, exhaustive, scratch)
     network, times, unsure = _narrowed(network, _times(network, formats, asked, progress), device)

@@ -94,7 +94,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         lines += ["No layer is faster sparse on this GPU: pruning for it would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
         lines += wrap(
-            f"us saved: the time that the plan, {total.total_us:.1f} us, loses if only this layer is held dense; "
-            f"without sparse kernels at all it takes {total.saved_us:.1f} us more"
+            f"us saved: how much longer the plan ({total.total_us:.1f} us) takes if only this layer runs dense; "
+            f"without any sparse kernel it takes {total.saved_us:.1f} us longer"
         )
     return "\n".join(["", *lines]) + "\n"

@@ -25,7 +25,7 @@ from tactics.tactic import Tactic
 Keys = dict[str, Any]  # of the page's JSON
 Named = tuple[str, str]
 NO_KERNEL = {
-    "reformat": "Its reader takes the tensor in another format: together the two are the cheapest pair.",
+    "reformat": "Its reader needs the tensor in another format: with this reformat, both layers together are fastest.",
     "noop": "Nothing is launched: the tensor is already there, under another name.",
 }
 
@@ -255,7 +255,7 @@ def environment(record: EngineRecord) -> list[Named]:
         ("planner", ", ".join(filter(None, (plan.solution.method, plan.solution.status)))),
         ("weights", size_text(record.weight_bytes)),
         ("activations", size_text(plan.memory.activation_bytes)),
-        ("launches", f"{len(plan.steps)}" + (f", of them {library} of a library" if library else "")),
+        ("launches", f"{len(plan.steps)}" + (f", including {library} of a library" if library else "")),
         ("machine code", f"of {record.num_cubins} kernels embedded" if record.num_cubins else "compiled on loading"),
     ]
     if plan.solution.measured_us is not None:

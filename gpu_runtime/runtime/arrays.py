@@ -128,7 +128,7 @@ def _input(info: Bound) -> str:
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
     """An array on host memory of any owner."""
     if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # its module is then imported
-        raise ValueError(f"{what}: expected an array, got a masked one, whose mask would not count: give .filled(value) of it")
+        raise ValueError(f"{what}: expected an array, got a masked array, whose mask would be ignored: give its .filled(value)")
     if isinstance(a, np.ndarray | np.generic):
         return np.asarray(a)
     wanted = f"an array of shape {dims(info.shape)} and dtype {DTYPES[info.dtype]}"
@@ -183,7 +183,7 @@ def host_output(info: Bound, a: Any) -> np.ndarray:
     if not isinstance(a, np.ndarray) and not np.may_share_memory(array, _host(what, info, a)):
         raise ValueError(f"{what}: {kind(a)} gives NumPy a copy of its values, which would be filled in its place")
     if not array.flags.writeable:
-        raise ValueError(f"{what}: expected an array that can be written, got a read-only one: give a copy of it")
+        raise ValueError(f"{what}: expected a writable array, got a read-only one: give a copy")
     if not array.flags.c_contiguous:
         raise ValueError(_not_contiguous(what, "np.empty"))
     return array
@@ -274,7 +274,7 @@ def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
         )
     address, read_only = interface["data"]
     if writes and read_only:
-        raise ValueError(f"{what}: expected an array that can be written, got a read-only one: give a copy of it")
+        raise ValueError(f"{what}: expected a writable array, got a read-only one: give a copy")
     cupy, dtype, shape = gpu.cupy, np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides")
     reach = sum((n - 1) * abs(s) for n, s in zip(shape, strides or (), strict=bool(strides))) + dtype.itemsize

@@ -45,13 +45,13 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     """Why the two cannot be one launch, or an empty string."""
     for p, which in ((first, "first"), (second, "second")):
         if p.groups > 1 or p.needs - ADDED:
-            return f"the {which} has groups, a depth-to-space, a pool or a prologue"
+            return f"the {which} convolution has groups, a depth-to-space, a pool or a prologue"
     if Feature.UPSAMPLED_RESIDUAL in second.needs:
-        return "the second adds a residual with fewer pixels"
+        return "the second convolution adds a residual with fewer pixels"
     if Feature.RESIDUAL in first.needs or max(first.r, first.s) > conv_gemm.MAX_TAPS:
-        return f"the first has a residual, or more than {conv_gemm.MAX_TAPS} taps along an axis"
+        return f"the first convolution has a residual, or more than {conv_gemm.MAX_TAPS} taps along an axis"
     if second.in_shapes[0] != first.out_shape or (second.r, second.s) != (1, 1) or any(second.pad) or second.stride != (1, 1):
-        return "the second is no 1x1 convolution of the first's output with stride 1"
+        return "the second is not a 1x1 convolution of the first one's output with stride 1"
     if first.k > max(t.m for t in TILES):
         return f"{first.k} channels between the two: a tile has {max(t.m for t in TILES)} at most"
     return ""
@@ -67,7 +67,7 @@ def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -
         if linear(x) or linear(y):
             yield tactic, "only whole vectors of 8 channels are loaded and stored"
         elif tile.m < p.first.k or tile.m >= 2 * max(64, -(-p.first.k // 64) * 64):
-            yield tactic, f"{p.first.k} channels between the two for a tile of {tile.m}"
+            yield tactic, f"{p.first.k} channels between the two do not suit a tile of {tile.m} channels"
         else:
             yield tactic, no_room(shared_bytes(tactic), device)
 

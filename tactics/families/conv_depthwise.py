@@ -72,7 +72,7 @@ def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit:
         for patch in these(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = linear(x) != linear(y)
-            yield tactic, "depthwise reads and writes vectors of one width" if mixed else reason(p, tactic, device, limit)
+            yield tactic, "input and output have different vector widths" if mixed else reason(p, tactic, device, limit)
 
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
@@ -81,13 +81,13 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
     if columns > 32:
-        return f"a thread's window of {columns} columns: at most 32"
+        return f"a thread's window has {columns} columns, at most 32 are supported"
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM}"
     if vec == 8 and limit < math.inf and halo(p, patch) > limit:
-        return f"its blocks read and write {halo(p, patch):.2f} times the tensors: more than {limit:.2f}"
+        return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f}"
     return ""
 
 

@@ -180,7 +180,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     if linear(tactic.ins[0]) and p.prologue.needs:
         return "the input's scale and shift, gate or norm are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
-        return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
+        return f"{p.r} x {p.s} taps: expected {MAX_TAPS} x {MAX_TAPS} at most, so that their mask fits a register"
     if p.prologue.gated and p.n > MAX_GRID[2]:
         return f"{p.n} images with gates: a grid holds at most {MAX_GRID[2]} along z"
     if m.count == 1:
@@ -194,7 +194,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
         if (layout.blocked or p.epilogue.d2s > 1) and c % layout.vector:
             return f"{side}: a group of {c} channels does not start a plane of {fmt}"
     if padded_channels(tactic.out.layout, p.out_shape[1]) != p.out_shape[1]:
-        return f"output: the padded channels of {tactic.out} belong to no group"
+        return f"output: {tactic.out} has padded channels, which belong to no group"
     return ""
 
 
@@ -205,7 +205,7 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
-        return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
+        return f"linear input: {tile.n} pixels do not divide evenly among {tile.threads} threads"
     if prologue.normalized and (reason := no_room_for_norm(tactic)):
         return reason
     chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads

@@ -106,7 +106,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run there, or an empty string."""
     if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
-        return "max pool: whole vectors of 64 channels and more are compared"
+        return "max pool: expected a vector format for the output and a tile of a multiple of 64 channels"
     if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.gemm.n, False)):
         r, s = p.epilogue.pool[:2]
         return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"

@@ -28,11 +28,14 @@ CASES = {
 def candidates(p: Gathered, device: Device) -> Candidates:
     """(tactic, reason against it or "")."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
-        yield "gather", "joined along channels, move does it"
+        yield "gather", "joins tensors along channels, which the move kernel does"
         return
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         if isinstance(p, ResizeProblem):
-            yield Tactic("resize", None, (x,), y), "" if linear(x) == linear(y) else "reads and writes vectors of one width"
+            yield (
+                Tactic("resize", None, (x,), y),
+                "" if linear(x) == linear(y) else "input and output have different vector widths",
+            )
         else:
             yield Tactic("gather", None, (x,) * len(p.in_shapes), y), ""
 

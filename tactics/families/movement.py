@@ -60,7 +60,7 @@ def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, str]]:
     """Any pair of formats of one vector width: pooling moves whole vectors."""
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        reason = "" if linear(x) == linear(y) else "pooling reads and writes vectors of one width"
+        reason = "" if linear(x) == linear(y) else "input and output have different vector widths"
         yield Tactic(kernel, None, (x,), y), reason
 
 
@@ -68,7 +68,7 @@ def _pool_and_chain(p: ChainedProblem) -> Candidates:
     """A pool's pairs, beside which the chain's other tensors are as pointwise kernels take them; nothing of another problem."""
     if not isinstance(p.first, PoolProblem):
         return
-    why = "the kernel of whole images has no chain" if p.first.is_global else stages.reason_against(p.chain)
+    why = "the kernel for whole images supports no fused chain" if p.first.is_global else stages.reason_against(p.chain)
     for tactic, reason in _same_width(p.first):
         for others in product(*stages.formats(p.chain, tactic.out, result=True)):
             yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or why

@@ -89,9 +89,9 @@ def single_channel(p: Rows) -> bool:
 
 def _reason(p: Rows, tactic: Tactic) -> str:
     if single_channel(p) and linear(tactic.ins[0]) and not linear(tactic.out):
-        return "a thread that reads single channels writes single channels, and padding would stay as it was"
+        return "a kernel with a linear input cannot write the padded channels of this output"
     if p.groups > 1 and not _by_channel(p, tactic) and p.c != padded_channels(tactic.out.layout, p.c):
-        return "groups of channels, and padding that belongs to none"
+        return "groups of channels, and padded channels that belong to no group"
     return ""
 
 

@@ -41,7 +41,7 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
         return "no global average"
     for p, before in ((first, pool), (second, first)):
         if p.in_shapes[0] != before.out_shape or (p.h, p.w, p.r, p.s) != (1, 1, 1, 1) or any(p.pad):
-            return "no two fully connected layers behind the average"
+            return "the average is not followed by two fully connected layers"
         if p.groups > 1 or p.needs or p.epilogue.act.name == "prelu":
             return "groups, a residual, a depth-to-space, a pool, a prologue or PRelu"
     if pool.n > MAX_GRID[1]:

@@ -62,7 +62,7 @@ class Child:
             raise Lost(self._death()) from None
         reply = self.receive(timeout_s)
         if reply.get("id") != self._id:
-            raise Lost(f"the child process answered something else: {json.dumps(reply)[:200]}")
+            raise Lost(f"the child process answered another request: {json.dumps(reply)[:200]}")
         return reply
 
     def receive(self, timeout_s: float) -> dict:
@@ -71,7 +71,7 @@ class Child:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise Lost(f"no answer in {timeout_s:g} s: hung, and killed")
+                raise Lost(f"no answer in {timeout_s:g} s: the process hung and was killed")
             data = os.read(self._answers.fileno(), 65536)
             if not data:
                 raise Lost(self._death())
@@ -82,7 +82,7 @@ class Child:
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
-            raise Lost(f"the child process wrote a line that is no answer: {line[:200]!r}")
+            raise Lost(f"the child process wrote a line that is not a JSON answer: {line[:200]!r}")
         return reply
 
     def kill(self) -> None:

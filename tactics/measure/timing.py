@@ -302,7 +302,7 @@ class Measured:
             raise ValueError(f"nothing can be measured: {hello['error']}")
         if hello.get("device") != mine:
             self.close()
-            raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")
+            raise ValueError(f"nothing can be measured: the plan is for {mine}, the current GPU is {hello.get('device')}")
 
 
 def _good_samples(us: object, count: int) -> bool:

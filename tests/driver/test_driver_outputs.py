@@ -192,7 +192,7 @@ OUT_REFUSED = {
     "dtype": (lambda cupy: cupy.empty(SHAPE, np.float16), "out 'y': expected dtype float32, got float16; allocate it"),
     "strides": (lambda cupy: cupy.empty((*SHAPE[:3], 12), np.float32)[..., ::2], "expected a C-contiguous.*cupy.empty"),
     "column-major": (lambda cupy: cupy.empty(SHAPE, np.float32, "F"), "out 'y': expected a C-contiguous"),
-    "read-only": (lambda cupy: read_only(cupy), "out 'y': expected an array that can be written"),
+    "read-only": (lambda cupy: read_only(cupy), "out 'y': expected a writable array"),
 }
 
 

@@ -29,7 +29,7 @@ def candidates(p: AttentionProblem, device: Device) -> Candidates:
         yield "cross_covariance", f"more than {MAX_DIM} rows or columns of scores"
         return
     if p.mask is not None or p.bias:
-        yield "cross_covariance", "nothing is added to the scores"
+        yield "cross_covariance", "a mask or bias on the scores is not supported"
         return
     for tactic in operands.pairings(p, "cross_covariance"):
         reason = operands.reason(p, tactic, along=2)

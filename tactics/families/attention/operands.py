@@ -65,7 +65,7 @@ def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
     size, pixels = (p.rows, p.width)[along - 2], p.out[2] * p.out[3]
     ends = p.heads * size == p.out[1] and p.y.step[along] in (pixels, 0) or size == p.out[1] == 1
     if padding(p, tactic) and not (ends and (p.heads == 1 or p.y.step[1] == size * pixels)):
-        return "padding of the output that no head's channels end with"
+        return "the output's padded channels do not follow the channels of a head"
     return ""
 
 

@@ -17,11 +17,11 @@ MASK_BITS = 32  # of a register that tells which rows, or columns, of the kernel
 def family_reason(p: ConvProblem) -> str:
     """Why no strip serves this problem, or an empty string."""
     if p.groups > 1:
-        return f"{p.groups} groups: a strip has the channels of one"
+        return f"{p.groups} groups: a strip kernel supports one group only"
     if p.stride != (1, 1) or p.dilation != (1, 1):
-        return f"stride {p.stride}, dilation {p.dilation}: taps of a strip lie side by side"
+        return f"stride {p.stride}, dilation {p.dilation}: strip kernels need stride 1 and dilation 1"
     if p.r % 2 == 0 or p.s % 2 == 0 or p.pad != (p.r // 2, p.s // 2) * 2:
-        return f"{p.r} x {p.s} taps with padding {p.pad}: the output has not the input's pixels"
+        return f"{p.r} x {p.s} taps with padding {p.pad}: the output's size differs from the input's, or a kernel size is even"
     return ""
 
 
@@ -32,9 +32,9 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
         needs = f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
         return f"a strip of {strip_rows(p, tactic)} pixels: {needs}"
     if max(p.r, p.s) * lane_pixels(tactic) >= MASK_BITS:
-        return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: which lie inside the image fits no register"
+        return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: the mask of those inside the image does not fit a register"
     if blocks_of_k(p) > 1 and p.r * p.s < t.stages - 1:
-        return f"{p.r} x {p.s} taps: {t.stages} stages leave no turn in which the next strip can be copied"
+        return f"{p.r} x {p.s} taps: {t.stages} stages leave no step in which to copy the next strip"
     return ""
 
 

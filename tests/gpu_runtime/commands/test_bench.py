@@ -119,7 +119,10 @@ HOSTILE = {
     "empty.bin": (b"", "expected 1152 bytes, 1x8x6x6 of float32, got 0"),
     "long.bin": (bytes(1153), "got 1153"),
     "short.npy": (b"1234", "not a readable .npy file, as numpy.save writes it: "),
-    "long.npy": (bytes(1 << 18), "not a readable .npy file, as numpy.save writes it: it has 262144 bytes, the input 1152"),
+    "long.npy": (
+        bytes(1 << 18),
+        "not a readable .npy file, as numpy.save writes it: it has 262144 bytes, but the input has 1152",
+    ),
 }
 
 

@@ -211,7 +211,7 @@ OUT_REFUSED = {
     "byte order": ({"y": np.empty(SHAPE, ">f4")}, ValueError, "out 'y': expected dtype float32, got >f4"),
     "column-major": ({"y": np.empty(SHAPE, np.float32, "F")}, ValueError, "out 'y': expected a C-contiguous array.*np.empty"),
     "strided": ({"y": np.empty((2, 3, 8), np.float32)[..., ::2]}, ValueError, "out 'y': expected a C-contiguous array"),
-    "read-only": ({"y": frozen()}, ValueError, "out 'y': expected an array that can be written, got a read-only one"),
+    "read-only": ({"y": frozen()}, ValueError, "out 'y': expected a writable array, got a read-only one"),
     "overlap": ({"y": OVERLAP[:2], "z": OVERLAP[1:]}, ValueError, "but the arrays of 'y' and 'z' overlap"),
     "a copy": ({"y": Copies()}, ValueError, "out 'y': .*Copies gives NumPy a copy"),
     "a list": ({"y": X.tolist()}, TypeError, "out 'y': expected an array to fill, got list: np.empty((2, 3, 4), np.float32)"),

@@ -186,7 +186,7 @@ def test_every_problem_has_tactics_and_reasons(name, device):
         assert launch.block[0] == threads(t) <= 1024 and launch.smem == 0
         assert predict(problem, t, d)["bound"] in ("issue", "l1", "l2", "dram", "launch")
     assert all(reason for _, reason in rejected(problem, d))
-    assert any("vectors of one width" in str(reason) for _, reason in rejected(problem, d))
+    assert any("different vector widths" in str(reason) for _, reason in rejected(problem, d))
 
 
 def test_what_is_not_depthwise_is_refused_with_its_reason():

@@ -156,8 +156,11 @@ def test_reasons():
         assert bool(found) == (not any(t.kernel == "conv_strip" for t in candidates(problem, DEVICE)))
         return found[:1]
 
-    assert "lie side by side" in why(stride=(2, 2))[0] and "lie side by side" in why(dilation=(2, 2), pad=(2,) * 4)[0]
-    assert "not the input's pixels" in why(pad=(0, 0, 0, 0))[0] and "of one" in why(groups=2)[0]
+    assert (
+        "need stride 1 and dilation 1" in why(stride=(2, 2))[0]
+        and "need stride 1 and dilation 1" in why(dilation=(2, 2), pad=(2,) * 4)[0]
+    )
+    assert "differs from the input's" in why(pad=(0, 0, 0, 0))[0] and "one group only" in why(groups=2)[0]
     wide = ConvProblem(1, 128, 9, 900, 64, 3, 3, pad=ONE, sparse24=True)
     assert not any(t.kernel in KERNELS for t in candidates(wide, DEVICE))
     needs = [str(reason) for t, reason in rejected(wide, DEVICE) if getattr(t, "kernel", "") in KERNELS]

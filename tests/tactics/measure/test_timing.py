@@ -321,7 +321,7 @@ def test_a_problem_that_cannot_be_set_up_fails_without_a_record(fake, what):
     [
         ({"start": "leave"}, "out of luck"),
         ({"start": "garbage"}, "Segmentation fault?"),
-        ({"device": "RTX 4090|sm_89|128|1"}, "the GPU at hand is RTX 4090"),
+        ({"device": "RTX 4090|sm_89|128|1"}, "the current GPU is RTX 4090"),
     ],
 )
 def test_without_a_working_child_nothing_is_measured(fake, how, text):
