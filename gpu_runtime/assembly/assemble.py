@@ -91,8 +91,8 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
         dataflow.prove(data, using, {x.op.name: (x.op.inputs, x.op.output) for x in layers if x.op is not None})
     except dataflow.Fault as e:
         raise InternalError(
-            f"{table.network.name}: the plan is wrong, so there is no engine: {e}. This is a defect of gpu_runtime, not of "
-            "the model: please report it with the model"
+            f"{table.network.name}: the plan failed its check, so no engine is built: {e}. This is a defect of "
+            "gpu_runtime, not of the model: please report it with the model"
         ) from None
     return data, arena
 

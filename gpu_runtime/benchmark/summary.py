@@ -68,9 +68,7 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     notes, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = (
-            "leave out --noCudaGraph, so that the host enqueues less"
-            if not settings.graph
-            else "a larger batch gives the GPU more work"
+            "without --noCudaGraph the host enqueues less" if not settings.graph else "a larger batch gives the GPU more work"
         )
         text = "The GPU may have waited for the host, which takes about as long to enqueue kernels as the GPU to run them"
         notes.append(f"{text}: {cure}")

@@ -136,7 +136,7 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
 
 def _one_launch(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
-    only = f"only {', '.join(row.able)} of its layers " if len(row.able) < len(row.layers) else ""
+    only = f"only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
     text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
     return f"{text}; launched alone, such a layer takes {sparse} sparse"
 

@@ -167,7 +167,7 @@ def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     elif own[split:] == batch[split:]:
         channels, share = groups * k, groups
     else:
-        raise Refused(f"expected constants whose batches are the last ones of {list(shape)}, got {list(matrices.shape)}")
+        raise Refused(f"expected constant matrices with the last batch dimensions of {list(shape)}, got {list(matrices.shape)}")
     w = matrices if first else matrices.swapaxes(-1, -2)
     weights["w"] = _single(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
     product = ConvProblem(
@@ -192,7 +192,7 @@ def _product(layer: Layer) -> MatmulProblem:
     node = layer.node
     a, b = (shape_of(v) for v in layer.inputs)
     if attribute(node, "alpha", 1.0) != 1:
-        raise Refused("expected alpha 1 where both operands are computed")
+        raise Refused("expected alpha = 1, since both operands are computed")
     a = (1, *a) if len(a) == 1 else a
     b = (*b, 1) if len(b) == 1 else b
     over = np.broadcast_shapes(a[:-2], b[:-2])
@@ -200,7 +200,7 @@ def _product(layer: Layer) -> MatmulProblem:
     for shape in (a, b):
         sizes = (1,) * (len(over) - len(shape) + 2) + shape[:-2]
         if len(over) > 2 and sizes not in (over, (1,) * len(over)):
-            raise Refused(f"expected at most two batch dimensions that repeat, got {list(a)} and {list(b)}")
+            raise Refused(f"expected at most two batch dimensions that broadcast, got {list(a)} and {list(b)}")
         batches.append((math.prod(sizes[:-1]), sizes[-1] if sizes else 1))
     trans_a, trans_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
     m, k = a[-2:][::-1] if trans_a else a[-2:]
@@ -216,7 +216,7 @@ def _kernel(layer: Layer, weights: Weights, shape: Shape4) -> tuple[np.ndarray, 
     rank, groups = len(shape_of(operand(layer.node))), attribute(layer.node, "group", 1)
     computed = [v.name for v in operands(layer.node)[1:] if constant(v) is None]
     if computed:
-        raise Refused(f"expected constant weights, got those computed as {', '.join(map(repr, computed))}")
+        raise Refused(f"expected constant weights, got the computed {', '.join(map(repr, computed))}")
     if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
         raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
     kernel = layer.weights["w"]

@@ -80,8 +80,8 @@ def _check_read(fused: Fused, ops: list[Op[Problem]]) -> None:
     for op in ops:
         if absent := [t for t in op.inputs if t not in known]:
             raise ModelError(
-                f"{fused.imported.name}: {op.name} reads {absent[0]!r}, which is constant, and its result was not folded; "
-                "compute it outside the model, and store it as an initializer"
+                f"{fused.imported.name}: {op.name} reads the constant {absent[0]!r} and could not be folded; "
+                "compute its result outside the model and store it as an initializer"
             )
 
 
@@ -189,13 +189,13 @@ def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
     with np.errstate(over="ignore"):  # refused in the next lines
         weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
     if not all((np.isfinite(a) | np.isneginf(layer.weights[k])).all() for k, a in weights.items()):  # -infinity as a mask
-        raise Refused("its constants, with all scales and shifts folded in, are not finite")
+        raise Refused("its constants are not finite after scales and shifts are folded in")
     try:
         problem = PROBLEMS[layer.op](layer, shapes, out, weights)
     except ValueError as e:  # of a problem that none of ours can be
         raise Refused(str(e)) from e
     if not all(map(math.isfinite, _numbers(problem))):
-        raise Refused("a number that it computes with is infinite or NaN")
+        raise Refused("one of its parameters is infinite or NaN")
     names = tuple(views.name(v) for v in inputs)
     problems = problem if isinstance(problem, tuple) else (problem,)
     return _in_a_row(layer, problems, list(zip(names, shapes, strict=True)), (views.name(layer.output), out), weights)
@@ -343,7 +343,7 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
         runs = runs_of(over, lambda a: tuple(shape[a] == over[a] for shape in wide), axes)  # neighbours that are spanned alike
         if len(runs) > 4:
             operands = ", ".join(str(list(shape)) for shape in shapes)
-            raise Refused(f"{operands} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
+            raise Refused(f"{operands} broadcast to {list(over)} along {len(runs)} runs of axes; expected 4 at most")
         sizes = of_four([size for size, _ in runs])
         have = [of_four([size if among[i] else 1 for size, among in runs]) for i in range(len(shapes))]
     return sizes, [

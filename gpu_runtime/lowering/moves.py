@@ -57,7 +57,9 @@ def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int
     runs = runs_of(shape, lambda a: a if a in chosen else -1)
     sizes, at = [size for size, _ in runs], {a: i for i, (_, a) in enumerate(runs) if a in chosen}
     if len(sizes) > 4:
-        raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(chosen)}")
+        raise Refused(
+            f"expected at most 4 dimensions after neighbouring axes are merged: shape {list(shape)}, axes {sorted(chosen)}"
+        )
     return of_four(sizes), {a: i + 4 - len(sizes) for a, i in at.items()}
 
 
@@ -100,7 +102,7 @@ def indexed(shape: tuple[int, ...], tables: Mapping[int, Collection[int] | np.nd
     _check_length(*map(len, tables.values()))
     rows = {at[a]: np.asarray(t, int) for a, t in tables.items()}
     if outside := [i for a, t in rows.items() for i in (t.min(initial=0), t.max(initial=0)) if not -1 <= i < shape4[a]]:
-        raise Refused(f"an index lies outside its axis of a tensor of {list(shape)}: {outside[0]}")
+        raise Refused(f"index {outside[0]} is outside its axis of a tensor of shape {list(shape)}")
     rows = {a: t for a, t in rows.items() if not np.array_equal(t, np.arange(shape4[a]))}
     windows = {a: _window(t, shape4[a]) for a, t in rows.items()}
     c, h, w = (windows.get(a, (0, 1, shape4[a])) for a in (1, 2, 3))
@@ -168,7 +170,7 @@ def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
         if before or after:
             first, size = max(-before, 0), shape[a] - max(-before, 0) - max(-after, 0)  # what is left is padded
             if size < 1 and mode != "constant":
-                raise Refused(f"its pads leave nothing of axis {a} of {list(shape)} for mode {mode} to repeat")
+                raise Refused(f"its pads remove all of axis {a} of {list(shape)}, so mode {mode} has nothing to repeat")
             table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)
             tables[a] = np.where(table < 0, -1, table + first)
     return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)

@@ -26,7 +26,9 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
         return nchw(shape), "".join(a for i, a in enumerate("nchw") if i in at)
     runs = runs_of(shape, axes.__contains__)
     if len(runs) > 4:
-        raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
+        raise Refused(
+            f"expected at most 4 dimensions after neighbouring axes are merged: shape {list(shape)}, axes {sorted(axes)}"
+        )
     ones = 4 - len(runs)
     letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
     return of_four([size for size, _ in runs]), "".join(letters)
@@ -37,7 +39,7 @@ def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
     listed = constants(layer, 1)[0]
     if not listed and attribute(layer.node, "noop_with_empty_axes", 0):
         if kind not in ("sum", "mean", "max", "min", "prod"):
-            raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
+            raise Refused("without axes, noop_with_empty_axes = 1 makes it elementwise: export it as elementwise operators")
         return PointwiseProblem(*shapes[0])
     chosen = {int(a) % len(shape) for a in listed} if listed else set(range(len(shape)))
     if kind in OF_ITSELF and len(runs_of(shape, chosen.__contains__)) > 4:

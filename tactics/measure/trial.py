@@ -153,7 +153,7 @@ def execute(
             raise Wrong("counters are not zero after the launch")
         told, odd = bool(gpu.read(scratch[2], 4).any()), int((~np.isfinite(flat)).sum())
         if odd and not told:
-            raise Wrong(f"{odd} of {flat.size} elements were not written, or are not finite without a report by the launch")
+            raise Wrong(f"{odd} of {flat.size} elements were never written, or are not finite without a report by the launch")
         if told and not odd:
             raise Wrong("the launch reports infinity or NaN, but its output is finite")
     finally:

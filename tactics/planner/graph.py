@@ -236,8 +236,8 @@ def only(graph: Graph, force: Force) -> Graph:
 def why_none(graph: Graph) -> str:
     bare = [c.name for c in graph.choices if not cells_of(graph, c)]
     if bare:
-        return f"no plan exists: no usable entry (after force, in formats its tensors may take) for {', '.join(bare)}"
-    return "no plan exists: every op has entries, but no reformats and fusion options connect them"
+        return f"no plan exists: no usable tactic (as forced, in the formats of its tensors) for {', '.join(bare)}"
+    return "no plan exists: every op has tactics, but no reformats and fusion options connect them"
 
 
 def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:

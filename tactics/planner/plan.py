@@ -90,10 +90,10 @@ def _without_rings(graph: Graph, max_cells: int, milp_seconds: float | None, riv
         if ring is None:
             return plan
         if not ring:
-            raise ValueError("the graph has a cycle that no fusion option opens")
+            raise ValueError("the graph has a cycle with every fusion option")
         closed.append(ring)
         if len(closed) > MOST_RINGS:
-            raise ValueError(f"more than {MOST_RINGS} combinations of fusions close a cycle")
+            raise ValueError(f"more than {MOST_RINGS} combinations of fusions form a cycle")
 
 
 def _solve_once(

@@ -32,7 +32,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
         needs = f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
         return f"a strip of {strip_rows(p, tactic)} pixels: {needs}"
     if max(p.r, p.s) * lane_pixels(tactic) >= MASK_BITS:
-        return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: the mask of those inside the image does not fit a register"
+        return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: the mask of the image border does not fit a register"
     if blocks_of_k(p) > 1 and p.r * p.s < t.stages - 1:
         return f"{p.r} x {p.s} taps: {t.stages} stages leave no step in which to copy the next strip"
     return ""

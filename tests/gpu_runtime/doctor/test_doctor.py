@@ -188,8 +188,8 @@ FAULTS = {  # what the child does for the pool: how it is told
     "refused": ('{"error": "DriverError: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"}', "CUDA_ERROR_INVALID_VALUE"),
     "context lost": ('{"error": "CUDA_ERROR_ILLEGAL_ADDRESS", "fatal": True}', "ILLEGAL_ADDRESS"),
     "crash": ("os.abort()", "ended with code -6"),
-    "hang": ("time.sleep(60)", "no answer in 1 s: hung"),
-    "nonsense": ('print("nonsense")', "no answer: b'nonsense'"),
+    "hang": ("time.sleep(60)", "no answer in 1 s: the process hung"),
+    "nonsense": ('print("nonsense")', "not a JSON answer: b'nonsense'"),
 }
 
 

@@ -375,8 +375,11 @@ def test_half_precision_inside_vanishes_and_io_is_as_declared():
 @pytest.mark.parametrize(
     "nodes, message",
     [
-        ([node("Pad", "x p", "y", mode="edge")], "its pads leave nothing of axis 2 of .1, 4, 6, 6. for mode edge to repeat"),
-        ([node("Conv", "x m", "y")], "Conv y: expected constant weights, got those computed as 'm'"),
+        (
+            [node("Pad", "x p", "y", mode="edge")],
+            "its pads remove all of axis 2 of .1, 4, 6, 6., so mode edge has nothing to repeat",
+        ),
+        ([node("Conv", "x m", "y")], "Conv y: expected constant weights, got the computed 'm'"),
     ],
 )
 def test_refusals_say_why(nodes, message):

@@ -112,7 +112,7 @@ REFUSED = {
     "none": ({"x": None}, TypeError, "input 'x': expected an array of shape 2x3x4 and dtype float32, got NoneType"),
     "a path": ({"x": "x.npy"}, TypeError, "input 'x': expected an array .*, got str"),
     "a generator": ({"x": iter(X)}, TypeError, "input 'x': expected an array .*, got iterator"),
-    "masked": ({"x": np.ma.masked_less(X, 0)}, ValueError, "input 'x': expected an array, got a masked one.*.filled(value)"),
+    "masked": ({"x": np.ma.masked_less(X, 0)}, ValueError, "input 'x': expected an array, got a masked array.*.filled(value)"),
     "bytes": ({"x": array.array("f", [1, 2])}, ValueError, "input 'x': expected shape 2x3x4, got 2"),
 }
 

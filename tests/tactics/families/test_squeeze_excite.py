@@ -139,7 +139,7 @@ def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(t
     assert "None" not in told + bare and ("its 2 layers run dense in one launch" in told) == (reason == "one_launch")
     assert row.able == (("reduce", "expand") if sparsity == "force" else ("reduce",))
     assert set(row.able) == set(row.layers) & set(engine.sparsity.eligible)
-    assert ("only reduce could run sparse" in told) == (sparsity == "enable")  # forced, both could
+    assert ("Only reduce could run sparse" in told) == (sparsity == "enable")  # forced, both could
 
 
 def test_of_layers_that_cannot_run_sparse_the_pattern_is_told(tmp_path):

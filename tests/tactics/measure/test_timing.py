@@ -253,12 +253,12 @@ def test_another_problem_measures_again(fake):
 @pytest.mark.parametrize(
     ("what", "text", "restarts"),
     [
-        ("hang", "no answer in 0.5 s: hung", True),
+        ("hang", "no answer in 0.5 s: the process hung", True),
         ("crash", "ended with code -6", True),
         ("leave", "out of luck", True),
         ("garbage", "Segmentation fault?", True),
-        ("list", "no answer", True),
-        ("other id", "answered something else", True),
+        ("list", "not a JSON answer", True),
+        ("other id", "answered another request", True),
         ("few", "without 3 times", True),
         ("negative", "without 3 times", True),
         ("error", "wrong: relative error 0.5", False),

@@ -310,7 +310,7 @@ def test_long_times_do_not_overflow():
 
 def test_infeasible_force_names_the_op():
     graph = conv_net(0, (1,), SIX[:2], fuse=False)
-    with pytest.raises(ValueError, match="no usable entry .* for pool"):
+    with pytest.raises(ValueError, match="no usable tactic .* for pool"):
         solve(graph, force={"pool": lambda e: False})
     with pytest.raises(ValueError, match="force names ops that the graph does not have: pol"):
         solve(graph, force={"pol": lambda e: True})

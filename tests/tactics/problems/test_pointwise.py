@@ -183,7 +183,7 @@ def test_any_axes_of_rank_5_may_be_repeated(other):
 
 def test_five_runs_of_axes_are_refused():
     shapes = {"x": (2, 3, 4, 5, 6), "a": (2, 1, 4, 1, 6), "b": (2, 3, 1, 1, 1)}
-    with pytest.raises(ModelError, match=r"2, 1, 4, 1, 6.* repeat over \[2, 3, 4, 5, 6\] along 5 runs of axes; expected 4"):
+    with pytest.raises(ModelError, match=r"2, 1, 4, 1, 6.* broadcast to \[2, 3, 4, 5, 6\] along 5 runs of axes; expected 4"):
         network(model([node("Mul", "x a", "p"), node("Add", "p b", "y")], shapes, "y"))
 
 
