@@ -328,7 +328,7 @@ def test_a_wide_op_without_entries_only_closes_its_option():
 
 
 def test_unreachable_formats_are_infeasible():
-    with pytest.raises(ValueError, match="no plan exists: every op has entries"):
+    with pytest.raises(ValueError, match="no plan exists: every op has tactics"):
         solve(chain([Entry("k", ("b",), "b", 1)], {"x": "a"}, lambda *_: None))
 
 
