@@ -58,7 +58,7 @@ def closing(record: EngineRecord) -> str:
         if r
     ]
     total, dense = found.total_us, found.rivals.all_dense_us
-    without = "" if dense is None else f"; without sparse tactics {us_text(dense, timing)} ({versus(dense, total)})"
+    without = "" if dense is None else f";\nwithout sparse tactics {us_text(dense, timing)} ({versus(dense, total)})"
     verdict = proof_text(record.plan, timing)
     return "\n".join(
         [

@@ -28,7 +28,7 @@ from tests.independent.witnesses import HINT, record, witnessed
 from tests.problems import PROBLEMS
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda path: path.name)
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
 SPILLS = 2  # of a row of that record
 DEVICE = named("h200")
