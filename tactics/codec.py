@@ -1,9 +1,12 @@
 """Frozen dataclasses as JSON and back, driven by their annotated fields: what does not fit is refused by its place.
 
-A record is an object of its fields; one with its default may be left out, one that is not known is refused. A name that Python
-keeps to itself has an underscore at its end, which JSON has not. Of a union of records, the object says its `type` too. Tuples
+A record is an object of its fields; one with its default may be left out, one that is not known is refused. A Python
+keyword as a name ends in an underscore, which JSON leaves out. In a union of records, the object has its `type` too. Tuples
 are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, Whole) or reads a
 value of another class (As).
+
+No library does this: msgspec reads no unions of dataclasses and accepts their unknown keys, and a machine with a GPU must run
+engines with the packages that it has.
 """
 
 from __future__ import annotations
