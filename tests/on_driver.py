@@ -51,7 +51,8 @@ def kernel(name: str):
 
 def started(function: Callable[[], None], **changes: object) -> subprocess.Popen:
     """A function of a test module in a process of its own, on a driver with these changes to the settings."""
-    code = f"from tests.{function.__module__.rpartition('.')[2]} import {function.__name__}; {function.__name__}()"
+    module = ".".join(Path(inspect.getfile(function)).relative_to(ROOT).with_suffix("").parts)
+    code = f"from {module} import {function.__name__}; {function.__name__}()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,

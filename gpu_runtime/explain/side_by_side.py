@@ -43,7 +43,7 @@ def text(plans: Sequence[Outlook]) -> str:
     lines += ["", "Where the facts come from:"]
     for p in plans:
         d = p.device
-        held = f". Predictions: {held_text(d)}" if held_text(d) else ""
+        held = f"; {held_text(d)}" if held_text(d) else ""
         lines += wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
     return "\n".join(lines) + "\n"
 

@@ -212,7 +212,7 @@ def test_a_wrong_output_is_refused(engine, cupy, x, case):
 
 def test_outputs_that_overlap_are_refused(two, cupy, x):
     memory = cupy.empty((3, *SHAPE[1:]), np.float32)
-    with two.context() as context, pytest.raises(ValueError, match="those of 'y' and 'z' overlap"):
+    with two.context() as context, pytest.raises(ValueError, match="the arrays of 'y' and 'z' overlap"):
         context.run({"x": x}, out={"y": memory[:2], "z": memory[1:]})
 
 
@@ -245,7 +245,7 @@ def test_a_stream_may_be_named(engine, cupy, x, y, named):
             result = out + 0
         theirs.synchronize()
         assert got["y"] is out and close(result.get(), y) and close(new.get(), y)
-        with pytest.raises(TypeError, match="stream: expected a stream of CuPy's .*got str"):
+        with pytest.raises(TypeError, match="stream: expected a stream of CuPy or PyTorch, .*got str"):
             context.run({"x": given}, stream="0")
 
 

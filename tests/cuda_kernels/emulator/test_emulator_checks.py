@@ -177,7 +177,7 @@ def test_launch_arguments_are_checked():
     memory = Memory()
     for grid, block, smem, params, words in [
         ((0, 1, 1), (32, 1, 1), 0, b"\0" * 20, "grid"),
-        ((1, 1, 1), (2048, 1, 1), 0, b"\0" * 20, "2048 threads"),
+        ((1, 1, 1), (2048, 1, 1), 0, b"\0" * 20, "at most 1024 threads, got 2048"),
         ((1, 1, 1), (32, 1, 1), 1 << 20, b"\0" * 20, "shared memory"),
         ((1, 1, 1), (32, 1, 1), 0, b"\0" * 8, "8 bytes of parameters, the kernel takes 20"),
     ]:

@@ -170,7 +170,7 @@ def test_plan_for_several_devices(files, cli):
     found = json.loads(cli(f"plan sparse.onnx --devices l4,b200 {SHAPES} --json")[1])
     assert [p["device"]["name"] for p in found] == ["l4", "b200"] and found[1]["timing"]["kind"] == "predicted"
     assert all(p["sparsity"]["summary"]["eligible"] == 15 for p in found)
-    assert "Of predictions: tensor work is predicted at 60 to 75 % of the boost clock" in " ".join(
+    assert "; tensor work is predicted at 60 to 75 % of the boost clock" in " ".join(
         cli(f"plan sparse.onnx --devices l4 {SHAPES}")[1].split()
     )
     code, out, err = cli("plan sparse.onnx --devices a100,volta")

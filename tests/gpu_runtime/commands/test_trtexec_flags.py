@@ -172,7 +172,7 @@ def test_an_open_batch_is_one(files, cli):
         err == "warning: the batch of input 'x' (Nx1x8x8) is dynamic and set to 1; for another batch give --shapes=x:8x1x8x8\n"
     )
     assert gr.load("one.engine").inputs[0].shape == (1, 1, 8, 8)
-    with pytest.warns(UserWarning, match="taken as 1"):
+    with pytest.warns(UserWarning, match="is dynamic and set to 1"):
         assert gr.build(DIGITS / "digits_sparse.onnx", device="h200").inputs[0].shape == (1, 1, 8, 8)
 
 

@@ -391,9 +391,9 @@ def test_a_wrong_plan_is_no_engine(tmp_path, monkeypatch):
     onnx.save(batches(1, 4, "Reshape", 1, 8), path)
     through = places._inside_through_views
 
-    def careless(network, found, runs, most):
+    def careless(network, found, runs, most, usable):
         runs |= {places.Place(t, key) for t, keys in found.items() for key in keys if key.format == ("fp16", True, 1)}
-        through(network, found, runs, most)
+        through(network, found, runs, most, usable)
 
     monkeypatch.setattr(places, "_inside_through_views", careless)
     with pytest.raises(InternalError, match="launches nothing, but its output does not lie where its inputs do"):
