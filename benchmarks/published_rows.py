@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from cuda_kernels.device import Device, named
-from tactics.peers import Work
+from tactics.peers import Work, work_of
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import axis
 
 FOLDER = Path(__file__).parent / "published"
 CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
@@ -41,7 +40,6 @@ CONV = re.compile(
 )
 OVERHEAD = re.compile(r"~([\d.]+) us/layer above")
 HALF = re.compile(r"f16 accumulate|fp16 accumulation|FP16 accumulation|_f16f16_f16f16_f16_|_h16816|_h1688")
-TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
 NETWORK = re.compile(r"(ResNet-18|ResNet-50|resnet18|resnet50|vgg16|vgg19|InceptionV3|inception_v3)\b.* N(\d+) ")
 
 
@@ -125,7 +123,7 @@ def _published(r: dict[str, str], judge: bool) -> Row:
         overhead = OVERHEAD.search(note)
         us -= float(overhead[1]) if overhead else 0.0
         out = 4 if "f32 output" in note else 2
-        return Row("layer", device, r["problem"], us, judge, conv_work(p, out_bytes=out), p, note=note)
+        return Row("layer", device, r["problem"], us, judge, work_of([p], out_bytes=out), p, note=note)
     if r["kind"] == "network" and (net := NETWORK.match(r["problem"])):
         name, kind = re.sub("[-_]", "", net[1].lower()), "sparse network" if r["sparse"] == "1" else "network"
         return Row(kind, device, r["problem"], us, judge, network(name, int(net[2])), note=note)
@@ -142,31 +140,12 @@ READ = {"pair": _pair, "gemm": _gemm, "published": _published}
 
 def product(m: int, n: int, k: int, copies: float) -> Work:
     """A plain matrix product of 16-bit types."""
-    return _work([(m, n, k, 2 * m * k, 2 * n * k, 2 * m * n, 1.0)], copies)
+    return Work(*(np.array([float(v)]) for v in (m, n, k, 2 * m * k, 2 * n * k, 2 * m * n, copies, 1.0)))
 
 
 def as_conv(m: int, n: int, k: int) -> ConvProblem:
     """m pixels, k input and n output channels of a 1x1 convolution."""
     return ConvProblem(1, k, 1, m, n, 1, 1)
-
-
-def conv_work(p: ConvProblem, out_bytes: int = 2) -> Work:
-    """A convolution by what its taps touch, its weights evicted by other layers."""
-    return _work([_conv(p, out_bytes)], np.inf)
-
-
-def _conv(p: ConvProblem, out_bytes: int = 2) -> tuple[float, ...]:
-    rows = axis(p.h, np.arange(p.p) * p.stride[0] - p.pad[0], p.r, p.dilation[0]).read
-    columns = axis(p.w, np.arange(p.q) * p.stride[1] - p.pad[1], p.s, p.dilation[1]).read
-    m, k = p.n * p.p * p.q, p.c * p.r * p.s
-    x, y = 2 * p.n * p.c * rows * columns, out_bytes * m * p.k
-    overlap = p.r > p.stride[0] or p.s > p.stride[1]
-    return m, p.k, k, x + (2 * m * p.k if p.epilogue.residual else 0), 2 * k * p.k, y, TAPS_DRAWN if overlap else 1.0
-
-
-def _work(rows: Sequence[tuple[float, ...]], copies: float) -> Work:
-    m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
-    return Work(m, n, k, x, w, y, np.full(len(rows), copies), drawn)
 
 
 def together(rows: Sequence[Row]) -> Work:
@@ -179,7 +158,7 @@ def together(rows: Sequence[Row]) -> Work:
 def network(name: str, batch: int) -> Work:
     """The convolutions of a network at 224 x 224, of InceptionV3 at 299 x 299, additions and activations in their epilogues."""
     of = {"vgg": _vgg, "res": _resnet, "inc": _inception_v3}[name[:3]]
-    return _work([_conv(p) for p in of(name, batch)], np.inf)
+    return work_of([*of(name, batch)])
 
 
 def _resnet(name: str, n: int) -> Iterator[ConvProblem]:

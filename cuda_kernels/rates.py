@@ -105,6 +105,10 @@ H200_LIB = Library(1.0, FULL[0], 78.6, 6210, 1340, 2120, 0.799, True, FULL[1], f
 B200_LIB = Library(1.0, FULL[0], 78.0, 10700, 1140, 981, 0.661, True, FULL[1], f"{FITTED} on a B200; sparse as a100")
 PRO_LIB = Library(0.916, HALF[0], 22.9, 2510, 2250, 4000, 0.859, False, HALF[1], f"{FITTED} on an RTX PRO 6000, sparse as l40s")
 
+# Devices on which a library's dense products, or pairs of them with 2:4 ones, were timed and published; the others' rates are
+# by analogy, as each `Library.source` says.
+PEERS_TIMED = frozenset({"a100", "a100_pcie", "l40s", "rtx4090", "h100", "h200", "b200", "rtx_pro_6000"})
+
 MAMF = "share of the math peak: MAMF finder, A100 86.9 %"
 CUTLASS = "math 0.98: CUTLASS convolutions on an RTX 3070 (apache/tvm#9746)"
 STREAM = "DRAM: A40 0.94, L40 0.89 to 0.98 of the data sheet (gpu-benches)"
@@ -162,6 +166,10 @@ RATES = {
                             library=PRO_LIB),
 }
 # fmt: on
+
+
+def peers_are_timed(device: Device) -> bool:
+    return bool({device.name, DRIVER_NAMES.get(device.title)} & PEERS_TIMED)
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,17 @@ in whole rounds of tiles, while DRAM delivers what L2 does not hold. All of it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cuda_kernels.device import Device
-from cuda_kernels.rates import Library
+from cuda_kernels.rates import Library, rates
+from tactics.problems.problem import BackToBackProblem, ConvProblem, Problem
+from tactics.roofline import axis
 
 Floats = NDArray[np.float64]
 K_STEP = 64
@@ -35,6 +39,7 @@ SPARSE_BYTES = 9 / 16  # of the dense weights: half of the values, two bits of m
 # convolutions with known tiles on an RTX 3070 (apache/tvm#9746).
 FEW_WARPS = 0.7
 ROUNDING = 4.0  # of max(a, b) as a norm of this order: two limits that meet cost 2 ** (1 / 4) of one
+TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
 KEPT = 0.7, 1.2  # shares of L2 up to which all, and from which nothing, of what is cycled through stays there
 
 
@@ -52,6 +57,53 @@ class Work:
     y: Floats
     copies: Floats
     drawn: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTime:
+    """Microseconds of a library's dense kernels for a layer, what bounds the slowest of them, and microseconds of its 2:4
+    kernels, None where the weights do not have the pattern."""
+
+    us: float
+    bound: str
+    sparse_us: float | None
+
+
+def convolutions(problem: Problem) -> tuple[ConvProblem, ...]:
+    """The convolutions and matrix products that a library would run for a problem; none where there is no estimate: grouped
+    and depthwise convolutions, and all that is no convolution."""
+    found = (problem.first, problem.second) if isinstance(problem, BackToBackProblem) else (problem,)
+    if all(isinstance(p, ConvProblem) and p.groups == 1 for p in found):
+        return tuple(p for p in found if isinstance(p, ConvProblem))
+    return ()
+
+
+@lru_cache(maxsize=65536)
+def time_of(problem: Problem, device: Device) -> PeerTime | None:
+    """A layer's time with a library, its weights evicted from L2 by other layers. Additions and activations are in the
+    epilogues, and a pool, a normalization or a gate in our kernel costs the library nothing: the estimate favours it."""
+    if not (found := convolutions(problem)):
+        return None
+    work, library = work_of(found), rates(device).library
+    us, bounds = estimate(work, device, library)
+    sparse = estimate(work, device, library, sparse=True)[0] if all(p.sparse24 for p in found) else None
+    return PeerTime(float(us.sum()), str(bounds[us.argmax()]), None if sparse is None else float(sparse.sum()))
+
+
+def work_of(problems: Sequence[ConvProblem], *, copies: float = np.inf, out_bytes: int = 2) -> Work:
+    """Convolutions by the elements that their taps touch."""
+    rows = [_counts(p, out_bytes) for p in problems]
+    m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
+    return Work(m, n, k, x, w, y, np.full(len(rows), copies), drawn)
+
+
+def _counts(p: ConvProblem, out_bytes: int) -> tuple[float, ...]:
+    rows = axis(p.h, np.arange(p.p) * p.stride[0] - p.pad[0], p.r, p.dilation[0]).read
+    columns = axis(p.w, np.arange(p.q) * p.stride[1] - p.pad[1], p.s, p.dilation[1]).read
+    m, k = p.n * p.p * p.q, p.c * p.r * p.s
+    x, y = 2 * p.n * p.c * rows * columns, out_bytes * m * p.k
+    overlap = p.r > p.stride[0] or p.s > p.stride[1]
+    return m, p.k, k, x + (2 * m * p.k if p.epilogue.residual else 0), 2 * k * p.k, y, TAPS_DRAWN if overlap else 1.0
 
 
 def estimate(

@@ -112,6 +112,17 @@ def saved_range(saved_us: float, picks: Sequence[Pick], device: Device) -> tuple
     return saved_us - reach, saved_us + reach
 
 
+def published_range(us: Sequence[float], bounds: Sequence[str]) -> tuple[float, float]:
+    """Where the sum of these estimates of a library's kernels lies with probability RANGE: the errors of `PUBLISHED` by what
+    bounds each kernel, part of the variance SHARED by all of a regime."""
+    variance = 0.0
+    for name, error in PUBLISHED.items():
+        of = [error * t for t, bound in zip(us, bounds, strict=True) if regime(bound) == name]
+        variance += SHARED * sum(of) ** 2 + (1 - SHARED) * sum(e * e for e in of)
+    reach, total = NormalDist().inv_cdf((1 + RANGE) / 2) * math.sqrt(variance), sum(us)
+    return total - reach, total + reach
+
+
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
     """Microseconds of all launches of `tactic` on `device`, inside a CUDA graph."""
     return float(_cached(problem, tactic, device)["total_us"])

@@ -18,8 +18,8 @@ from tactics.tactic import Tactic
 PREDICTED = Timing("predicted", "predicted")  # for predictions in the account of a measured plan
 SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # what a pick is called, from which P(sparse faster) on
 # fmt: off
-RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
-             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
+RESOURCES = {"mma": "tensor cores", "math": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory",
+             "launch": "launch", "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
 # fmt: on
 SHOWN_US = 0.005  # a smaller time would be written as 0.00 us
 
@@ -146,6 +146,42 @@ def dense_text(record: Explained) -> str:
     text = f"without sparse kernels {us_text(dense, record.timing)} ({versus(dense, total)})"
     ranged = range_text(record)
     return f"{text}; they save {us_text(dense - total, record.timing)}, {ranged}" if ranged else text
+
+
+def library_text(record: Explained) -> str:
+    """The estimate of the dense plan, and of the 2:4 plan, with a library's kernels; empty where there is none."""
+    found = record.solution.rivals.library
+    if found is None:
+        return ""
+    us, low, high = (us_text(us, PREDICTED) for us in (found.us, found.low_us, found.high_us))
+    text = (
+        f"dense kernels of a library (cuBLAS, CUTLASS) would take an estimated {us}, {100 * RANGE:.0f} % likely {low} to {high}"
+    )
+    if found.sparse_us is not None:
+        text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED)}"
+    text += f"; {found.layers} of {found.layers + found.own} launches are estimated, the others count at our time"
+    return text if found.timed else f"{text}; the library's rates on this GPU are by analogy"
+
+
+def gain_text(record: Explained) -> str:
+    """What 2:4 gains against the fastest dense plan known, ours or a library's; empty where no layer could be sparse or no
+    dense plan was looked for."""
+    total, rivals = record.solution.total_us, record.solution.rivals
+    dense, library = rivals.all_dense_us, rivals.library
+    if not record.sparsity.eligible or record.sparsity.mode == "disable" or not dense or not total:
+        return ""
+    own = dense / total
+    if library is None or dense <= library.us:
+        gain = f"gains {ratio_text(own)}" if dense - total >= SHOWN_US else "gains nothing"
+        others = "is not known" if library is None else f"is estimated to be {versus(library.us, dense)}"
+        return f"{gain} over the fastest dense plan known, our own; one with a library's kernels {others}"
+    if library.us <= total:
+        doubt = ", within the error of the estimate" if library.high_us > total else ""
+        speeds = f"{ratio_text(library.us / total)} the estimated speed of a library's dense kernels{doubt}"
+        return f"gains nothing: this plan has {speeds}, and {ratio_text(own)} the speed of our own dense plan"
+    doubt = " (less than the error of the estimate)" if library.low_us <= total else ""
+    text = f"gains {ratio_text(library.us / total)} over the fastest dense plan known, an estimate of a library's{doubt}"
+    return f"{text}, and {ratio_text(own)} over our own dense plan"
 
 
 def range_text(record: Explained) -> str:

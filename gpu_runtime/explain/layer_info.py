@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gpu_runtime.explain.facts import facts_of
 from gpu_runtime.explain.figures import ms_of, sureness, surenesses, tactic_value
 from gpu_runtime.explain.wording import sentence
-from gpu_runtime.runtime.findings import KernelTime, SparsityRecord, SparsityRow
+from gpu_runtime.runtime.findings import KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
@@ -54,15 +54,17 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
-        **_network_keys(plan.sparsity),
+        **_network_keys(plan),
         **({"LeftOut": "; ".join(f"{what}: {why}" for what, why in record.device.left_out)} if record.device.left_out else {}),
     }
 
 
-def _network_keys(sparsity: SparsityRecord) -> Keys:
+def _network_keys(plan: PlanRecord) -> Keys:
+    sparsity, library = plan.sparsity, plan.solution.rivals.library
     summary = sparsity.summary
     if summary is None:
         return {}
+    estimates = asdict(library) if library else {}
     low, high = summary.saved_range_us or (None, None)
     return _known(
         {
@@ -75,13 +77,14 @@ def _network_keys(sparsity: SparsityRecord) -> Keys:
             "SparsitySavedLowUs": low,
             "SparsitySavedHighUs": high,
             "SparsityCeilingUs": summary.ceiling_us,
+            **{f"LibraryEstimate{camel(key)}": value for key, value in estimates.items()},
         }
     )
 
 
 def camel(word: str) -> str:
-    """A word of figures.SURE as a key has it."""
-    return word.title().replace("-", "")
+    """A word, or a field, as a key has it."""
+    return word.replace("_", "-").title().replace("-", "")
 
 
 def _known(keys: Mapping[str, object]) -> Keys:
@@ -310,6 +313,10 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
         parts = {"Kernel": other.kernel_us, "Reformat": other.reformat_us, "Around": other.around_us}
         keys |= {f"OtherChoice{name}Ms": ms_of(us) for name, us in parts.items()}
         keys |= {"OtherChoiceTactic": other.tactic.name, "OtherChoiceFormats": f"{other.in_} -> {other.out}"}
+    if library := row.library:
+        keys |= {"LibraryEstimateMs": ms_of(library.us), "LibraryEstimateBound": library.bound}
+        keys |= {"LibraryEstimateError": library.error}
+        keys["LibraryEstimateSparseMs"] = None if library.sparse_us is None else ms_of(library.sparse_us)
     if floor := row.floor:
         keys |= {"FloorBound": floor.bound, "FloorDenseMs": ms_of(floor.dense_us), "FloorSparseMs": ms_of(floor.sparse_us)}
         parts = {"Mma": floor.mma_us, "Dram": floor.dram_us, "L2": floor.l2_us, "Launch": floor.launch_us}

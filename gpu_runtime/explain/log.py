@@ -12,6 +12,8 @@ from gpu_runtime.explain.figures import (
     ceiling_text,
     counts_text,
     dense_text,
+    gain_text,
+    library_text,
     proof_text,
     pruned_text,
     sureness,
@@ -95,7 +97,10 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     """(key, text), in the order in which they are shown."""
     timing, sparsity = record.timing, record.sparsity
     time = f"{us_text(record.solution.total_us, timing)}, {proof_text(record.plan, timing)}"
-    facts = [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
+    facts = [("pruning", text)] if (text := gain_text(record)) else []
+    facts += [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
+    if library := library_text(record):
+        facts.append(("library", library))
     if ceiling := ceiling_text(record):
         facts.append(("ceiling", ceiling))
     if gone := record.device.left_out:

@@ -15,14 +15,25 @@ from gpu_runtime.network import Op, computes
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import Counterfactuals, Timed, alternatives, is_dense_together
 from gpu_runtime.planning.tables import Table, Times
-from gpu_runtime.runtime.findings import Floor, IfSparse, KernelTime, ReasonCode, Sparsity, SparsityRecord, SparsityRow, Summary
+from gpu_runtime.runtime.findings import (
+    Floor,
+    IfSparse,
+    KernelTime,
+    LibraryKernel,
+    ReasonCode,
+    Sparsity,
+    SparsityRecord,
+    SparsityRow,
+    Summary,
+)
+from tactics import peers
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES, PREFERRED
 from tactics.kernels import ROWS
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
-from tactics.predict import Pick, p_faster, predict, predict_us, saved_range
+from tactics.predict import PUBLISHED, Pick, p_faster, predict, predict_us, regime, saved_range
 from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
 from tactics.roofline import floors
 from tactics.tactic import Tactic
@@ -113,7 +124,8 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     why = next((known.single[t] for t in (op.output, *op.inputs) if t in known.single), None)
     if why and not table.network.is_straight(op):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
-    row = replace(row, floor=Floor(**_rounded(floors(op.problem, table.device, _sizes(times)))))
+    floor = Floor(**_rounded(floors(op.problem, table.device, _sizes(times))))
+    row = replace(row, floor=floor, library=_library(op, table.device))
     apart = _able_apart(op, alternatives)
     against = None if apart else not_sparse(own.problem.first if isinstance(own.problem, SqueezeExciteProblem) else own.problem)
     if against:
@@ -138,6 +150,14 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     if known.chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
     return replace(row, reason=_why_dense(row, sparse[1], dense[1], known.measured, table.risk))
+
+
+def _library(op: Op, device: Device) -> LibraryKernel | None:
+    found = peers.time_of(op.problem, device)
+    if found is None:
+        return None
+    sparse = None if found.sparse_us is None else round(found.sparse_us, 4)
+    return LibraryKernel(round(found.us, 4), found.bound, PUBLISHED[regime(found.bound)], sparse)
 
 
 def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:

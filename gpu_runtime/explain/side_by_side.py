@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.explain.figures import RESOURCES, held_text, ratio_text, us_text
+from gpu_runtime.explain.figures import PREDICTED, RESOURCES, held_text, ratio_text, us_text
 from gpu_runtime.explain.reason_texts import REASONS
-from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.runtime.findings import LibraryPlan, SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
@@ -45,6 +45,8 @@ def text(plans: Sequence[Outlook]) -> str:
         d = p.device
         held = f"; {held_text(d)}" if held_text(d) else ""
         lines += wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
+        if library := p.solution.rivals.library:
+            lines += wrap(f"{d.name}, a library's times (tactics/peers.py): {library.source}")
     return "\n".join(lines) + "\n"
 
 
@@ -70,11 +72,26 @@ def _dense_us(p: Outlook) -> float:
     return p.solution.total_us if dense is None else dense
 
 
+def _of_library(p: Outlook, get: Callable[[LibraryPlan], float | None]) -> str:
+    found = p.solution.rivals.library
+    us = get(found) if found else None
+    return "-" if us is None else us_text(us, PREDICTED)
+
+
+def _fastest_dense_us(p: Outlook) -> float:
+    """Ours or a library's."""
+    found = p.solution.rivals.library
+    return min(_dense_us(p), found.us) if found else _dense_us(p)
+
+
 TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
     ("sparse of eligible", lambda p: f"{len(p.sparsity.picked)} of {len(p.sparsity.eligible)}"),
     ("plan", lambda p: us_text(p.solution.total_us, p.timing)),
     ("without sparse kernels", lambda p: us_text(_dense_us(p), p.timing)),
-    ("gained by 2:4", lambda p: f"{_dense_us(p) / p.solution.total_us:.3f}x"),
+    ("gain over our dense", lambda p: f"{_dense_us(p) / p.solution.total_us:.3f}x"),
+    ("library dense (estimate)", lambda p: _of_library(p, lambda found: found.us)),
+    ("library 2:4 (estimate)", lambda p: _of_library(p, lambda found: found.sparse_us)),
+    ("gain over fastest dense", lambda p: f"{_fastest_dense_us(p) / p.solution.total_us:.3f}x"),
     ("dense kernels limited by", _limits),
 )
 

@@ -13,6 +13,8 @@ from gpu_runtime.explain.figures import (
     chance_text,
     counts_text,
     dense_text,
+    gain_text,
+    library_text,
     pruned_text,
     ratio_text,
     summing,
@@ -23,7 +25,7 @@ from gpu_runtime.explain.figures import (
 )
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
-from gpu_runtime.runtime.findings import Flip, KernelTime, OtherChoice, SparsityRow
+from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, OtherChoice, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, printable, table, wrap
 
@@ -67,11 +69,14 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
 
 
 def network_lines(record: Explained) -> list[str]:
-    """The network in a few sentences: eligible and picked layers, the time saved, and the most that could be saved."""
+    """The network in a few sentences: what 2:4 gains, eligible and picked layers, the time saved, the most that could be saved,
+    and a library's times."""
+    gain, library = gain_text(record), library_text(record)
     text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
     text = "; ".join(filter(None, (text[0].upper() + text[1:], dense_text(record))))
     ceiling = ceiling_text(record)
-    return wrap(f"{text}. It would take {ceiling}" if ceiling else text)
+    parts = (f"2:4 {gain}" if gain else "", text, f"It would take {ceiling}" if ceiling else "", library)
+    return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
 
 
 # ---- one layer
@@ -157,6 +162,8 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
     """Everything known about one layer's choice: (what, in words), in the order in which to read it."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
     facts += [("dense", _measured(row.best_dense, record.timing)), ("sparse", _measured(row.best_sparse, record.timing))]
+    if row.library:
+        facts.append(("library", _library(row.library)))
     if row.if_sparse:
         facts.append(("if 2:4", f"{_measured(row.if_sparse, PREDICTED)}; predicted"))
     other = row.other
@@ -173,6 +180,12 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
         text = f"{RESOURCES[floor.bound]}; at the device's peak: {times}. If it computes every product, a dense kernel takes "
         facts.append(("bound", f"{text}at least {least[0]}, a sparse one at least {least[1]}"))
     return facts
+
+
+def _library(found: LibraryKernel) -> str:
+    limited, us = RESOURCES.get(found.bound, found.bound), us_text(found.us, PREDICTED)
+    text = f"a library's dense kernel is estimated at {us}, limited by {limited}; error {100 * found.error:.0f} %"
+    return text if found.sparse_us is None else f"{text}; its 2:4 kernel at {us_text(found.sparse_us, PREDICTED)}"
 
 
 def layer_text(row: SparsityRow, record: EngineRecord) -> str:

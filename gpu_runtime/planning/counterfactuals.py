@@ -7,14 +7,18 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cuda_kernels.rates import peers_are_timed, rates
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning.entries import Times
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.runtime.findings import Flip, OtherChoice, Rivals, SingleFormat
+from gpu_runtime.runtime.findings import Flip, LibraryPlan, OtherChoice, Rivals, SingleFormat
+from tactics import peers
 from tactics.format import HALF_FORMATS, canonical
+from tactics.kernels import ANY_FP16
 from tactics.planner import plan
 from tactics.planner.graph import to_us
 from tactics.planner.reformats import hop_ps
+from tactics.predict import published_range
 from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
 
 Timed = tuple[Op, Times]
@@ -99,7 +103,34 @@ def rivals(table: Table) -> Rivals:
     except ValueError:
         greedy = None
     one = SingleFormat(single[0], single[1].us) if single else None
-    return Rivals(plan.solve(table.graph, force=dense).us, one, greedy)
+    all_dense = plan.solve(table.graph, force=dense)
+    return Rivals(all_dense.us, one, greedy, _library(table, all_dense))
+
+
+def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
+    """The dense plan with a library's estimated times of its FP16 convolutions."""
+    launched = [(op, entry) for op in table.network.ops if (entry := dense.entries.get(op.name)) and entry.tactic]
+    found = [
+        (entry.us, known)
+        for op, entry in launched
+        if entry.tactic and entry.tactic.kernel not in ANY_FP16 and (known := peers.time_of(op.problem, table.device))
+    ]
+    if not found:
+        return None
+    own_us, times = dense.us - sum(us for us, _ in found), [known for _, known in found]
+    low, high = published_range([t.us for t in times], [t.bound for t in times])
+    total, sparse = (sum(of) for of in ([t.us for t in times], [min(t.us, t.sparse_us or t.us) for t in times]))
+    return LibraryPlan(
+        us=round(own_us + total, 6),
+        low_us=round(own_us + low, 6),
+        high_us=round(own_us + high, 6),
+        sparse_us=round(own_us + sparse, 6) if any(t.sparse_us for t in times) else None,
+        layers=len(found),
+        own=len(launched) + len(dense.reformats) - len(found),
+        own_us=round(own_us, 6),
+        source=rates(table.device).library.source,
+        timed=int(peers_are_timed(table.device)),
+    )
 
 
 def _is_dense(entry: plan.Entry) -> bool:

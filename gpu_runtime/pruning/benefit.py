@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.explain import wording
+from gpu_runtime.explain.figures import gain_text, library_text
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, table, wrap
 
@@ -97,4 +98,6 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
             f"us saved: how much longer the plan ({total.total_us:.1f} us) takes if only this layer runs dense; "
             f"without any sparse kernel it takes {total.saved_us:.1f} us longer"
         )
+    if gain := gain_text(pruned):
+        lines += [*wrap(f"All of it together {gain}"), *wrap(library_text(pruned))]
     return "\n".join(["", *lines]) + "\n"

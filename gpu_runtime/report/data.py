@@ -215,10 +215,10 @@ def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
 
 
 def _verdict(record: EngineRecord) -> Keys:
-    """The plan in short. `saved_range`, in words: where what sparse kernels save lies; `sure`: how many picks are how sure;
-    `warning`: why outputs are not the model's."""
+    """The plan in short. `library_us`: the dense plan with a library's kernels, estimated; `saved_range`, in words:
+    where what sparse kernels save lies; `sure`: how many picks are how sure; `warning`: why outputs are not the model's."""
     plan, timing, solution = record.plan, record.timing, record.plan.solution
-    summary = plan.sparsity.summary
+    summary, library = plan.sparsity.summary, solution.rivals.library
     return {
         "model": printable(record.model.name),
         "device": printable(f"{record.device.title} ({record.device.sm})"),
@@ -228,6 +228,7 @@ def _verdict(record: EngineRecord) -> Keys:
         "total_us": solution.total_us,
         "dense_us": solution.rivals.all_dense_us,
         "ceiling_us": summary.ceiling_us if summary else None,
+        "library_us": library.us if library else None,
         "saved_range": range_text(record),
         "eligible": len(plan.sparsity.eligible),
         "picked": len(plan.sparsity.picked),

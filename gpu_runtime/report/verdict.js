@@ -17,6 +17,12 @@ function ceiling(verdict) {
   return [tile(us(verdict.ceiling_us, verdict), "ceiling: all eligible kernels at twice their dense speed, launch and memory allowing")];
 }
 
+function library(verdict) {
+  if (verdict.library_us === undefined || verdict.library_us === null) return [];
+  const text = "with a library's dense kernels (cuBLAS, CUTLASS), estimated: 2:4 pays where the plan is faster than this";
+  return [tile(us(verdict.library_us, { predicted: true }), text, judged(verdict.total_us - verdict.library_us, false))];
+}
+
 function showVerdict(page) {
   const v = page.verdict;
   by("verdict").append(
@@ -24,7 +30,7 @@ function showVerdict(page) {
       `, ${v.timing}${v.predicted ? ": nothing was measured" : ""}`),
     el("div", { class: "tiles" },
       tile(us(v.total_us, v), `${v.predicted ? "predicted" : "measured"} per run, ${page.memory.steps.length} launches`),
-      ...against(v), ...ceiling(v),
+      ...against(v), ...library(v), ...ceiling(v),
       tile(`${v.picked} of ${v.eligible}`, `eligible layers run sparse${v.sure ? `: ${v.sure}` : ""}`),
       tile(v.proof.startsWith("proven") ? "proven" : "not proven", v.proof)),
     el("p", {}, `${v.sentence}.`),

@@ -53,6 +53,36 @@ class IfSparse(KernelTime):
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryKernel:
+    """The estimated time of a library's dense kernel for a layer (tactics.peers), what bounds it, the standard deviation of its
+    logarithm, and the time of the library's 2:4 kernel, null where the weights do not have the pattern."""
+
+    us: Number
+    bound: Text
+    error: Number
+    sparse_us: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryPlan:
+    """Our plan without sparse kernels, with the convolutions at the estimated times of a library (tactics.peers): `us`, which
+    lies between `low_us` and `high_us` with a probability of 80 %. `sparse_us`: with its 2:4 kernels where weights have the
+    pattern and they are faster; null where no layer has it. `layers`: launches with an estimate; `own`: launches at our own
+    time, `own_us` together. `source`: of the library's rates; `timed`: 1 if its products were timed on this device, 0 if the
+    rates are by analogy."""
+
+    us: Number
+    low_us: Number
+    high_us: Number
+    sparse_us: Number | None
+    layers: Size
+    own: Size
+    own_us: Number
+    source: Text
+    timed: Size
+
+
+@dataclass(frozen=True, slots=True)
 class OtherChoice:
     """What forcing a layer the other way changes: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of the
     `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
@@ -112,7 +142,8 @@ class SparsityRow:
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
     plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
-    would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
+    would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32; `library`: null where
+    there is no estimate of a library's kernel.
     """
 
     layer: Text
@@ -143,6 +174,7 @@ class SparsityRow:
     branches: bool = False
     apart_cost_us: Number | None = None
     able: tuple[Text, ...] = ()
+    library: LibraryKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +223,13 @@ class SingleFormat:
 
 @dataclass(frozen=True, slots=True)
 class Rivals:
-    """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel."""
+    """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
+    library's kernels, null where the network has no convolution that is estimated."""
 
     all_dense_us: Number | None = None
     best_single_format: SingleFormat | None = None
     greedy_us: Number | None = None
+    library: LibraryPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
