@@ -121,7 +121,7 @@ def _solved(
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
     """One network's row."""
     target = named(device)
-    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(path, shapes=shapes, prune=True))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     graph = table.graph

@@ -94,8 +94,7 @@ def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = Fal
     """The row of one network; `fires`: without plans."""
 
     def read() -> Network:
-        imported = importer.read(path, shapes=shapes, prune=sparsity == "force")
-        return pipeline._fitted(path, imported, None, prune=sparsity == "force", progress=ignore)[0]
+        return pipeline._fitted(importer.load(path, prune=sparsity == "force"), shapes, None, ignore)[0]
 
     def total(network: Network) -> float:
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")

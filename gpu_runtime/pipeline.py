@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tactics.planner import plan
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
+Shapes = Mapping[str, tuple[int, ...]]
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
 
 
@@ -91,13 +92,13 @@ def build(
     source = source_of(model, example_inputs)
     progress(Progress("import", str(source)))
     pruned, prune = None if save_pruned is None else io.BytesIO(), sparsity == "force"
-    imported = _read(source, shapes, prune, pruned)
-    network, reached = _fitted(source, imported, calibration, prune=prune, progress=progress)
-    imported = replace(imported, model=None, masks={})
+    loaded, (sizes,) = _loaded(source, shapes, prune, pruned)
+    network, reached = _fitted(loaded, sizes, calibration, progress)
+    loaded = replace(loaded, large={})  # its weights take memory
     ends = _ends(network, reached, input_formats, output_formats)
     planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
     planned = _settled(network, reached, calibration, planner)
-    explained = _explained(imported, planned, planner)
+    explained = _explained(loaded, planned, planner)
     _log(log, planned, planner)
     flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace, asked)
     engine = _packed(Model(network.name, sha256_of(source)), planned, explained, flags, progress, embed_cubins)
@@ -111,29 +112,31 @@ def compare(
     model: str | os.PathLike,
     device_names: Sequence[str],
     *,
+    batches: Sequence[int] = (),
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
     progress: Listener = ignore,
 ) -> list[Outlook]:
-    """The model planned for each named device, times predicted, `risk` as for `build`. Nothing is packed or compiled. Raises as
-    `build` does."""
+    """The model planned for each named device, and for each of `batches`, which must be its inputs' dynamic first size: in the
+    order of batches, then devices. Times are predicted, `risk` as for `build`. The model is read once; nothing is packed or
+    compiled. Raises as `build` does."""
     mode = _mode(sparsity)
     from gpu_runtime.planning import io_formats
 
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
-    source = Path(model)
-    imported = _read(source, shapes, sparsity == "force")
-    network, reached = _fitted(source, imported, None, prune=sparsity == "force", progress=progress)
-    network = alternatives(network)
-    ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+    loaded, points = _loaded(Path(model), shapes, sparsity == "force", batches=tuple(dict.fromkeys(batches)))
     found = []
-    for target in targets:
-        progress(Progress("device", target.title))
-        planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
-        planned = _Planned(*planner(network), reached)
-        sparse, solution = _explained(imported, planned, planner)
-        found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk))
+    for sizes in points:
+        network, reached = _fitted(loaded, sizes, None, progress)
+        network = alternatives(network)
+        inputs = {t.name: t.shape for t in network.inputs}
+        ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+        for target in targets:
+            progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if batches else ''}"))
+            planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
+            sparse, solution = _explained(loaded, _Planned(*planner(network), reached), planner)
+            found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
     return found
 
 
@@ -207,27 +210,28 @@ class _Planned:
     reached: ranges.Ranges
 
 
-def _read(
-    source: Path | Source, shapes: Mapping[str, tuple[int, ...]] | None, prune: bool, save_pruned: BinaryIO | None = None
-) -> importer.Imported:
-    """The model; pruned, branches that may become one convolution with one pattern for all of them, which takes an import
-    before to find."""
+def _loaded(
+    source: Path | Source,
+    shapes: Shapes | None,
+    prune: bool,
+    save_pruned: BinaryIO | None = None,
+    batches: Sequence[int] = (),
+) -> tuple[importer.Loaded, list[Shapes | None]]:
+    """The model, and the sizes of its inputs for each batch, or those of `shapes` alone; pruned, branches that may become one
+    convolution with one pattern for all of them, which takes an import before to find."""
+    loaded = importer.load(source)
+    points: list[Shapes | None] = [importer.at_batch(loaded, shapes or {}, n) for n in batches] or [shapes]
     if not prune:
-        return importer.read(source, shapes=shapes)
+        return loaded, points
     from gpu_runtime.fusion import fuse
 
-    before = importer.read(source, shapes=shapes)
-    sizes = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
-    return importer.read(source, shapes=sizes, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned)
+    before = importer.sized(loaded, points[0])
+    points[0] = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
+    return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
 
 
 def _fitted(
-    source: Path | Source,
-    imported: importer.Imported,
-    calibration: Mapping[str, Any] | None,
-    *,
-    prune: bool,
-    progress: Listener,
+    loaded: importer.Loaded, shapes: Shapes | None, calibration: Mapping[str, Any] | None, progress: Listener
 ) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
@@ -235,11 +239,12 @@ def _fitted(
     from gpu_runtime.lowering import lower
     from gpu_runtime.precision import cliffs, execution, ranges, sample
 
+    imported = importer.sized(loaded, shapes)
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
-    smaller = functools.partial(sample.smaller, source, imported, lowered, prune)
-    network, found = ranges.fit(lowered, calibration, smaller, imported.maskable)
+    smaller = functools.partial(sample.smaller, loaded, lowered)
+    network, found = ranges.fit(lowered, calibration, smaller, loaded.maskable)
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"
@@ -347,7 +352,7 @@ def alternatives(network: Network) -> Network:
     return named_shortly(network)
 
 
-def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
+def _explained(loaded: importer.Loaded, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
     """Everything that is known before weights are packed."""
     from gpu_runtime.explain import reasons
     from gpu_runtime.planning.counterfactuals import counterfactuals
@@ -362,10 +367,10 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
         planner.sparsity,
         measured=table.device.measured,
         single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
-        stored=imported.stored,
+        stored=loaded.stored,
     )
-    energy = imported.before.lost_energy if imported.before else None
-    explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
+    energy = loaded.before.lost_energy if loaded.before else None
+    explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
     return explained, replace(_solution(chosen), rivals=others.rivals)
 
 

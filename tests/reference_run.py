@@ -87,14 +87,14 @@ def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset:
         return inferred
 
 
-def network(path, **options) -> Network:
-    """The three stages from a file, or from a ModelProto, to a lowered network."""
+def network(path, shapes=None, **options) -> Network:
+    """The stages from a file, or from a ModelProto, to a lowered network; `options`: of importer.load."""
     if isinstance(path, onnx.ModelProto):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             file.write_bytes(path.SerializeToString())
-            return network(file, **options)
-    return lower(fuse(importer.read(path, **options)))
+            return network(file, shapes, **options)
+    return lower(fuse(importer.sized(importer.load(path, **options), shapes)))
 
 
 def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:

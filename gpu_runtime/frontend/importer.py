@@ -11,8 +11,8 @@ import errno
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -46,44 +46,54 @@ from tactics.problems.operators import OPERATORS
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """`model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights take memory. `dtypes`: of
-    every network input and output as declared, "fp32", "fp16" or one of EXACT; an input also "uint8", and its values FP32 in
-    the graph.
+class Loaded:
+    """A model that was read, checked and pruned, for inputs of any sizes: `proto`, but for its `large` initializers, is
+    not changed any more. `source`: its path or name, for messages.
 
     `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
-    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `open_axes`: of each
-    input, those whose sizes the file leaves open. `maskable`: inputs that may hold -infinity. `masks`: what `read` was given.
+    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `dtypes`: of every
+    network input and output as declared, "fp32", "fp16" or one of EXACT; an input also "uint8", and its values FP32 in the
+    graph. `open_axes`: of each input, those whose sizes the file leaves open. `maskable`: inputs that may hold -infinity.
     """
+
+    source: Path | Source
+    proto: onnx.ModelProto
+    large: Mapping[str, TensorProto]
+    dtypes: Mapping[str, str]
+    pruned: tuple[str, ...]
+    not_pruned: tuple[tuple[str, str], ...]
+    before: Stored | None
+    stored: Mapping[str, Stored]
+    open_axes: Mapping[str, tuple[int, ...]]
+    maskable: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A loaded model with sizes. `model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights
+    take memory. The others: as in Loaded."""
 
     model: ir.Model | None
     name: str
     dtypes: Mapping[str, str]
-    pruned: tuple[str, ...] = ()
-    not_pruned: tuple[tuple[str, str], ...] = ()
-    before: Stored | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
-    open_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     maskable: frozenset[str] = frozenset()
-    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def read(
+def load(
     source: str | os.PathLike | Source,
     *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
     prune: bool = False,
     masks: Mapping[str, np.ndarray] = MappingProxyType({}),
     save_pruned: str | os.PathLike | BinaryIO | None = None,
-) -> Imported:
-    """Read and clean the model of that path or source; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}.
+) -> Loaded:
+    """Read and check the model of that path or source.
 
     With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first (of a node in
     `masks`, what its mask, [K, C/g, R, S], leaves out), and `save_pruned` (a path, or a file opened for writing bytes) gets
     that very model as ONNX, all else as it was. Raises ModelError; OSError if `save_pruned` cannot be written.
     """
     source = source if isinstance(source, Source) else Path(source)
-    shapes = _sizes(shapes or {})
     if save_pruned is not None and not prune:
         raise ValueError("save_pruned is given without prune: there is no pruned model to save")
     with named(source):
@@ -94,20 +104,74 @@ def read(
         _check(proto)
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
-        imported = _cleaned(proto, stem_of(source), shapes, pruned)
+        loaded = _loaded(source, proto, pruned, not_pruned)
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:
                 t.CopyFrom(weights[name])
         save(save_pruned, as_stored.SerializeToString())
+    return loaded
+
+
+def _loaded(
+    source: Path | Source, proto: onnx.ModelProto, pruned: Mapping[str, Stored], not_pruned: tuple[tuple[str, str], ...]
+) -> Loaded:
+    """A checked model; `proto` is used up."""
+    dtypes = _dtypes(proto.graph)
+    axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
+    stored, readers = stored_by_layer(proto.graph, pruned), infinite.readers_of(proto.graph)
+    maskable = frozenset(v.name for v in proto.graph.input if not infinite.offender(v.name, readers))
+    small, large = set_aside(proto)
     before = together(pruned.values())
-    return replace(imported, pruned=tuple(pruned), not_pruned=not_pruned, before=before, masks=masks)
+    return Loaded(source, small, large, dtypes, tuple(pruned), not_pruned, before, stored, axes, maskable)
+
+
+def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
+    """A loaded model, cleaned; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}. Raises ModelError."""
+    sizes = _sizes(shapes or {})
+    with named(loaded.source):
+        return _sized(loaded, sizes)
+
+
+def at_batch(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
+    """`shapes` and the declared sizes, the dynamic first size that most inputs share set to `batch`. Raises ModelError where no
+    input has one."""
+    declared = {v.name: _declared(v).dims or () for v in loaded.proto.graph.input if v.name not in loaded.large}
+    firsts = [dims[0] for name, dims in declared.items() if 0 in loaded.open_axes[name]]
+    if not firsts:
+        listed = ", ".join(f"{name!r} ({'x'.join(map(str, dims)) or 'unknown'})" for name, dims in declared.items())
+        text = f"{loaded.source}: expected a dynamic batch, but the model fixes the first size of input {listed}"
+        raise ModelError(f"{text}: export it with a dynamic first axis, or plan it without other batches")
+    shared, found = max(firsts, key=firsts.count), dict(_sizes(shapes))
+    for name, dims in declared.items():
+        chosen = found.get(name, dims)
+        if dims and dims[0] == shared:
+            chosen = (batch, *chosen[1:])
+        if chosen and all(isinstance(d, int) for d in chosen):
+            found[name] = tuple(d for d in chosen if isinstance(d, int))
+    return found
+
+
+def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(loaded.proto)
+    _fix_inputs([v for v in proto.graph.input if v.name not in loaded.large], sizes)
+    del proto.graph.value_info[:]
+    check_schema(proto)
+    check_sizes(proto)
+    cleaned = clean(convert(proto), loaded.large)
+    return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable)
+
+
+def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
+    """Read and clean the model of that path or source, as `load` and `sized` do."""
+    return sized(load(source), shapes)
 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
     """A model in memory, cleaned; `proto` is used up. Raises ModelError."""
     _check(proto)
-    return _cleaned(proto, name, shapes, {})
+    return _sized(_loaded(Source(name, b""), proto, {}, ()), shapes)
 
 
 def _check(proto: onnx.ModelProto) -> None:
@@ -117,22 +181,6 @@ def _check(proto: onnx.ModelProto) -> None:
     check_ops(proto, OPERATORS)
     check_values(proto.graph)
     name_nodes(proto.graph.node)
-
-
-def _cleaned(
-    proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]], pruned: Mapping[str, Stored]
-) -> Imported:
-    """A checked model, cleaned; of its weights those were `pruned`."""
-    dtypes = _dtypes(proto.graph)
-    axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
-    _fix_inputs(proto.graph, shapes)
-    stored = stored_by_layer(proto.graph, pruned)
-    readers = infinite.readers_of(proto.graph)
-    maskable = frozenset(v.name for v in proto.graph.input if not infinite.offender(v.name, readers))
-    proto, large = set_aside(proto)
-    check_schema(proto)
-    check_sizes(proto)
-    return Imported(clean(convert(proto), large), name, dtypes, stored=stored, open_axes=axes, maskable=maskable)
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -177,14 +225,14 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     return found
 
 
-def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give every input its static shape, and forget the shapes of everything else: they follow. A batch that is open, and
-    nothing else of the input, is 1 where no shape is given, which is said."""
-    names = [v.name for v in graph.input]
+def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Give every input its static shape. A batch that is open, and nothing else of the input, is 1 where no shape is given,
+    which is said."""
+    names = [v.name for v in inputs]
     if unknown := [n for n in shapes if n not in names]:
         raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
     missing, batches = [], []
-    for v in graph.input:
+    for v in inputs:
         declared = _declared(v)
         chosen = shapes.get(v.name)
         if chosen is None and declared.only_batch_is_open:
@@ -204,7 +252,6 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
     if batches:
         warnings.warn(printable(_batches_text(batches)), stacklevel=2)
-    del graph.value_info[:]
 
 
 def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:

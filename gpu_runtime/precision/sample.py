@@ -6,11 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import Source
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
@@ -21,17 +19,17 @@ TRIES = 3  # networks tried per budget
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def smaller(source: Path | Source, imported: importer.Imported, network: Network, prune: bool, images: bool) -> Network | None:
-    """The model of `source` for smaller inputs (with `images`, only for fewer images): the largest within QUICK, else the
-    smallest within MOST, else None. `imported`, `network`: that model for the requested sizes."""
+def smaller(loaded: importer.Loaded, network: Network, images: bool) -> Network | None:
+    """The model for smaller inputs (with `images`, only for fewer images): the largest within QUICK, else the smallest within
+    MOST, else None. `network`: the model for the requested sizes."""
     sizes = {t.name: t.shape for t in network.inputs}
-    axes = {name: tuple(a for a in found if not a or not images) for name, found in imported.open_axes.items()}
+    axes = {name: tuple(a for a in found if not a or not images) for name, found in loaded.open_axes.items()}
     share = execution.multiplications(network) / _elements(sizes)
     tried = list(smaller_sizes(sizes, axes))
     quick = [shapes for shapes in tried if share * _elements(shapes) <= execution.QUICK.macs]
     for shapes, budget in [(s, execution.QUICK) for s in quick[:TRIES]] + [(s, execution.MOST) for s in tried[::-1][:TRIES]]:
         try:
-            found = lower.lower(fuse.fuse(importer.read(source, shapes=shapes, prune=prune, masks=imported.masks)))
+            found = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
         except ModelError:  # something else fixes its size
             continue
         if not execution.too_large(found, budget):

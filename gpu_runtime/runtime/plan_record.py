@@ -350,8 +350,8 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A model planned for a device, without packing or compiling, for comparing plans for several devices. `risk`: as in
-    Flags."""
+    """A model planned for a device, without packing or compiling, for comparing plans for several devices and batches. `risk`:
+    as in Flags; `shapes`: of the inputs."""
 
     model: Model
     device: Device
@@ -359,6 +359,12 @@ class Outlook:
     sparsity: SparsityRecord
     solution: Solution
     risk: Number
+    shapes: Mapping[Text, tuple[Count, ...]] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """The first size of the first input."""
+        return next(iter(self.shapes.values()), (1,))[0]
 
 
 Explained = EngineRecord | Outlook  # the sources of texts on sparsity

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
+import gpu_runtime as gr
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.convert import OPSET
@@ -273,7 +274,7 @@ def test_pruning_against_brute_force(tmp_path, dtype):
         del proto.graph.node[:]
         proto.graph.node.extend(casts + rest)
     path, out = save(tmp_path, proto), tmp_path / "pruned.onnx"
-    imported = importer.read(path, prune=True, save_pruned=out)
+    imported = importer.load(path, prune=True, save_pruned=out)
     assert imported.pruned == ("w", "shared", "gemm")
     assert imported.not_pruned == (("mat", "shape [10, 8]: the input channels (axis 0) are not a multiple of 4"),)
     after = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer}
@@ -302,7 +303,7 @@ def test_the_saved_model_is_the_one_lowered(tmp_path):
 def test_saved_model_keeps_opset_ir_version_and_inputs(tmp_path):
     out = tmp_path / "pruned.onnx"
     before = onnx.load(given_model("squeezenet11_fp16"))
-    imported = importer.read(given_model("squeezenet11_fp16"), prune=True, save_pruned=out)
+    imported = importer.load(given_model("squeezenet11_fp16"), prune=True, save_pruned=out)
     after = onnx.load(out)
     assert (after.ir_version, after.opset_import[0].version, len(after.graph.input)) == (3, 7, len(before.graph.input))
     assert len(imported.pruned) == 25 and [n for n, _ in imported.not_pruned] == ["conv1_w_0"]
@@ -324,7 +325,7 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
     w = {"grouped": weights(8, 4, 1, 1), "thin": weights(8, 2, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
     w |= {"flat": weights(8), "shape": np.int64([8, 1, 1, 1])}
     nodes[6].input[1] = "scale"
-    imported = importer.read(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
+    imported = importer.load(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
     assert imported.pruned == ("k", "grouped", "both")  # a Constant node is stored; a weight read twice is pruned once
     assert imported.not_pruned == (
         ("scale", "also read by Mul e"),
@@ -332,7 +333,7 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
         ("thin", "shape [8, 2, 1, 1]: the input channels (axis 1) are not a multiple of 4"),
     )
     fewer = model([node("Conv", "x w", "y")], {"x": (1, 3, 3, 3)}, "y", {"w": weights(8, 3, 1, 1)})
-    imported = importer.read(save(tmp_path, fewer), prune=True)
+    imported = importer.load(save(tmp_path, fewer), prune=True)
     assert imported.not_pruned == (("w", "shape [8, 3, 1, 1]: the input channels (axis 1) are not a multiple of 4"),)
 
 
@@ -340,7 +341,7 @@ def test_nothing_is_saved_when_the_model_is_refused(tmp_path):
     out = tmp_path / "pruned.onnx"
     out.write_text("mine")
     with pytest.raises(ModelError):
-        importer.read(save(tmp_path, dynamic()), prune=True, save_pruned=out)
+        gr.build(save(tmp_path, dynamic()), sparsity="force", save_pruned=out, device="l4")
     assert out.read_text() == "mine"
     with pytest.raises(ValueError, match="save_pruned is given without prune"):
-        importer.read(save(tmp_path, small()), save_pruned=out)
+        importer.load(save(tmp_path, small()), save_pruned=out)

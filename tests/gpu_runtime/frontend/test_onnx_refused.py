@@ -152,7 +152,7 @@ def test_external_data(tmp_path):
     (folder / "weights.bin").write_bytes(bytes(16) + data)
     path = save(folder, proto)
     pruned = tmp_path / "pruned.onnx"
-    importer.read(path, prune=True, save_pruned=pruned)
+    importer.load(path, prune=True, save_pruned=pruned)
     stored = onnx.load(pruned).graph.initializer[0]
     assert np.array_equal(onnx.numpy_helper.to_array(stored), brute_force(np.frombuffer(data, "<f4").reshape(8, 4, 3, 3), 1))
     (folder / "weights.bin").write_bytes(data[:100])

@@ -43,7 +43,7 @@ def test_weights_behind_views_are_pruned_where_they_are_stored(chain, tmp_path):
     onnx.save(proto, path)
     row = pattern.inspect(path)[0]
     assert (row["weight"], row["shape"], row["verdict"]) == ("stored", [8, 16, 3, 3], "dense")
-    assert importer.read(path, prune=True, save_pruned=out).pruned == ("stored",)
+    assert importer.load(path, prune=True, save_pruned=out).pruned == ("stored",)
     shown = model([*made(CHAINS[chain][0]), node("Conv", "x w", "y")], {"x": (1, 16, 5, 5)}, "y w")
     for m, given in ((shown, proto), (after := onnx.ModelProto.FromString(shown.SerializeToString()), onnx.load(out))):
         m.graph.initializer.extend(given.graph.initializer)

@@ -196,7 +196,7 @@ def test_pruned_branches_share_one_pattern(tmp_path, identity, groups):
     path, saved = tmp_path / "model.onnx", tmp_path / "pruned.onnx"
     onnx.save(_model(rng, shape=(1, 16, 7, 9), k=16, groups=groups, identity=identity), path)
     masks = fuse.common_masks(importer.read(path))
-    importer.read(path, prune=True, masks=masks, save_pruned=saved)
+    importer.load(path, prune=True, masks=masks, save_pruned=saved)
     net = check_against_ort(saved, BOUND)
     (one,) = merged(net)
     assert one.problem.sparse24 and all(op.problem.sparse24 for op in net.ops if isinstance(op.problem, ConvProblem))
@@ -212,7 +212,7 @@ def test_a_branch_with_the_pattern_keeps_its_weights(tmp_path):
     onnx.save(proto, tmp_path / "model.onnx")
     before = importer.read(tmp_path / "model.onnx")
     assert not fuse.common_masks(before)
-    assert importer.read(tmp_path / "model.onnx", prune=True).pruned == ("c0w",)
+    assert importer.load(tmp_path / "model.onnx", prune=True).pruned == ("c0w",)
 
 
 def test_others_take_the_pattern_that_a_branch_has(tmp_path):
@@ -222,7 +222,7 @@ def test_others_take_the_pattern_that_a_branch_has(tmp_path):
     (kept,) = [t for t in proto.graph.initializer if t.name == "c0w"]
     kept.CopyFrom(onnx.numpy_helper.from_array(sparse24.prune(onnx.numpy_helper.to_array(kept)), "c0w"))
     onnx.save(proto, path)
-    imported = importer.read(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
+    imported = importer.load(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
     assert imported.pruned == ("c1w",)
     (one,) = merged(check_against_ort(tmp_path / "s.onnx", BOUND))
     assert one.problem.sparse24
@@ -237,7 +237,7 @@ def test_a_depthwise_branch_is_in_the_pattern_as_the_input_is(tmp_path):
         node("Add", "a b", "y"),
     ]
     onnx.save(model(nodes, {"x": (1, 16, 9, 9)}, "y", {k: v.astype(np.float32) for k, v in arrays.items()}), path)
-    importer.read(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
+    importer.load(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
     (one,) = merged(check_against_ort(tmp_path / "s.onnx", BOUND))
     assert one.problem.sparse24
 
@@ -248,7 +248,7 @@ def test_nodes_without_names_are_pruned_together_too(tmp_path):
         n.name = ""
     onnx.save(proto, tmp_path / "model.onnx")
     masks = fuse.common_masks(importer.read(tmp_path / "model.onnx"))
-    importer.read(tmp_path / "model.onnx", prune=True, masks=masks, save_pruned=tmp_path / "s.onnx")
+    importer.load(tmp_path / "model.onnx", prune=True, masks=masks, save_pruned=tmp_path / "s.onnx")
     (one,) = merged(network(tmp_path / "s.onnx"))
     assert one.problem.sparse24
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gpu_runtime.frontend.importer import read
+from gpu_runtime.frontend.importer import load, sized
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.precision import execution, ranges, sample
@@ -43,11 +43,11 @@ def overflowing(x: tuple[int | str, ...], *more: onnx.NodeProto) -> onnx.ModelPr
 def test_a_large_network_is_run_on_smaller_inputs(declared, asked, run, tmp_path):
     """By itself, where the model leaves sizes open: what overflows FP16 is stored smaller, as if it had been run as it is."""
     (tmp_path / "m.onnx").write_bytes(overflowing(declared).SerializeToString())
-    imported = read(tmp_path / "m.onnx", shapes={"x": asked})
-    network = lower(fuse(imported))
+    loaded = load(tmp_path / "m.onnx")
+    network = lower(fuse(sized(loaded, {"x": asked})))
     assert execution.multiplications(network) > execution.QUICK.macs
     begun = time.process_time()
-    _, found = ranges.fit(network, None, lambda images: sample.smaller(tmp_path / "m.onnx", imported, network, False, images))
+    _, found = ranges.fit(network, None, lambda images: sample.smaller(loaded, network, images))
     assert time.process_time() - begun < 20
     assert found.source == f"random values from 0 to 1, for inputs of {run}"
     assert set(found.exponents) == {"s"} and found.exponents["s"] < 0 and not found.stuck
@@ -63,12 +63,12 @@ def test_a_large_network_of_fixed_size_is_run_as_it_is(tmp_path):
 def test_one_image_is_run_where_a_batch_is_beyond_all_budgets(tmp_path):
     """Also of a calibration input, whose first image it is: no smaller sample is quick, since the image's size is given."""
     (tmp_path / "m.onnx").write_bytes(overflowing(("N", 3, 256, 256)).SerializeToString())
-    imported = read(tmp_path / "m.onnx", shapes={"x": (48, 3, 256, 256)})
-    network = lower(fuse(imported))
+    loaded = load(tmp_path / "m.onnx")
+    network = lower(fuse(sized(loaded, {"x": (48, 3, 256, 256)})))
     assert execution.too_large(network, execution.MOST) == "122.2 G multiplications"
 
     def smaller(images):
-        return sample.smaller(tmp_path / "m.onnx", imported, network, False, images)
+        return sample.smaller(loaded, network, images)
 
     _, found = ranges.fit(network, None, smaller)
     assert found.source == "random values from 0 to 1, for inputs of 1x3x256x256" and found.exponents["s"] < 0
@@ -111,6 +111,6 @@ def test_a_model_that_refuses_smaller_sizes_is_run_as_it_is(tmp_path, monkeypatc
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64([1, 4 * 64 * 64]), "shape"))
     proto.graph.output[0].name = "out"
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    imported = read(tmp_path / "m.onnx", shapes={"x": (1, 3, 64, 64)})
-    network = lower(fuse(imported))
-    assert sample.smaller(tmp_path / "m.onnx", imported, network, False, False) is None
+    loaded = load(tmp_path / "m.onnx")
+    network = lower(fuse(sized(loaded, {"x": (1, 3, 64, 64)})))
+    assert sample.smaller(loaded, network, False) is None

@@ -40,7 +40,7 @@ def test_pruned_is_what_a_forced_build_prunes_to(digits, cli):
     """The same file, byte for byte, but for what else the two leave alone."""
     code, out, err = cli("prune dense.onnx -o sparse.onnx")
     assert (code, err) == (0, "") and out.endswith("\nWrote sparse.onnx: build it with --sparsity=enable\n")
-    importer.read("dense.onnx", prune=True, save_pruned=digits / "forced.onnx", shapes={"x": (1, 1, 8, 8)})
+    importer.load("dense.onnx", prune=True, save_pruned=digits / "forced.onnx")
     assert onnx.load("forced.onnx") == onnx.load("sparse.onnx")
     assert "Pruned 15 of the 15 weights that can be 2:4; they lost 18.86 % of their energy (the sum of their squares)\n" in out
     assert "which would lose 18.86 % of their energy" in cli("inspect-sparsity dense.onnx")[1]
