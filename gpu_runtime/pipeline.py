@@ -118,9 +118,8 @@ def compare(
     risk: float = predict.RISK,
     progress: Listener = ignore,
 ) -> list[Outlook]:
-    """The model planned for each named device, and for each of `batches`, which must be its inputs' dynamic first size: in the
-    order of batches, then devices. Times are predicted, `risk` as for `build`. The model is read once; nothing is packed or
-    compiled. Raises as `build` does."""
+    """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
+    are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
     mode = _mode(sparsity)
     from gpu_runtime.planning import io_formats
 

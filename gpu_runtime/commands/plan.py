@@ -1,4 +1,4 @@
-"""`gpu-runtime plan MODEL --devices`: one model on several GPUs."""
+"""`gpu-runtime plan MODEL --devices`: one model on several GPUs, and at several batches."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ import click
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import parse_shapes, risk_option
 from gpu_runtime.commands.progress import listening
+from gpu_runtime.commands.targets import check_targets, write_all
 
 
 @click.command("plan", short_help="Plan a model for several GPUs, side by side.")
 @click.argument("model", type=click.Path())
 @click.option("--devices", required=True, metavar="NAMES", help="Names with commas: a100,l4,h100,h200,rtx4090.")
+@click.option("--batches", metavar="NUMBERS", help="Batches with commas, such as 1,8,32,128: a row for each, times per image.")
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @risk_option
+@click.option("--report", type=click.Path(), metavar="FILE.html", help="With --batches: also draw the table as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def plan_command(model: str, devices: str, sparsity: str, shapes: str, risk: float, as_json: bool) -> None:
-    """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ."""
-    sizes = parse_shapes(shapes)
+def plan_command(
+    model: str, devices: str, batches: str | None, sparsity: str, shapes: str, risk: float, report: str | None, as_json: bool
+) -> None:
+    """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ. With --batches, plan
+    it for several batches on each: the time of an image, beside a library's."""
+    sizes, counts = parse_shapes(shapes), parse_batches(batches)
+    if report and not counts:
+        raise click.UsageError("--report needs --batches=NUMBERS: `gpu-runtime report` draws the plan of an engine")
+    paths = check_targets({"--report": report}, [model])
     progress = listening()
     from cuda_kernels import device
+    from gpu_runtime.explain import batches as by_batch
     from gpu_runtime.explain import side_by_side
     from gpu_runtime.pipeline import compare
     from gpu_runtime.runtime.plan_record import Outlook
@@ -33,7 +43,24 @@ def plan_command(model: str, devices: str, sparsity: str, shapes: str, risk: flo
         names = [device.named(name).name for name in names]
     except ValueError as e:
         raise click.UsageError(f"--devices: {e}") from None
-    plans = compare(model, names, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
+    plans = compare(model, names, batches=counts, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
     progress.end()
     data = [codec.to_json(Outlook, p, defaults=True) for p in plans]
-    say(json.dumps(data, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
+    if report:
+        from gpu_runtime.report import curves
+
+        write_all({paths["--report"]: curves.page(plans)})
+    texts = by_batch.text(plans) if counts else side_by_side.text(plans)
+    say(json.dumps(data, indent=1) if as_json else texts, nl=as_json)
+    if report:
+        say(f"Wrote {report} (--report)", err=as_json)
+
+
+def parse_batches(text: str | None) -> tuple[int, ...]:
+    """The batches, each once, in the order given."""
+    if text is None:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    if bad := [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 2**31)]:
+        raise click.UsageError(f"--batches: expected whole numbers of at least 1 with commas between them, got {bad[0]!r}")
+    return tuple(dict.fromkeys(map(int, words)))

@@ -148,6 +148,18 @@ def dense_text(record: Explained) -> str:
     return f"{text}; they save {us_text(dense - total, record.timing)}, {ranged}" if ranged else text
 
 
+def dense_us(record: Explained) -> float:
+    """Without sparse kernels; the plan's own time, where none was looked for."""
+    dense = record.solution.rivals.all_dense_us
+    return record.solution.total_us if dense is None else dense
+
+
+def fastest_dense_us(record: Explained) -> float:
+    """Of our dense plan, and the estimate of a library's."""
+    library = record.solution.rivals.library
+    return min(dense_us(record), library.us) if library else dense_us(record)
+
+
 def library_text(record: Explained) -> str:
     """The estimate of the dense plan, and of the 2:4 plan, with a library's kernels; empty where there is none."""
     found = record.solution.rivals.library

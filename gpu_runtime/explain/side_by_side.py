@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.explain.figures import PREDICTED, RESOURCES, held_text, ratio_text, us_text
+from gpu_runtime.explain.figures import PREDICTED, RESOURCES, dense_us, fastest_dense_us, held_text, ratio_text, us_text
 from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.runtime.findings import LibraryPlan, SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
@@ -66,32 +66,20 @@ def _limits(plan: Outlook) -> str:
     return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
 
 
-def _dense_us(p: Outlook) -> float:
-    """Without sparse kernels; the plan's own, where none was looked for."""
-    dense = p.solution.rivals.all_dense_us
-    return p.solution.total_us if dense is None else dense
-
-
 def _of_library(p: Outlook, get: Callable[[LibraryPlan], float | None]) -> str:
     found = p.solution.rivals.library
     us = get(found) if found else None
     return "-" if us is None else us_text(us, PREDICTED)
 
 
-def _fastest_dense_us(p: Outlook) -> float:
-    """Ours or a library's."""
-    found = p.solution.rivals.library
-    return min(_dense_us(p), found.us) if found else _dense_us(p)
-
-
 TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
     ("sparse of eligible", lambda p: f"{len(p.sparsity.picked)} of {len(p.sparsity.eligible)}"),
     ("plan", lambda p: us_text(p.solution.total_us, p.timing)),
-    ("without sparse kernels", lambda p: us_text(_dense_us(p), p.timing)),
-    ("gain over our dense", lambda p: f"{_dense_us(p) / p.solution.total_us:.3f}x"),
+    ("without sparse kernels", lambda p: us_text(dense_us(p), p.timing)),
+    ("gain over our dense", lambda p: f"{dense_us(p) / p.solution.total_us:.3f}x"),
     ("library dense (estimate)", lambda p: _of_library(p, lambda found: found.us)),
     ("library 2:4 (estimate)", lambda p: _of_library(p, lambda found: found.sparse_us)),
-    ("gain over fastest dense", lambda p: f"{_fastest_dense_us(p) / p.solution.total_us:.3f}x"),
+    ("gain over fastest dense", lambda p: f"{fastest_dense_us(p) / p.solution.total_us:.3f}x"),
     ("dense kernels limited by", _limits),
 )
 

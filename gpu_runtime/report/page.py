@@ -48,8 +48,8 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
         "script": script,
         "encoding": encoding,
         "data": text,
-        "style_sha256": _sha256(style),
-        "script_sha256": _sha256(script),
+        "style_sha256": sha256_of(style),
+        "script_sha256": sha256_of(script),
     }
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template).encode()
@@ -63,5 +63,5 @@ def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
     return "plain", re.sub("[<>&]", lambda found: ESCAPES[found[0]], text)
 
 
-def _sha256(text: str) -> str:
+def sha256_of(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

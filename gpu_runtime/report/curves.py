@@ -1,0 +1,100 @@
+"""One model planned for several batches as an HTML page without scripts: on each device the time of an image over the batch."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from gpu_runtime.explain.batches import LEGEND, SERIES, by_device, text
+from gpu_runtime.report.page import HERE, sha256_of
+from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.text import printable
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 330, 52, 104, 26, 44  # pixels; at the right the names of the curves
+LINE = 14  # pixels that two names keep apart
+NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
+STYLE = """
+main { display: block; }
+pre { white-space: pre; overflow-x: auto; }
+svg { display: block; max-width: 100%; height: auto; font-size: 12px; fill: var(--text); }
+svg .grid { stroke: var(--line); }
+svg polyline { fill: none; stroke-width: 2; }
+.series0 { stroke: var(--sparse); } .series1 { stroke: var(--dense); }
+.series2 { stroke: var(--text); } .series3 { stroke: var(--soft); stroke-dasharray: 5 4; }
+circle.series0 { fill: var(--sparse); } circle.series1 { fill: var(--dense); }
+circle.series2 { fill: var(--text); } circle.series3 { fill: var(--soft); stroke-dasharray: none; }
+"""
+
+
+def page(plans: Sequence[Outlook]) -> bytes:
+    """The HTML file: a plot for each device, then the table. `plans`: as pipeline.plan returns them."""
+    style = (HERE / "style.css").read_text(encoding="utf-8") + STYLE
+    names = dict.fromkeys(p.device.name for p in plans)
+    title = html.escape(printable(f"{plans[0].model.name} on {', '.join(names)}"))
+    panels = [_panel([p for p in by_device(plans) if p.device.name == name]) for name in names]
+    lines = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{sha256_of(style)}'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{style}</style></head><body><header><h1>{title}</h1></header><main>",
+        f"<section><p>All times are predicted; none was measured. {html.escape(LEGEND)}.</p></section>",
+        *panels,
+        f"<section><pre>{html.escape(text(plans))}</pre></section>",
+        "</main></body></html>",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _panel(plans: Sequence[Outlook]) -> str:
+    """One device's plot, both axes logarithmic."""
+    curves = [[(p.batch, us / p.batch) for p in plans if (us := get(p))] for _, get in SERIES]
+    low, high = (f(us for curve in curves for _, us in curve) for f in (min, max))
+    ticks = _ticks(low, high)
+    bottom, top = math.log(min(low, ticks[0])), math.log(max(high, ticks[-1]))
+    first, last = math.log(plans[0].batch), math.log(plans[-1].batch)
+
+    def x(batch: float) -> float:
+        share = (math.log(batch) - first) / (last - first) if last > first else 0.5
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(us: float) -> float:
+        return TOP + (top - math.log(us)) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
+
+    title = html.escape(printable(plans[0].device.title))
+    lines = [f'<section><h2>{title}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">']
+    lines.append(f"<title>{title}: microseconds per image over the batch</title>")
+    for us in ticks:
+        lines.append(f'<line class="grid" x1="{LEFT}" y1="{y(us):.1f}" x2="{WIDTH - RIGHT}" y2="{y(us):.1f}"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y(us) + 4:.1f}" text-anchor="end">{us:g}</text>')
+    lines += [f'<text x="{x(p.batch):.1f}" y="{HEIGHT - 26}" text-anchor="middle">{p.batch}</text>' for p in plans]
+    lines.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">batch</text>')
+    lines.append(f'<text x="4" y="{TOP - 14}">us per image</text>')
+    for i, curve in reversed(list(enumerate(curves))):  # the plan above the others
+        points = " ".join(f"{x(batch):.1f},{y(us):.1f}" for batch, us in curve)
+        lines.append(f'<polyline class="series{i}" points="{points}"/>')
+        for batch, us in curve:
+            what = f"{SERIES[i][0]}, batch {batch}: ~{us:.2f} us per image"
+            lines.append(f'<circle class="series{i}" cx="{x(batch):.1f}" cy="{y(us):.1f}" r="4"><title>{what}</title></circle>')
+    ends = {i: y(curve[-1][1]) for i, curve in enumerate(curves) if curve}
+    for i, at in _apart(ends).items():
+        ends_at = f'x1="{WIDTH - RIGHT + 8}" y1="{at:.1f}" x2="{WIDTH - RIGHT + 22}" y2="{at:.1f}"'
+        lines.append(f'<line class="series{i}" {ends_at}/>')
+        lines.append(f'<text x="{WIDTH - RIGHT + 26}" y="{at + 4:.1f}">{SERIES[i][0]}</text>')
+    return "\n".join([*lines, "</svg></section>"])
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Of 1, 2, 5 times powers of ten: from the greatest up to `low`, to the least from `high` on."""
+    steps = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in NICE]
+    first = max(us for us in steps if us <= low * (1 + 1e-9))
+    last = min(us for us in steps if us >= high * (1 - 1e-9))
+    return [us for us in steps if first <= us <= last]
+
+
+def _apart(ends: dict[int, float]) -> dict[int, float]:
+    """Names' heights, moved down where two would overlap."""
+    found: dict[int, float] = {}
+    for i, at in sorted(ends.items(), key=lambda end: end[1]):
+        found[i] = max(at, max(found.values(), default=-LINE) + LINE)
+    return found
