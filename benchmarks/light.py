@@ -71,3 +71,16 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     inputs = [value for value in graph.input if value.name not in stored]
     made = helper.make_graph(kept, name, inputs, graph.output, weights)
     return helper.make_model(made, opset_imports=model.opset_import, ir_version=8)
+
+
+def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with a dynamic batch: of its first input, and of each Reshape to one row."""
+    stored, inputs = {t.name: t for t in model.graph.initializer}, model.graph.input
+    for value in (*(v for v in inputs if v.name not in stored), *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and (shape := stored.get(node.input[1])):
+            _, *rest = numpy_helper.to_array(shape).tolist()
+            shape.CopyFrom(numpy_helper.from_array(np.array([-1, *rest]), shape.name))
+    return model

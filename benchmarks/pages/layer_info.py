@@ -39,6 +39,15 @@ NETWORK = {
     "SparsitySavedLowUs": f"the least of where it lies with a probability of {100 * RANGE:.0f} %",
     "SparsitySavedHighUs": "the most",
     "SparsityCeilingUs": "what the network would take with all eligible kernels at twice their dense speed",
+    "LibraryEstimateUs": "what the dense plan would take with a library's kernels (cuBLAS, CUTLASS), an estimate",
+    "LibraryEstimateLowUs": f"the least of where it lies with a probability of {100 * RANGE:.0f} %",
+    "LibraryEstimateHighUs": "the most",
+    "LibraryEstimateSparseUs": "the same with the library's 2:4 kernels where weights have the pattern and they are faster",
+    "LibraryEstimateLayers": "launches whose time is estimated",
+    "LibraryEstimateOwn": "launches that count at this plan's time",
+    "LibraryEstimateOwnUs": "what these take",
+    "LibraryEstimateSource": "where the library's rates come from",
+    "LibraryEstimateTimed": "1 where its products were timed on this device, 0 where its rates are by analogy",
 }
 LAYER = {
     "TimeUs": "microseconds of this launch in the plan",
@@ -66,6 +75,8 @@ LAYER = {
     "PredictedIfSparse": "Ms, Tactic: the best sparse kernel if the weights had the pattern, predicted",
     "PredictedIfDense": "Ms: the dense one beside it",
     "OtherChoice": "CostMs = KernelMs + ReformatMs + AroundMs, Tactic, Formats: the plan with this layer forced the other way",
+    "LibraryEstimate": "Ms, Bound, Error, SparseMs: a library's dense kernel, what limits it, the relative error of the estimate, "
+    "and its 2:4 kernel where the weights have the pattern",
     "Floor": "Bound, DenseMs, SparseMs, MmaMs, DramMs, L2Ms, LaunchMs: least times at the device's peak rates",
 }
 TENSOR = {

@@ -24,7 +24,8 @@ LEGEND = (
 
 def text(plans: Sequence[Outlook]) -> str:
     """A row per device and batch. `plans`: as pipeline.plan returns them."""
-    head = f"{plans[0].model.name} at {len({p.batch for p in plans})} batches; --sparsity={plans[0].sparsity.mode}; all times "
+    batches = ", ".join(map(str, sorted({p.batch for p in plans})))
+    head = f"{plans[0].model.name} at batch {batches}; --sparsity={plans[0].sparsity.mode}; all times "
     header = [
         "device",
         "batch",
@@ -37,8 +38,9 @@ def text(plans: Sequence[Outlook]) -> str:
     rows = [_row(p) for p in by_device(plans)]
     lines = [*wrap(printable(f"{head}are predicted, marked ~; none was measured")), ""]
     lines += [*table(header, rows, right=range(1, len(header))), "", *wrap(LEGEND)]
-    sources = {p.device.name: p.solution.rivals.library.source for p in plans if p.solution.rivals.library}
-    lines += [line for name, source in sources.items() for line in wrap(f"The library's rates on {name}: {source}")]
+    known = {p.device.name: p.solution.rivals.library for p in plans if p.solution.rivals.library}
+    for name, library in known.items():
+        lines += wrap(f"The library's rates on {name}{'' if library.timed else ', by analogy'}: {library.source}")
     return "\n".join(lines) + "\n"
 
 

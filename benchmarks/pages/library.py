@@ -1,0 +1,31 @@
+"""ResNet-50, pruned to 2:4 and planned with predicted times: what 2:4 gains beside the estimate of a library's kernels.
+
+python -m benchmarks.pages.library [--batches 64] [--devices a100,rtx4090,...]
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+import onnx
+
+from benchmarks.light import light, open_batch
+from gpu_runtime import pipeline
+from gpu_runtime.explain.batches import text
+
+
+@click.command()
+@click.option("--batches", default="64", show_default=True)
+@click.option("--devices", default="a100,rtx4090,l4,h200,b200", show_default=True)
+def main(batches: str, devices: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(open_batch(light("light_resnet50")), Path(folder) / "resnet50.onnx")
+        counts = [int(n) for n in batches.split(",")]
+        plans = pipeline.compare(Path(folder) / "resnet50.onnx", devices.split(","), batches=counts, sparsity="force")
+    click.echo(text(plans), nl=False)
+
+
+if __name__ == "__main__":
+    main()
