@@ -75,7 +75,7 @@ LAYER = {
     "PredictedIfSparse": "Ms, Tactic: the best sparse kernel if the weights had the pattern, predicted",
     "PredictedIfDense": "Ms: the dense one beside it",
     "OtherChoice": "CostMs = KernelMs + ReformatMs + AroundMs, Tactic, Formats: the plan with this layer forced the other way",
-    "LibraryEstimate": "Ms, Bound, Error, SparseMs: a library's dense kernel, what limits it, the relative error of the estimate, "
+    "LibraryEstimate": "Ms, Bound, Error, SparseMs: a library's dense kernel, what limits it, the relative error, "
     "and its 2:4 kernel where the weights have the pattern",
     "Floor": "Bound, DenseMs, SparseMs, MmaMs, DramMs, L2Ms, LaunchMs: least times at the device's peak rates",
 }
