@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from cupy.cuda import Event
 
 NOT_READY = 600  # cudaErrorNotReady
-POLL_S = 0.0002  # between two polls of an event, for waits with a timeout
+POLL_S = 0.0002  # between two polls of an event
 
 
 class Ran(NamedTuple):
@@ -27,8 +29,9 @@ class Ran(NamedTuple):
     warning: str
 
 
-class RunFuture:
-    """One run, queued after the earlier runs of its context. It continues even if nobody waits for it.
+class RunFuture(concurrent.futures.Future[dict[str, Any]]):
+    """One run, queued after the earlier runs of its context. It continues even if nobody waits for it, and cannot be cancelled.
+    `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it like any future.
 
     >>> with engine.context() as ctx:
     ...     futures = [ctx.run_async({"x": x}), ctx.run_async({"x": 2 * x})]
@@ -42,17 +45,23 @@ class RunFuture:
     def __init__(
         self, wait: Callable[[float | None], bool], done: Callable[[], bool], finish: Callable[[], Ran], event: Event | None
     ) -> None:
-        self._wait, self._done, self.event = wait, done, event
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._waiters = _Waiters(self)
+        self._wait, self._ended_yet, self.event = wait, done, event
         self._lock = threading.Lock()
         self._left: Callable[[], Ran] | Ran = finish
-        self._warned = False
+        self._told = self._warned = False
 
     def __repr__(self) -> str:
-        return f"<RunFuture {'done' if self._done() else 'under way'}>"
+        return f"<RunFuture {'done' if self.done() else 'under way'}>"
 
     def done(self) -> bool:
         """Whether it has ended, with or without an error; does not wait."""
-        return self._done()
+        return self._ended_yet()
+
+    def running(self) -> bool:
+        return not self.done()
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the run, and return the outputs of `Context.run`, the same ones each time. Warns as `run` does. Raises the
@@ -66,30 +75,100 @@ class RunFuture:
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The run's error or None; waits as `result` does."""
         try:
-            with explained():
-                ended = self._wait(timeout)
+            self._ended(timeout)
+        except _Late:
+            raise
         except Exception as e:  # any error is the answer
             return e
-        if not ended:
-            raise _late(timeout)
         return None
 
     def nonfinite(self) -> list[str]:
         """The layers that stored infinite values or NaN in this run, in order, once it has ended."""
         return list(self._ended(None).nonfinite)
 
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[dict[str, Any]]], object]) -> None:
+        """Call `fn` with the future once the run has ended, in another thread; at once if that is known."""
+        super().add_done_callback(fn)
+        WATCHER.watch(self)
+
     def _ended(self, timeout: float | None) -> Ran:
-        with explained():
-            if not self._wait(timeout):
-                raise _late(timeout)
+        """Wait, and tell those who watch; the run's error is raised."""
+        try:
+            with explained():
+                if not self._wait(timeout):
+                    raise _Late(f"the run has not ended after {timeout} seconds: it continues, so wait again")
+            with self._lock:
+                if not isinstance(self._left, Ran):
+                    self._left = self._left()  # and release the arrays that it read
+                ran = self._left
+        except _Late:
+            raise
+        except Exception as e:
+            if self._is_first():
+                self.set_exception(e)
+            raise
+        if self._is_first():
+            self.set_result(ran.outputs)
+        return ran
+
+    def _is_first(self) -> bool:
+        """Whether nobody has told the end yet."""
         with self._lock:
-            if not isinstance(self._left, Ran):
-                self._left = self._left()  # and release the arrays that it read
-            return self._left
+            first, self._told = not self._told, True
+            return first
 
 
-def _late(timeout: float | None) -> TimeoutError:
-    return TimeoutError(f"the run has not ended after {timeout} seconds: it continues, so wait again")
+class _Late(TimeoutError):
+    """The run has not ended in the given time."""
+
+
+class _Waiters(list[Any]):
+    """Where concurrent.futures puts those who wait for a future: their coming starts the watch."""
+
+    def __init__(self, future: RunFuture) -> None:
+        self._future = weakref.ref(future)
+
+    def append(self, waiter: Any) -> None:
+        super().append(waiter)
+        if (future := self._future()) is not None:
+            WATCHER.watch(future)
+
+
+class _Watcher:
+    """A thread that asks, while somebody waits or has given a callback, which runs have ended: the driver tells nobody."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[RunFuture, None] = {}  # in the order of watching
+        self._thread: threading.Thread | None = None
+
+    def watch(self, future: RunFuture) -> None:
+        with self._lock:
+            self._watched[future] = None
+            if self._thread is None or not self._thread.is_alive():  # none after a fork
+                self._thread = threading.Thread(target=self._ask, name="gpu_runtime futures", daemon=True)
+                self._thread.start()
+
+    def _ask(self) -> None:
+        while self._told():
+            time.sleep(POLL_S)
+
+    def _told(self) -> bool:
+        """Tell of the runs that have ended; whether there are others."""
+        with self._lock:
+            ended = [f for f in self._watched if f.done()]
+            for f in ended:
+                del self._watched[f]
+        for f in ended:
+            with contextlib.suppress(Exception):  # is the future's, for whoever asks
+                f._ended(None)
+        with self._lock:
+            if not self._watched:
+                self._thread = None
+            return bool(self._watched)
+
+
+WATCHER = _Watcher()
 
 
 def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:

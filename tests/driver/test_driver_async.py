@@ -1,5 +1,6 @@
 """Queued runs on a GPU, or on the emulated driver, where a missing wait fails every time; see test_run_async.py."""
 
+import concurrent.futures
 import gc
 import threading
 import warnings
@@ -101,6 +102,17 @@ def test_any_format(folder, cases, fmt, request):
         allow()
         for future, out, y in zip(futures, outs, want, strict=True):
             assert future.result()["y"] is out and close(out, y)
+
+
+def test_whoever_waits_is_told(engine, cases):
+    """The driver calls nobody back: a thread asks for the events while somebody waits."""
+    with engine.context() as context:
+        futures = [context.run_async({"x": x}) for x, _ in cases]
+        called = []
+        futures[2].add_done_callback(called.append)
+        found = [f for f in concurrent.futures.as_completed(futures, timeout=60)]
+        assert sorted(map(futures.index, found)) == [*range(RUNS)] and called == [futures[2]]
+        assert all(close(f.result()["y"], y) and f.event is not None for f, (_, y) in zip(futures, cases, strict=True))
 
 
 def test_arrays_on_the_gpu(engine, cupy, cases, stream):

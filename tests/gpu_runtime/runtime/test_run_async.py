@@ -3,6 +3,8 @@
 The same tests run again on the emulated driver, where work waits until somebody waits for it: see test_driver_async.py.
 """
 
+import asyncio
+import concurrent.futures
 import gc
 import threading
 import time
@@ -176,3 +178,72 @@ def test_signatures_are_those_of_run():
 
     run, later = inspect.signature(Context.run), inspect.signature(Context.run_async)
     assert run.parameters == later.parameters
+
+
+# ---- as concurrent.futures and asyncio take it
+
+
+def test_wait_and_as_completed(ctx, cases, held):
+    futures = [ctx.run_async({"x": x}) for x, _ in cases]
+    assert all(isinstance(f, concurrent.futures.Future) and f.running() and not f.cancel() for f in futures)
+    assert concurrent.futures.wait(futures, timeout=0.05).done == set()
+    held.set()
+    first = concurrent.futures.wait(futures, timeout=30, return_when=concurrent.futures.FIRST_COMPLETED).done
+    assert first and all(f.done() for f in first)
+    found = {futures.index(f): f.result()["y"] for f in concurrent.futures.as_completed(futures, timeout=30)}
+    assert sorted(found) == [*range(RUNS)] and all(np.array_equal(found[k], y) for k, (_, y) in enumerate(cases))
+    assert concurrent.futures.wait(futures, timeout=0).not_done == set() and not any(
+        f.running() or f.cancelled() for f in futures
+    )
+
+
+def test_callbacks_are_called_once(ctx, cases, held):
+    called, told = [], threading.Event()
+    future = ctx.run_async({"x": cases[0][0]})
+    future.add_done_callback(lambda f: (called.append(f.result()["y"]), told.set()))
+    assert not told.wait(0.02)
+    held.set()
+    assert told.wait(30) and called[0] is future.result()["y"] and len(called) == 1
+    future.add_done_callback(called.append)
+    assert called[1:] == [future]
+
+
+def test_asyncio(ctx, cases):
+    async def answers():
+        futures = [asyncio.wrap_future(ctx.run_async({"x": x})) for x, _ in cases]
+        return await asyncio.wait_for(asyncio.gather(*futures), 30)
+
+    for found, (_, y) in zip(asyncio.run(answers()), cases, strict=True):
+        assert np.array_equal(found["y"], y)
+
+
+def test_an_error_reaches_those_who_wait(ctx, cases, monkeypatch):
+    def fail():
+        raise ValueError("no kernel")
+
+    monkeypatch.setattr(ctx, "_replay", fail)
+    future = ctx.run_async({"x": cases[0][0]})
+    (done,) = concurrent.futures.wait([future], timeout=30).done
+    assert done is future and str(future.exception()) == "no kernel"
+
+    async def answer():
+        await asyncio.wrap_future(future)
+
+    with pytest.raises(ValueError, match="no kernel"):
+        asyncio.run(answer())
+
+
+def test_the_watch_ends_with_the_runs(ctx, cases):
+    """No thread is left, and nothing is kept alive."""
+    import weakref
+
+    future = ctx.run_async({"x": cases[0][0]})
+    concurrent.futures.wait([future], timeout=30)
+    alive = weakref.ref(future)
+    del future
+    for _ in range(300):
+        gc.collect()
+        if alive() is None and not any(t.name == "gpu_runtime futures" for t in threading.enumerate()):
+            break
+        time.sleep(0.01)
+    assert alive() is None and not any(t.name == "gpu_runtime futures" for t in threading.enumerate())
