@@ -25,12 +25,12 @@ from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
-from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import counterfactuals, io_formats, tables
+from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.format import Key
 from tactics.measure import timing
 from tactics.planner import plan
@@ -121,7 +121,7 @@ def _solved(
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
     """One network's row."""
     target = named(device)
-    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=True), shapes))))
+    network = alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     graph = table.graph

@@ -32,6 +32,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats
 from gpu_runtime.progress import ignore
+from gpu_runtime.rewrites.alternatives import alternatives
 from gpu_runtime.target import make_timer
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -102,13 +103,13 @@ def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = Fal
         return planner(network)[1].total_ps / 1e6
 
     target, plain = named(device), read()
-    whole = pipeline.alternatives(plain)
+    whole = alternatives(plain)
     us = 0.0 if fires else total(whole)
     rows: dict[str, Any] = {}
     for name, how in (WITHOUT if fires else WITHOUT | IMPORTS).items():
         try:
             with without(*how):
-                other = pipeline.alternatives(plain if name in WITHOUT else read())
+                other = alternatives(plain if name in WITHOUT else read())
             if changed := _different(whole, other):
                 rows[name] = {"ops": changed} | ({} if fires else {"gain_percent": round(100 * (total(other) / us - 1), 2)})
         except ModelError as e:

@@ -6,18 +6,23 @@
     >>> with gr.load("model.engine").context() as ctx:
     ...     y = ctx.run({"x": x})["logits"]
 
-`build` needs the packages of the extra `build` (onnx and the planner's); `load` and what runs engines do not.
+`plan` plans without building, `prune` makes weights 2:4, `compare` sets an engine beside its model. These and `build` need the
+packages of the extra `build` (onnx and the planner's); `load` and what runs engines do not. The logger `gpu_runtime` tells what
+the commands print.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_runtime.accuracy.compare import compare
     from gpu_runtime.engine import Engine, load
     from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
     from gpu_runtime.inference_session import InferenceSession
-    from gpu_runtime.pipeline import build
+    from gpu_runtime.pipeline import build, plan
+    from gpu_runtime.pruning.prune import prune
     from gpu_runtime.runtime.context import Context
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.runtime.plan_record import TensorSpec
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture",
-    "TensorSpec", "build", "installed_version", "load",
+    "TensorSpec", "build", "compare", "installed_version", "load", "plan", "prune",
 ]
 # fmt: on
 # Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
@@ -39,8 +44,13 @@ PLACES = {
     "RunFuture": "gpu_runtime.runtime.future",
     "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",
+    "compare": "gpu_runtime.accuracy.compare",
     "load": "gpu_runtime.engine",
+    "plan": "gpu_runtime.pipeline",
+    "prune": "gpu_runtime.pruning.prune",
 }
+
+logging.getLogger("gpu_runtime").addHandler(logging.NullHandler())
 
 
 def installed_version() -> str:

@@ -42,6 +42,8 @@ from gpu_runtime.text import printable, size_text
 from tactics import codec
 
 if TYPE_CHECKING:
+    from gpu_runtime.explain.what_if import Answer
+    from gpu_runtime.explain.wording import Explanation
     from gpu_runtime.runtime.context import Context
 
 EXPECTED = "an engine: the path of an engine file, its bytes or a file opened for reading bytes"
@@ -79,6 +81,30 @@ class Engine(EngineData):
         from gpu_runtime.explain.layer_info import layer_info
 
         return layer_info(self.record) | {"LaunchesChecked": self.checked}
+
+    def explain(self, layer: str | Sequence[str] | None = None) -> Explanation:
+        """Why that layer runs sparse or dense, or these, or each: `print` shows it as `gpu-runtime explain` does. A name may be
+        a pattern, "layer3.*". Raises ValueError for a name that no layer with weights has.
+
+        >>> engine.explain().layers[0].reason
+        'dense_faster'
+        """
+        from gpu_runtime.explain.wording import explanation
+
+        return explanation(self.record, () if layer is None else (layer,) if isinstance(layer, str) else tuple(layer))
+
+    def what_if(self, wishes: Mapping[str, str]) -> Answer:
+        """The best plan where a layer has to run "sparse", "dense", or with a format ("hwc8") or two ("chw->hwc8"), beside the
+        engine's own: {"conv1": "sparse"}. Raises ValueError for an unknown layer or a wish that no kernel grants."""
+        from gpu_runtime.explain.what_if import what_if
+
+        return what_if(self.record, wishes)
+
+    def report(self, path: str | os.PathLike[str], other: Engine | None = None) -> None:
+        """Write the plan, or two plans side by side, as one HTML page to that path."""
+        from gpu_runtime.report import page
+
+        files.write(path, page.report(self.record, other.record if other else None))
 
     @property
     def sparsity(self) -> SparsityRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import math
 import os
 import warnings
@@ -14,20 +15,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
 import numpy as np
 
-from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, installed_nvrtc, source_hash
-from cuda_kernels.device import Device
+from cuda_kernels.device import Device, named
 from gpu_runtime import installed_version
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
-from gpu_runtime.progress import Listener, Progress, compiling, ignore
+from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer
 from gpu_runtime.target import make_timer, pick_device, timing_record
-from gpu_runtime.text import clipped, printable
+from gpu_runtime.text import WIDTH, clipped, printable
 from tactics import predict
 from tactics.format import DTYPES
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpu_runtime.planning import io_formats, tables
     from gpu_runtime.precision import ranges
     from tactics.format import Format
-    from tactics.planner import plan
+    from tactics.planner.plan import Plan
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 Shapes = Mapping[str, tuple[int, ...]]
@@ -67,21 +67,20 @@ def build(
 ) -> Engine:
     """Build an engine from an ONNX model: a path, a ModelProto, its bytes, an open file, or a torch.nn.Module.
 
-    `example_inputs`: of a torch.nn.Module, what its forward takes, for torch.onnx.export. `sparsity`: "disable"; "enable"
-    considers 2:4 kernels for weights that have the pattern; "force" first prunes the initializers to it (outputs change;
-    `save_pruned`, a path or a file for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and
-    measures, or, without one, plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic
-    inputs. `timing_cache`: file of measurements to use and extend. `input_formats`, `output_formats`: memory formats of the
-    network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats;
-    without, linear in the model's types. `exhaustive`: time also what is known to take the same time as something timed.
-    `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5
-    to below 1, with which predicted plans take it. `calibration`: inputs by name, as `Context.run` takes them, on which the
-    network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values where that
-    is quick (`engine.plan.range` tells); a RuntimeWarning for what cannot be. On it the plan itself is run too, where that is
-    quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs in a new plan; without,
-    operators that are not known to keep away from such points do. `log` is given the timings of each layer, as TensorRT's
-    verbose log shows them. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument,
-    OSError if `save_pruned` cannot be written, InternalError instead of an engine that would read what was not written for it.
+    `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
+    weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
+    for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
+    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
+    measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as
+    "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types.
+    `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a
+    tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take
+    it. `calibration`: inputs by name, as `Context.run` takes them, on which the network is run once in FP32: a tensor near
+    FP16's limit is stored smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells); a
+    RuntimeWarning if FP16 cannot hold it. On it the plan itself is run too, where that is quick: layers whose rounding makes
+    infinity, NaN or an error far above FP16's own get FP32 inputs in a new plan; without, operators that are not known to keep
+    away from such points do. `log`: gets the timings of each layer, as TensorRT's verbose log. `progress`: gpu_runtime.progress.
+    Raises ModelError for the model, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
@@ -89,10 +88,10 @@ def build(
     mode, target = _mode(sparsity), pick_device(device)
     asked = _risk(risk, target)
     _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
-    source = source_of(model, example_inputs)
+    source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
-    pruned, prune = None if save_pruned is None else io.BytesIO(), sparsity == "force"
-    loaded, (sizes,) = _loaded(source, shapes, prune, pruned)
+    pruned = None if save_pruned is None else io.BytesIO()
+    loaded, (sizes,) = _loaded(source, shapes, sparsity == "force", pruned)
     network, reached = _fitted(loaded, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
     ends = _ends(network, reached, input_formats, output_formats)
@@ -104,15 +103,22 @@ def build(
     engine = _packed(Model(network.name, sha256_of(source)), planned, explained, flags, progress, embed_cubins)
     if save_pruned is not None and pruned is not None:
         importer.save(save_pruned, pruned.getvalue())
+    report(lambda: _summary(engine))
     return engine
 
 
+def _summary(engine: Engine) -> str:
+    from gpu_runtime.explain import log
+
+    return log.log_text(engine.record, WIDTH.get(), log.most_lines(engine.record), wrapped=False)
+
+
 @bounded
-def compare(
-    model: str | os.PathLike,
-    device_names: Sequence[str],
-    *,
+def plan(
+    model: ModelLike,
+    devices: str | Sequence[str],
     batches: Sequence[int] = (),
+    *,
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
@@ -120,11 +126,14 @@ def compare(
 ) -> list[Outlook]:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
     are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
-    mode = _mode(sparsity)
+    mode, progress = _mode(sparsity), logged(progress)
+    from gpu_runtime.explain import batches as by_batch
+    from gpu_runtime.explain import side_by_side
     from gpu_runtime.planning import io_formats
+    from gpu_runtime.rewrites.alternatives import alternatives
 
-    targets = [devices.named(name) for name in dict.fromkeys(device_names)]
-    loaded, points = _loaded(Path(model), shapes, sparsity == "force", batches=tuple(dict.fromkeys(batches)))
+    targets = [named(name) for name in dict.fromkeys([devices] if isinstance(devices, str) else devices)]
+    loaded, points = _loaded(source_of(model), shapes, sparsity == "force", batches=tuple(dict.fromkeys(batches)))
     found = []
     for sizes in points:
         network, reached = _fitted(loaded, sizes, None, progress)
@@ -136,6 +145,7 @@ def compare(
             planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
             sparse, solution = _explained(loaded, _Planned(*planner(network), reached), planner)
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
+    report(lambda: (by_batch if batches else side_by_side).text(found))
     return found
 
 
@@ -181,9 +191,9 @@ class _Planner:
     scratch: int | None = None
     risk: float | None = predict.RISK
 
-    def __call__(self, network: Network) -> tuple[tables.Table, plan.Plan]:
+    def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
-        from tactics.planner import plan
+        from tactics.planner.plan import solve
 
         table = tables.tabulate(
             network,
@@ -197,7 +207,7 @@ class _Planner:
             progress=lambda *op: self.progress(Progress("time", *op)),
         )
         self.progress(Progress("plan", network.name))
-        return table, plan.solve(table.graph)
+        return table, solve(table.graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +215,7 @@ class _Planned:
     """The plan that was chosen, and what the network's tensors reach."""
 
     table: tables.Table
-    chosen: plan.Plan
+    chosen: Plan
     reached: ranges.Ranges
 
 
@@ -278,6 +288,8 @@ def _ends(
 def _settled(network: Network, found: ranges.Ranges, calibration: Mapping[str, Any] | None, planner: _Planner) -> _Planned:
     """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
     most; `found` is completed with what was compared."""
+    from gpu_runtime.rewrites.alternatives import alternatives
+
     table, chosen = planner(alternatives(network))
     if calibration is None or found.compared:
         return _Planned(table, chosen, found)
@@ -298,9 +310,7 @@ def _settled(network: Network, found: ranges.Ranges, calibration: Mapping[str, A
     return _Planned(table, chosen, replace(found, compared=compared))
 
 
-def _deviation(
-    table: tables.Table, chosen: plan.Plan, calibration: Mapping[str, Any], planner: _Planner
-) -> deviations.Deviations:
+def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: _Planner) -> deviations.Deviations:
     """The plan is run on the calibration input, each layer beside the same in FP32."""
     from gpu_runtime import deviations
     from gpu_runtime.assembly import assemble
@@ -312,43 +322,6 @@ def _deviation(
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
     with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
-
-
-def alternatives(network: Network) -> Network:
-    """The network with every other way to run it that a plan may choose."""
-    from gpu_runtime.network import named_shortly
-    from gpu_runtime.off_grid import grid
-    from gpu_runtime.rewrites import (
-        attention,
-        back_to_back,
-        blocks,
-        chained,
-        channels,
-        norms,
-        pieces,
-        shared_concats,
-        siblings,
-        squeeze_excite,
-        upsampling,
-    )
-
-    for offer in (
-        attention.offer,
-        blocks.offer,
-        channels.offer,
-        upsampling.offer,
-        shared_concats.share,
-        siblings.merge,
-        pieces.offer,
-        squeeze_excite.offer,
-        grid.offer,
-        back_to_back.offer,
-        squeeze_excite.gates,
-        chained.offer,
-        norms.offer,
-    ):
-        network = offer(network)
-    return named_shortly(network)
 
 
 def _explained(loaded: importer.Loaded, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
@@ -375,11 +348,13 @@ def _explained(loaded: importer.Loaded, planned: _Planned, planner: _Planner) ->
 
 def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner) -> None:
     """The timings of each layer."""
-    if log:
+    if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning
 
         for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=planner.exhaustive):
-            log(block)
+            LOGGER.debug("%s", block)
+            if log:
+                log(block)
 
 
 def _packed(
@@ -446,5 +421,5 @@ def _range_record(found: ranges.Ranges) -> RangeRecord:
     return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)
 
 
-def _solution(chosen: plan.Plan) -> Solution:
+def _solution(chosen: Plan) -> Solution:
     return Solution(chosen.us, chosen.status, chosen.method, chosen.width, chosen.gap)

@@ -1,9 +1,25 @@
-"""What a long call tells while it works."""
+"""What a long call tells while it works: to a listener, and to the logger `gpu_runtime`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from gpu_runtime.text import printable
+
+LOGGER = logging.getLogger("gpu_runtime")
+# fmt: off
+STAGES = {
+    "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
+    "time": "times of layers:", "plan": "choosing the plan of",
+    "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
+    "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
+    "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
+    "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
+    "rate": "measuring",
+}
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +31,37 @@ class Progress:
     done: int = 0
     total: int = 0
 
+    def text(self, left: str = "") -> str:
+        """In words; `left`: how long the rest takes."""
+        text = STAGES.get(self.stage, self.stage)
+        if self.total:
+            text += f" {self.done} of {self.total}{left}" + (":" if self.detail else "")
+        return printable(f"{text} {self.detail}".rstrip())
+
 
 Listener = Callable[[Progress], None]
 
 
 def ignore(progress: Progress) -> None:
     """Listens to nothing."""
+
+
+def logged(listener: Listener) -> Listener:
+    """The listener, and the logger: stages as INFO, each item of a stage as DEBUG."""
+
+    def tell(progress: Progress) -> None:
+        level = logging.DEBUG if progress.total else logging.INFO
+        if LOGGER.isEnabledFor(level):
+            LOGGER.log(level, "%s", progress.text())
+        listener(progress)
+
+    return tell
+
+
+def report(text: Callable[[], str]) -> None:
+    """Tell the logger what a command prints at its end."""
+    if LOGGER.isEnabledFor(logging.INFO):
+        LOGGER.info("%s", text())
 
 
 def compiling(listener: Listener) -> Callable[[int, int], None]:

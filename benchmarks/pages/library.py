@@ -23,7 +23,7 @@ def main(batches: str, devices: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(open_batch(light("light_resnet50")), Path(folder) / "resnet50.onnx")
         counts = [int(n) for n in batches.split(",")]
-        plans = pipeline.compare(Path(folder) / "resnet50.onnx", devices.split(","), batches=counts, sparsity="force")
+        plans = pipeline.plan(Path(folder) / "resnet50.onnx", devices.split(","), batches=counts, sparsity="force")
     click.echo(text(plans), nl=False)
 
 

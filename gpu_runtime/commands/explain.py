@@ -28,24 +28,13 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     LAYER may be a pattern: 'layer3.*', or 'layer{1..3}/conv' as the log of a build has it.
     """
     wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
-    from dataclasses import replace
-
     from gpu_runtime import load
-    from gpu_runtime.explain import what_if, wording
-    from gpu_runtime.runtime.findings import SparsityRow, Summary
-    from tactics import codec
 
-    record = load(engine, allow_cubins=True).record  # only read, never run
-    found = what_if.what_if(record, wanted) if wanted else None
-    rows = wording.rows_of(record, layers) if layers or not wanted else []
+    loaded = load(engine, allow_cubins=True)  # only read, never run
+    found = loaded.what_if(wanted) if wanted else None
+    account = loaded.explain(layers or None) if layers or not wanted else None
     if as_json:
-        answer = codec.to_json(what_if.Answer, found, defaults=True) if found else None
-        worded = [replace(row, sentence=wording.sentence(row, record)) for row in rows]
-        summary = codec.to_json(Summary | None, record.plan.sparsity.summary, defaults=True)
-        shown = [codec.to_json(SparsityRow, row, defaults=True) for row in worded]
-        account = {"timing": record.timing.label, "summary": summary, "layers": shown}
-        say(json.dumps(answer if not rows else account | ({"what_if": answer} if answer else {}), indent=1))
-        return
-    texts = [wording.explain_text(record, rows)] if rows or not wanted else []
-    texts += [what_if.text(record, found)] if found else []
-    say("\n".join(texts), nl=False)
+        answer = found.to_dict() if found else None
+        shown = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
+        return say(json.dumps(shown, indent=1))
+    say("\n".join(str(part) for part in (account, found) if part), nl=False)

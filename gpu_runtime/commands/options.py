@@ -130,13 +130,13 @@ def parse_pools(text: str) -> int | None:
 def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]], progress: Listener) -> Outlook:
     """The plan, times predicted, of the model with all weights pruned that can be. UsageError for an unknown device."""
     from cuda_kernels import device as devices
-    from gpu_runtime.pipeline import compare
+    from gpu_runtime.pipeline import plan
 
     try:
         name = devices.named(device).name
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-    return compare(model, [name], sparsity="force", shapes=sizes, progress=progress)[0]
+    return plan(model, [name], sparsity="force", shapes=sizes, progress=progress)[0]
 
 
 def named(

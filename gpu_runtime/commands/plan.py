@@ -34,7 +34,7 @@ def plan_command(
     from cuda_kernels import device
     from gpu_runtime.explain import batches as by_batch
     from gpu_runtime.explain import side_by_side
-    from gpu_runtime.pipeline import compare
+    from gpu_runtime.pipeline import plan
     from gpu_runtime.runtime.plan_record import Outlook
     from tactics import codec
 
@@ -43,7 +43,7 @@ def plan_command(
         names = [device.named(name).name for name in names]
     except ValueError as e:
         raise click.UsageError(f"--devices: {e}") from None
-    plans = compare(model, names, batches=counts, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
+    plans = plan(model, names, batches=counts, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
     progress.end()
     data = [codec.to_json(Outlook, p, defaults=True) for p in plans]
     if report:

@@ -23,17 +23,6 @@ FIRST_S = 1.0  # nothing is shown of what takes less
 BETWEEN_S = 4.0  # between two lines where there is no terminal
 TICK_S = 0.2
 MARK = "["  # what all lines begin with: "[12 s] "
-# fmt: off
-STAGES = {
-    "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
-    "time": "times of layers:", "plan": "choosing the plan of",
-    "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
-    "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
-    "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
-    "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
-    "rate": "measuring",
-}
-# fmt: on
 
 
 class ProgressLine:
@@ -112,17 +101,10 @@ class ProgressLine:
             self.tick()
 
     def _text(self, now: float) -> str:
-        from gpu_runtime.text import printable
-
         p = self._now
         took = now - self._since[p.stage]
-        text = STAGES.get(p.stage, p.stage)
-        if p.total:
-            text += f" {p.done} of {p.total}"
-            if p.done and took >= FIRST_S:
-                text += f", about {_span(took * (p.total - p.done) / p.done)} left"
-            text += ":" if p.detail else ""
-        return f"{MARK}{_span(now - self._began)}] {printable(f'{text} {p.detail}'.rstrip())}"
+        left = f", about {_span(took * (p.total - p.done) / p.done)} left" if p.done and took >= FIRST_S else ""
+        return f"{MARK}{_span(now - self._began)}] {p.text(left)}"
 
     def _line(self, text: str) -> None:
         from gpu_runtime.text import printable

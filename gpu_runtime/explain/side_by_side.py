@@ -16,7 +16,7 @@ TIE = 0.01  # kernels whose times differ by less than this share
 
 def text(plans: Sequence[Outlook]) -> str:
     """A column per device and a row per layer: verdict, dense and sparse time; then totals, and a line for each layer whose
-    verdict is not the same everywhere. `plans`: as pipeline.compare returns them."""
+    verdict is not the same everywhere. `plans`: as pipeline.plan returns them."""
     names = [p.device.name for p in plans]
     head = f"{plans[0].model.name} planned for {', '.join(p.device.title for p in plans)}; "
     head += f"--sparsity={plans[0].sparsity.mode}; all times are predicted, marked ~; none was measured"

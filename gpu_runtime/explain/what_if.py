@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpu_runtime.errors import EngineError
@@ -17,8 +17,10 @@ from gpu_runtime.explain.names import matching
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
+from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import printable, versus, wrap
 from gpu_runtime.text import table as text_table
+from tactics import codec
 from tactics.format import DTYPES, Format, Key, canonical, representative
 from tactics.planner import graph as planned
 from tactics.planner import plan as planner
@@ -63,9 +65,10 @@ class Hop:
 Side = Entry | Hop | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Shown):
+    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves; `text`: the same as a
+    table."""
 
     wishes: Mapping[str, str]
     before_us: float
@@ -74,6 +77,10 @@ class Answer:
     layers: tuple[Change, ...]
     reformats_gone: tuple[Hop, ...]
     reformats_new: tuple[Hop, ...]
+    text: str = field(default="", metadata=codec.DERIVED)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def store(table: Table) -> Choices:
@@ -147,7 +154,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     sides = [{layers[name]: _entry(name, e) for name, e in p.entries.items()} for p in (before, after)]
     changed = (Change(name, sides[0].get(name), sides[1].get(name)) for name in dict.fromkeys(layers.values()))
     moved = difference(before, after)
-    return Answer(
+    found = Answer(
         dict(wishes),
         before.us,
         after.us,
@@ -156,6 +163,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
         tuple(_hop(stored, g, h) for h in moved.gone),
         tuple(_hop(stored, g, h) for h in moved.new),
     )
+    return replace(found, text=text(record, found))
 
 
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:

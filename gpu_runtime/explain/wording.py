@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gpu_runtime.explain.facts import ends_of
 from gpu_runtime.explain.figures import (
@@ -25,9 +26,11 @@ from gpu_runtime.explain.figures import (
 )
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
-from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, OtherChoice, SparsityRow
+from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, OtherChoice, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
+from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import lost_text, printable, table, wrap
+from tactics import codec
 
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
@@ -245,3 +248,24 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
     """The account of these layers, after a line on whose plan it is and the network's sentence."""
     head = wrap(printable(whose_text(record)))
     return "\n".join([*head, *network_lines(record), "", *(layer_text(row, record) for row in rows)])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Shown):
+    """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `text`: the account in
+    words."""
+
+    timing: str
+    summary: Summary | None
+    layers: tuple[SparsityRow, ...]
+    text: str = field(default="", metadata=codec.DERIVED)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation:
+    """Of the layers named, as `rows_of` finds them; all without a name."""
+    rows = rows_of(record, layers)
+    worded = tuple(replace(row, sentence=sentence(row, record)) for row in rows)
+    return Explanation(record.timing.label, record.plan.sparsity.summary, worded, explain_text(record, rows))

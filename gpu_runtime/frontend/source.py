@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 MOST_NAME = 100  # characters of a graph's name that name the model
 EXPECTED = (
-    "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto or a torch.nn.Module"
+    "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto, a torch.nn.Module or a "
+    "torch.export.ExportedProgram"
 )
 
 
-ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module"
+ModelLike: TypeAlias = (
+    "str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,14 @@ def sha256_of(source: Path | Source) -> str:
 def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path | Source:
     """`model`, in one of the forms EXPECTED, as what can be read again and again; `example_inputs`: what a torch module's
     forward is called with when it is exported. Raises TypeError, ValueError or ModelError."""
-    if _is_torch_module(model):
+    if isinstance(model, Source):
+        return model
+    if _is_of_torch(model, "nn", "Module"):
         return _exported(model, example_inputs)
     if example_inputs is not None:
         raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
+    if _is_of_torch(model, "export", "ExportedProgram"):
+        return _converted("ExportedProgram", model)
     if isinstance(model, (str, os.PathLike)):
         if not os.fspath(model):
             raise ModelError("expected the path of an ONNX model, got an empty one")
@@ -76,10 +83,10 @@ def _serialized(model: onnx.ModelProto, name: str) -> Source:
         raise ModelError(f"{name}: expected less than 2 GiB, or the path of a file with external data: {e}") from None
 
 
-def _is_torch_module(model: object) -> bool:
-    """Without importing torch: what is a module of it has imported it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
+def _is_of_torch(model: object, package: str, kind: str) -> bool:
+    """Whether it is one of torch's, without importing torch: what is of torch has imported it."""
+    found = getattr(getattr(sys.modules.get("torch"), package, None), kind, None)
+    return found is not None and isinstance(model, found)
 
 
 def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
@@ -94,9 +101,17 @@ def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
         )
     was = module.training
     try:
-        program = torch.onnx.export(module.eval(), tuple(example_inputs), dynamo=True, verbose=False)
-    except Exception as e:  # whatever the exporter or the module's own code raises
-        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
+        return _converted(name, module.eval(), tuple(example_inputs))
     finally:
         module.train(was)
+
+
+def _converted(name: str, *given: Any) -> Source:
+    """What torch.onnx.export makes of a module and its arguments, or of an exported program."""
+    import torch
+
+    try:
+        program = torch.onnx.export(*given, dynamo=True, verbose=False)
+    except Exception as e:  # whatever the exporter or the module's own code raises
+        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
     return _serialized(program.model_proto, name)

@@ -23,6 +23,7 @@ from gpu_runtime.runtime.fields import (
     Time,
     Value,
 )
+from gpu_runtime.runtime.shown import Shown
 
 Sparsity = Literal["disable", "enable", "force"]
 # fmt: off
@@ -131,8 +132,8 @@ class Floor:
     sparse_us: Time
 
 
-@dataclass(frozen=True, slots=True)
-class SparsityRow:
+@dataclass(frozen=True, slots=True, repr=False)
+class SparsityRow(Shown):
     """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
 
     `layers`: the model's nodes whose weights these are: one, or each of merged siblings, of `branches` that were added, of a
@@ -177,8 +178,8 @@ class SparsityRow:
     library: LibraryKernel | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary(Shown):
     """Counts of layers, each a node of the model; the plan's total beside that of the best plan without sparse tactics;
     `ceiling_us`: that with every eligible layer's dense kernel at twice its speed, launch and memory aside. Of predictions:
     `saved_range_us`, in which what sparse kernels save together lies with a probability of 80 % (tactics/predict.py)."""
@@ -193,8 +194,8 @@ class Summary:
     saved_range_us: tuple[Number, Number] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SparsityRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class SparsityRecord(Shown):
     """`eligible`, `picked`: layers, each a node of the model. With mode force: `pruned`, initializers, `pruned_energy`, the
     share of their squares that went, and `not_pruned`, [initializer, why]."""
 
@@ -221,8 +222,8 @@ class SingleFormat:
     us: Number
 
 
-@dataclass(frozen=True, slots=True)
-class Rivals:
+@dataclass(frozen=True, slots=True, repr=False)
+class Rivals(Shown):
     """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
     library's kernels, null where the network has no convolution that is estimated."""
 
@@ -232,8 +233,8 @@ class Rivals:
     library: LibraryPlan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+@dataclass(frozen=True, slots=True, repr=False)
+class Solution(Shown):
     """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
     a better plan could save at most; `measured_us`: end to end, where it was."""
 
@@ -264,8 +265,8 @@ class Compared:
     moved: tuple[Text, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class RangeRecord(Shown):
     """What FP16 cannot hold, as `source` tells. `high`: [tensor, largest magnitude, or null for what FP32 cannot hold either];
     `exponents`: of tensors stored times 2^e; `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be];
     `masked`: tensors in which -infinity is a mask, of which a run says nothing."""
@@ -307,8 +308,8 @@ class ChoiceRow:
     entries: tuple[tuple[Size, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+@dataclass(frozen=True, slots=True, repr=False)
+class Choices(Shown):
     """The planner's tables, from which gpu_runtime.explain.what_if plans again. `groups`: [name, its options]; `pinned`: the
     keys of tensors that must have one; `inputs`, `outputs`: of the network."""
 

@@ -31,6 +31,7 @@ from gpu_runtime.runtime.fields import (
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
+from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import printable
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
@@ -146,8 +147,8 @@ class TensorSpec:
 ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+@dataclass(frozen=True, slots=True, repr=False)
+class Layer(Shown):
     """One layer of the plan, a reformat or a NoOp included: what it computes, by which tactic, from and to where.
 
     `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it is another than `name`; `problem`: null where it only
@@ -290,8 +291,8 @@ class Section:
         return self.offset + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanRecord(Shown):
     """The plan of a network at one shape. `layers` are in execution order; `range`: null where nothing was looked at."""
 
     # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
@@ -308,8 +309,8 @@ class PlanRecord:
     frees: tuple[tuple[int, tuple[Span, ...]], ...] = field(default=(), metadata=DERIVED)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRecord:
+@dataclass(frozen=True, slots=True, repr=False)
+class EngineRecord(Shown):
     """The header. `source_hash`: of all kernel sources; `plans`: exactly one, so far; all share the sections of weights."""
 
     model: Model
@@ -348,8 +349,8 @@ class EngineRecord:
         return max((padded(s.end) for s in self.sections if s.kind == "weights"), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+@dataclass(frozen=True, slots=True, repr=False)
+class Outlook(Shown):
     """A model planned for a device, without packing or compiling, for comparing plans for several devices and batches. `risk`:
     as in Flags; `shapes`: of the inputs."""
 

@@ -10,12 +10,13 @@ import pytest
 
 from benchmarks.bench_scale import KINDS, _Net
 from cuda_kernels.device import named
-from gpu_runtime import ModelError, build, pipeline
+from gpu_runtime import ModelError, build
 from gpu_runtime.frontend import importer, load
 from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import tables
+from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.format import Format
 from tactics.measure import timing
 
@@ -61,7 +62,7 @@ def lines_run(function, *args, **options) -> collections.Counter:
 
 
 def test_problems_alike_are_timed_once_and_share_their_entries(model):
-    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(model("convs", 12)))))
+    network = alternatives(lower.lower(fuse.fuse(importer.read(model("convs", 12)))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     asked, predicted = collections.Counter(), timing.predicted(DEVICE)
 
@@ -163,6 +164,6 @@ def test_a_thousand_functions_between_a_convolution_and_its_add(tmp_path):
 
 
 def test_no_more_siblings_are_merged_than_their_names_can_bear(model):
-    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(model("conv_fan", 80)))))
+    network = alternatives(lower.lower(fuse.fuse(importer.read(model("conv_fan", 80)))))
     merged = [op.layers for op in network.ops if len(op.layers) > 1]
     assert [*map(len, merged)] == [32, 8]

@@ -12,12 +12,12 @@ import gpu_runtime as gr
 from benchmarks.light import NAMES, light
 from cuda_kernels import device
 from cuda_kernels.device import DEFAULT_DEVICE
-from gpu_runtime import pipeline
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.planning.counterfactuals import ops_by_layer
+from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.measure import timing
 from tactics.planner import plan
 from tests.engines import emulated
@@ -83,9 +83,7 @@ def test_every_layer_with_weights_is_lowered(name, tmp_path):
 def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, monkeypatch):
     """Merged siblings' too, of which several ops exist at once where they are apart: no layer is solved by itself."""
     onnx.save(light("light_inception_v1"), tmp_path / "inception.onnx")
-    network = pipeline.alternatives(
-        lower.lower(fuse.fuse(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True))))
-    )
+    network = alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True)))))
     target = device.named(DEFAULT_DEVICE)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)

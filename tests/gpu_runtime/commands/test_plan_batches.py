@@ -28,7 +28,7 @@ def shapes(batch):
 @pytest.mark.parametrize("sparsity", ["enable", "force"])
 def test_the_plans_are_those_of_separate_builds(sparsity):
     path = DIGITS / "digits_sparse.onnx"
-    found = pipeline.compare(path, ["l4", "rtx4090"], batches=BATCHES, sparsity=sparsity)
+    found = pipeline.plan(path, ["l4", "rtx4090"], batches=BATCHES, sparsity=sparsity)
     assert [(p.batch, p.device.name) for p in found] == [*itertools.product(BATCHES, ("l4", "rtx4090"))]
     for p in found:
         engine = gr.build(path, sparsity=sparsity, device=p.device.name, shapes=shapes(p.batch))
@@ -48,7 +48,7 @@ def test_a_model_is_read_once(tmp_path):
     onnx.save(proto, tmp_path / "n.onnx")
     gr.build(tmp_path / "n.onnx", device="l4", shapes={"x": (1, 64, 28, 28)})  # modules
     began = time.process_time()
-    pipeline.compare(tmp_path / "n.onnx", ["l4"], batches=(1, 2, 5, 9), sparsity="force")
+    pipeline.plan(tmp_path / "n.onnx", ["l4"], batches=(1, 2, 5, 9), sparsity="force")
     together, began = time.process_time() - began, time.process_time()
     for batch in (1, 2, 5, 9):
         gr.build(tmp_path / "n.onnx", sparsity="force", device="l4", shapes={"x": (batch, 64, 28, 28)})
@@ -105,14 +105,14 @@ def test_inputs_that_share_the_batch(tmp_path):
     for v in proto.graph.input[:2]:
         v.type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.save(proto, tmp_path / "m.onnx")
-    (found,) = pipeline.compare(tmp_path / "m.onnx", ["l4"], batches=[6])
+    (found,) = pipeline.plan(tmp_path / "m.onnx", ["l4"], batches=[6])
     assert found.shapes == {"a": (6, 8, 4, 4), "b": (6, 8, 4, 4), "scale": (1, 8, 1, 1)}
     for v in proto.graph.input[:2]:
         v.type.tensor_type.shape.dim[2].dim_param = "H"
     onnx.save(proto, tmp_path / "m.onnx")
     with pytest.raises(gr.ModelError, match=r"the size of input 'a' \(Nx8xHx4\), .*is dynamic: give it"):
-        pipeline.compare(tmp_path / "m.onnx", ["l4"], batches=[6])
-    (found,) = pipeline.compare(tmp_path / "m.onnx", ["l4"], batches=[6], shapes={"a": (1, 8, 5, 4), "b": (1, 8, 5, 4)})
+        pipeline.plan(tmp_path / "m.onnx", ["l4"], batches=[6])
+    (found,) = pipeline.plan(tmp_path / "m.onnx", ["l4"], batches=[6], shapes={"a": (1, 8, 5, 4), "b": (1, 8, 5, 4)})
     assert found.shapes["b"] == (6, 8, 5, 4)
 
 

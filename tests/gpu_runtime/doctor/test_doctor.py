@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels import device as devices
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import pipeline, target
+from gpu_runtime import target
 from gpu_runtime.doctor import examine, findings, wording
 from gpu_runtime.doctor.cases import PROBLEMS, able, cases
 from gpu_runtime.doctor.findings import Failure
@@ -367,8 +368,8 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
         for kernel in ("conv_sparse24", "conv_strip_sparse24")
     )
     findings.keep(HERE, (*hung, Failure(TILE, "zeros")))
-    monkeypatch.setattr(pipeline.devices, "has_gpu", lambda: True)
-    monkeypatch.setattr(pipeline.devices, "current", lambda: HERE)
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "current", lambda: HERE)
     with pytest.warns(RuntimeWarning, match="left out of plans"):
         device = target.pick_device(None)
     assert target.pick_device("h200").left_out == ()

@@ -103,7 +103,7 @@ def of_the_file(path) -> tuple[set[str], int]:
 def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
     """Every surface says the same counts, which are the file's. `mode`: not force, which changes the weights."""
     engine = gr.build(path, sparsity=mode, device=device, shapes=shapes)
-    (outlook,) = pipeline.compare(path, [device], sparsity=mode, shapes=shapes)
+    (outlook,) = pipeline.plan(path, [device], sparsity=mode, shapes=shapes)
     record, (fit, every) = engine.record, of_the_file(path)
     able, picked = len(engine.sparsity.eligible), len(engine.sparsity.picked)
     assert len(engine.sparsity.layers) == len(set(engine.sparsity.layers)) == every and set(engine.sparsity.eligible) <= fit

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpu_runtime as gr
 from benchmarks.bench_plan import SIZES
 from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import summing
 from gpu_runtime.explain.reason_texts import NO_GAIN
 from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
-from gpu_runtime.pipeline import compare
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, share_text
 from tests.conftest import MODELS, model_path
@@ -31,7 +31,7 @@ def plans(name: str) -> tuple[Outlook, Outlook]:
     """The network planned with its own weights, and pruned to 2:4."""
     path, size = model_path(name), SIZES.get(name)
     shapes = {load_whole(path).graph.input[0].name: tuple(map(int, size.split("x")))} if size else None
-    own, pruned = (compare(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
+    own, pruned = (gr.plan(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
     return own, pruned
 
 

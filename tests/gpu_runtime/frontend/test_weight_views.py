@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
+import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.frontend import importer, pattern
 from gpu_runtime.frontend.weights import weights
-from gpu_runtime.pipeline import compare
 from tests.reference_run import model, node, ort_run
 
 RNG = np.random.default_rng(4)
@@ -51,7 +51,7 @@ def test_weights_behind_views_are_pruned_where_they_are_stored(chain, tmp_path):
     before, pruned = ort_run(shown, x)["w"], ort_run(after, x)["w"]
     assert np.array_equal(pruned, sparse24.prune(before)) and pattern.inspect(out)[0]["verdict"] == "2:4"
     if chain == "rows_first":
-        plan = compare(path, ["rtx3090"], sparsity="force")[0]
+        plan = gr.plan(path, ["rtx3090"], sparsity="force")[0]
         assert plan.sparsity.pruned == ("stored",) and plan.sparsity.rows[0].stored_share == 1.0
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from gpu_runtime import pipeline
 from gpu_runtime.explain import reasons, wording
 from gpu_runtime.network import Network
 from gpu_runtime.off_grid import grid
+from gpu_runtime.rewrites.alternatives import alternatives
 from tests.engines import build, judge
 from tests.reference_run import choices, feeds_for, model, network, node, ort_run, relative_error, run
 
@@ -185,7 +185,7 @@ def test_drawn_networks_compute_the_same_in_every_option(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60, 400))
 def test_more_drawn_networks(seed):
-    check(seed, pipeline.alternatives if seed % 3 == 0 else grid.offer, 1e-5 if seed % 3 else 2e-3)
+    check(seed, alternatives if seed % 3 == 0 else grid.offer, 1e-5 if seed % 3 else 2e-3)
 
 
 OFFER = grid.offer

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import gpu_runtime as gr
 from gpu_runtime.cli import program
 from gpu_runtime.explain import side_by_side
 from gpu_runtime.explain.layer_info import layer_info
@@ -14,7 +15,6 @@ from gpu_runtime.explain.report import inspect_text
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
-from gpu_runtime.pipeline import compare
 from gpu_runtime.precision import execution, ranges
 from tests.engines import build, emulated
 from tests.ort_budget import budgets
@@ -288,7 +288,7 @@ def test_fp32_layers_say_why(tmp_path):
         row = plan.sparsity.rows[1]
         assert (row.verdict, row.reason, row.best_sparse) == ("not_eligible", "no_sparse_tactic", None)
         assert len(plan.sparsity.eligible) == (mode == "force")
-    told = side_by_side.text(compare(tmp_path / "m.onnx", ["a100", "l4"]))
+    told = side_by_side.text(gr.plan(tmp_path / "m.onnx", ["a100", "l4"]))
     assert re.search(r"^y +FP32 +FP32$", told, re.MULTILINE)
 
 

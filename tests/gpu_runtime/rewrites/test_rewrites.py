@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from gpu_runtime.network import Options, exists
-from gpu_runtime.pipeline import alternatives
 from gpu_runtime.rewrites import (
     back_to_back,
     blocks,
@@ -14,6 +13,7 @@ from gpu_runtime.rewrites import (
     squeeze_excite,
     upsampling,
 )
+from gpu_runtime.rewrites.alternatives import alternatives
 from tests.reference_run import check_against_ort, model, network, node
 
 rng = np.random.default_rng(11)

@@ -18,8 +18,8 @@ from cuda_kernels.device import DEFAULT_DEVICE, named
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op
-from gpu_runtime.pipeline import alternatives
 from gpu_runtime.planning import places, tables
+from gpu_runtime.rewrites.alternatives import alternatives
 from gpu_runtime.runtime import dataflow
 from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, TensorPlace
 from tactics.format import DTYPES, Format, padded_channels, strides

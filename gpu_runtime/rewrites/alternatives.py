@@ -1,0 +1,40 @@
+"""Every way to run a network that a plan may choose: all rewrites, in the order in which they offer theirs."""
+
+from __future__ import annotations
+
+from gpu_runtime.network import Network, named_shortly
+from gpu_runtime.off_grid import grid
+from gpu_runtime.rewrites import (
+    attention,
+    back_to_back,
+    blocks,
+    chained,
+    channels,
+    norms,
+    pieces,
+    shared_concats,
+    siblings,
+    squeeze_excite,
+    upsampling,
+)
+
+
+def alternatives(network: Network) -> Network:
+    """The network with every other way to run it that a plan may choose."""
+    for offer in (
+        attention.offer,
+        blocks.offer,
+        channels.offer,
+        upsampling.offer,
+        shared_concats.share,
+        siblings.merge,
+        pieces.offer,
+        squeeze_excite.offer,
+        grid.offer,
+        back_to_back.offer,
+        squeeze_excite.gates,
+        chained.offer,
+        norms.offer,
+    ):
+        network = offer(network)
+    return named_shortly(network)
