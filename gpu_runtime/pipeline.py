@@ -79,7 +79,7 @@ def build(
     FP16's limit is stored smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells); a
     RuntimeWarning if FP16 cannot hold it. On it the plan itself is run too, where that is quick: layers whose rounding makes
     infinity, NaN or an error far above FP16's own get FP32 inputs in a new plan; without, operators that are not known to keep
-    away from such points do. `log`: gets the timings of each layer, as TensorRT's verbose log. `progress`: gpu_runtime.progress.
+    away from such points do. `log` gets the timings of each layer, as TensorRT's verbose log. `progress`: gpu_runtime.progress.
     Raises ModelError for the model, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
