@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_runtime.assembly import assemble
     from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats, tables
+    from gpu_runtime.plans import Plans
     from gpu_runtime.precision import ranges
     from tactics.format import Format
     from tactics.planner.plan import Plan
@@ -123,17 +124,17 @@ def plan(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
     progress: Listener = ignore,
-) -> list[Outlook]:
+) -> Plans:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
     are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
     mode, progress = _mode(sparsity), logged(progress)
-    from gpu_runtime.explain import batches as by_batch
-    from gpu_runtime.explain import side_by_side
     from gpu_runtime.planning import io_formats
+    from gpu_runtime.plans import Plans
     from gpu_runtime.rewrites.alternatives import alternatives
 
     targets = [named(name) for name in dict.fromkeys([devices] if isinstance(devices, str) else devices)]
-    loaded, points = _loaded(source_of(model), shapes, sparsity == "force", batches=tuple(dict.fromkeys(batches)))
+    batches = tuple(dict.fromkeys(batches))
+    loaded, points = _loaded(source_of(model), shapes, sparsity == "force", batches=batches)
     found = []
     for sizes in points:
         network, reached = _fitted(loaded, sizes, None, progress)
@@ -145,8 +146,9 @@ def plan(
             planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
             sparse, solution = _explained(loaded, _Planned(*planner(network), reached), planner)
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
-    report(lambda: (by_batch if batches else side_by_side).text(found))
-    return found
+    plans = Plans(tuple(found), batches)
+    report(plans.__str__)
+    return plans
 
 
 def _mode(sparsity: str) -> Sparsity:

@@ -8,25 +8,26 @@ reported separately.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from gpu_runtime.accuracy import rounding, sessions
-from gpu_runtime.accuracy.errors import Accuracy, Difference
+from gpu_runtime.accuracy import rounding, sessions, wording
+from gpu_runtime.accuracy.comparison import Comparison, Row, Scores
+from gpu_runtime.accuracy.errors import Difference
+from gpu_runtime.accuracy.metrics import Judge, Metric, judge
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
+from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.frontend.weights import prune_weights
-from gpu_runtime.progress import Listener, Progress, ignore
+from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
 from tactics.format import DTYPES
@@ -78,70 +79,51 @@ class _Sums:
         self.beyond += int((difference > (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(y)).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A tensor of both. `layer`: the engine's layer that writes it, empty for an output. `error`: L2 norm of the difference
-    over the norm of the model's tensor; `alone`: the error of FP16 storage; `allowed`: the tolerance, None with --rtol or
-    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element."""
-
-    layer: str
-    tensor: str
-    error: float
-    alone: float
-    allowed: float | None
-    largest: float
-    beyond: int
-    passed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`outputs` and `layers` in the engine's order; `unnamed`: layers whose tensors the ONNX graph does not have; `pruning`:
-    the pruned model compared with the original, after a build that pruned; `same_file`: the model is the engine's own."""
-
-    samples: int
-    outputs: tuple[Row, ...]
-    layers: tuple[Row, ...]
-    unnamed: tuple[str, ...]
-    emulated: bool
-    same_file: bool
-    pruning: Accuracy | None = None
-    pruning_error: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        return all(r.passed for r in self.outputs)
-
-    @property
-    def first(self) -> Row | None:
-        """The first layer, in the order of execution, whose tensor is not within tolerance."""
-        return next((r for r in self.layers if not r.passed), None)
-
-
 @bounded
 def compare(
-    model: str | os.PathLike,
+    model: ModelLike,
     engine: Engine,
-    given: Arrays | None = None,
+    inputs: Arrays | None = None,
     *,
+    labels: object = None,
+    metric: Metric | None = None,
     seed: int = 0,
-    tolerance: Tolerance = Tolerance(),
+    rtol: float | None = None,
+    atol: float | None = None,
     emulate: bool = False,
     progress: Listener = ignore,
 ) -> Comparison:
-    """Run both on `given`, inputs by name with one or several samples, or on random values. Raises ValueError."""
+    """Run both on `inputs`, arrays by name with one or several samples along their first axes, or on random values. `labels`,
+    `metric`: as for `prune`. `rtol`, `atol`: an element of the engine's outputs may differ by atol + rtol * |model|; without
+    both, an output by 8 times the error of FP16 storage alone, by norms. Raises ModelError or ValueError."""
     sessions.require()
-    models = _Models.of(Path(model), engine)
-    samples = list(_samples(engine, given, seed))
+    judged, progress = judge(labels, metric), logged(progress)
+    if judged and inputs is None:
+        raise ValueError("labels: they need inputs, those of the samples that they are the answers to")
+    models = _Models.of(source_of(model), engine)
+    samples = list(_samples(engine, inputs, seed))
+    if judged:
+        judged.check({o.name: ((o.shape[0] * len(samples), *o.shape[1:]), o.dtype) for o in engine.outputs if o.shape})
     with engine.context(device="emulator" if emulate else None, graph=False) as context:
-        return _run(models, engine, context, samples, tolerance, progress)
+        found = _run(models, engine, context, samples, Tolerance(rtol, atol), judged, inputs is not None, progress)
+    found = replace(found, text=wording.text(found))
+    report(found.__str__)
+    return found
 
 
 def _run(
-    models: _Models, engine: Engine, context: Context, samples: Sequence[Arrays], tolerance: Tolerance, progress: Listener
+    models: _Models,
+    engine: Engine,
+    context: Context,
+    samples: Sequence[Arrays],
+    tolerance: Tolerance,
+    judged: Judge | None,
+    are_given: bool,
+    progress: Listener,
 ) -> Comparison:
     tensors = _Tensors.of(models, engine)
-    oracle = _Oracle(models, sorted(set(tensors.shared.values())))
+    oracle = _Oracle(models, sorted(set(tensors.shared.values())), judged)
+    answers: list[Arrays] = []
     outputs = {o.name: _Sums() for o in engine.plan.outputs}
     layers = {layer: _Sums() for layer in tensors.shared}
     with np.errstate(all="ignore"):
@@ -150,6 +132,7 @@ def _run(
             y, rough = oracle.answers(feeds)
             progress(Progress("run", f"sample {i + 1} {'in the CPU emulator' if context.emulated else 'on the GPU'}"))
             traced = context.trace(feeds)
+            answers.append(context.outputs() if judged else {})
             for name, got in context.outputs().items():
                 if got.shape != y[name].shape:
                     raise ValueError(
@@ -164,15 +147,17 @@ def _run(
     rows = tuple(_row(layer, tensors.shared[layer], sums, tolerance) for layer, sums in layers.items() if sums.count)
     unnamed = tuple(layer for layer in tensors.written if layer not in layers or not layers[layer].count)
     noise = [math.sqrt(s.noise / s.signal) for s in oracle.pruning.outputs.values() if s.signal]
+    pruning = oracle.pruning.accuracy() if models.is_pruned else None
     return Comparison(
-        len(samples),
+        len(samples) * max((len(a) for a in samples[0].values() if a.ndim), default=1),
         tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()),
         rows,
         unnamed,
         context.emulated,
         models.same_file,
-        oracle.pruning.accuracy() if models.is_pruned else None,
+        pruning if are_given or pruning is None else replace(pruning, agreement=None),  # of random values it says nothing
         max(noise, default=None),
+        oracle.scores(judged, answers) if judged else None,
     )
 
 
@@ -198,8 +183,11 @@ class _Tensors:
 class _Oracle:
     """onnxruntime's sessions: the model with the engine's weights, exact and rounded to FP16, and the original model."""
 
-    def __init__(self, models: _Models, names: Sequence[str]):
-        self._models, self._names = models, names
+    def __init__(self, models: _Models, names: Sequence[str], judged: Judge | None):
+        self._models, self._names, self._judged = models, names, judged
+        self._outputs = [v.name for v in models.original.graph.output]
+        self._answers: list[Arrays] = []  # of the exact model, and the original, for the judge
+        self._before: list[Arrays] = []
         self._exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
         self._types = {name: dtype for name, _, dtype in sessions.inputs_of(self._exact)}
         self._original = sessions.session(models.original) if models.is_pruned else None
@@ -214,10 +202,20 @@ class _Oracle:
             high = {name: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for name, a in y.items() if a.dtype.kind == "f"}
             rounded = rounding.rounded(self._models.pruned, high)
             self._half = sessions.session(rounding.shown(rounded, self._names), optimize=False)
+        answers = {name: y[name] for name in self._outputs}
+        if self._judged:
+            self._answers.append(answers)
         if self._original is not None:
             before = sessions.run(self._original, fed)
-            self.pruning.add({name: y[name] for name in before}, before)
+            self.pruning.add(answers, before)
+            if self._judged:
+                self._before.append(before)
         return y, sessions.run(self._half, fed)
+
+    def scores(self, judged: Judge, engine: Sequence[Arrays]) -> Scores:
+        """Of the engine's answers to the same samples, and the models'."""
+        before = judged.score(self._before) if self._before else None
+        return Scores(judged, judged.score(engine), judged.score(self._answers), before)
 
 
 def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
@@ -240,7 +238,7 @@ class _Models:
     tensors: frozenset[str]
 
     @classmethod
-    def of(cls, path: Path, engine: Engine) -> _Models:
+    def of(cls, path: Path | Source, engine: Engine) -> _Models:
         with named(path):
             proto = load_whole(path)
             check_graph(proto.graph)
@@ -256,12 +254,7 @@ class _Models:
                 f"{path}: expected the engine's inputs {ours} and outputs {theirs}, got {got} and {back}: give the model "
                 "that it was built from"
             )
-        return cls(pruned, original, bool(changed), _sha256(path) == engine.record.model.sha256, tensors)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(pruned, original, bool(changed), sha256_of(path) == engine.record.model.sha256, tensors)
 
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:

@@ -31,10 +31,11 @@ class Sums:
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """`snr_db`: signal-to-noise ratio of the worst output, infinite without a difference; `agreement`: share of samples whose
-    top-1 is the same, None if no output has classes."""
+    top-1 is the same, None if no output has classes; `score`: of the metric, None without labels."""
 
     snr_db: float
     agreement: float | None
+    score: float | None = None
 
 
 @dataclass(slots=True)

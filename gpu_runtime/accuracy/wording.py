@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from gpu_runtime.accuracy.compare import Comparison, Row
+from gpu_runtime.accuracy.comparison import Comparison, Row, Scores
 from gpu_runtime.text import table, wrap
 
 MOST_ROWS = 12  # of layers, without --all-layers
@@ -76,58 +75,23 @@ def verdict(c: Comparison) -> list[str]:
         lines += wrap(
             f"{len(c.unnamed)} layers write tensors that the ONNX graph does not have: look at the layers that read them"
         )
+    if c.scores:
+        lines += wrap(_scores_text(c.scores, c.samples))
     if c.pruning is not None:
-        same = "" if c.pruning.agreement is None else f", top-1 is the same for {100 * c.pruning.agreement:.2f} % of samples"
+        share = c.pruning.agreement
+        same = "" if share is None else f", top-1 is the same for {100 * share:.2f} % of the {c.samples} samples"
         changed = "" if c.pruning_error is None else f" by {100 * c.pruning_error:.1f} %"
         line = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
         lines += wrap(f"{line}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
     return lines
 
 
+def _scores_text(s: Scores, samples: int) -> str:
+    was = "" if s.original is None else f", of the model before pruning {s.judge.text(s.original)}"
+    of = "its model in FP32" if s.original is None else "the pruned model in FP32"
+    engine, model = s.judge.text(s.engine), s.judge.text(s.model)
+    return f"On {samples} samples, the {s.judge.name} of the engine is {engine}, of {of} {model}{was}"
+
+
 def number(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:.1e}"
-
-
-def data(c: Comparison) -> dict[str, Any]:
-    """The result as JSON, in which null stands for infinity."""
-
-    def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
-        return [
-            {
-                "layer": r.layer or None,
-                "tensor": r.tensor,
-                "error": _finite(r.error),
-                "fp16_alone": _finite(r.alone),
-                "allowed": r.allowed,
-                "largest": _finite(r.largest),
-                "beyond": r.beyond,
-                "passed": r.passed,
-            }
-            for r in found
-        ]
-
-    pruning = (
-        None
-        if c.pruning is None
-        else {
-            "error": c.pruning_error,
-            "snr_db": _finite(c.pruning.snr_db),
-            "agreement": c.pruning.agreement,
-        }
-    )
-    return {
-        "schema_version": 1,
-        "passed": c.passed,
-        "samples": c.samples,
-        "emulated": c.emulated,
-        "same_file": c.same_file,
-        "first_divergence": c.first.layer if c.first else None,
-        "outputs": rows(c.outputs),
-        "layers": rows(c.layers),
-        "not_compared": c.unnamed,
-        "pruning": pruning,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

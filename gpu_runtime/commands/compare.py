@@ -8,9 +8,9 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import quiet_option
+from gpu_runtime.commands.options import labels_option, quiet_option
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import read_arrays
+from gpu_runtime.commands.targets import read_arrays, split_labels
 
 NOT_PASSED = 5  # exit code
 
@@ -24,6 +24,7 @@ NOT_PASSED = 5  # exit code
     metavar="FILE.npz",
     help="Inputs by name, one sample or several along their first axes. Default: random values from 0 to 1 (pixels: 0 to 255).",
 )
+@labels_option("--inputs")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random values.")
 @click.option(
     "--rtol",
@@ -43,6 +44,7 @@ def compare_command(
     model: str,
     engine: str,
     inputs: str | None,
+    labels: str | None,
     seed: int,
     rtol: float | None,
     atol: float | None,
@@ -56,6 +58,9 @@ def compare_command(
     The first layer that diverges is named. An engine built with --sparsity=force is compared with the pruned model, and that
     with the original.
     """
+    if labels and not inputs:
+        raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they are the answers to")
+    given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime import EngineError, load
     from gpu_runtime.accuracy import compare, wording
 
@@ -69,19 +74,25 @@ def compare_command(
         found = compare.compare(
             model,
             loaded,
-            read_arrays("--inputs", inputs),
+            given,
+            labels=classes,
             seed=seed,
-            tolerance=compare.Tolerance(rtol, atol),
+            rtol=rtol,
+            atol=atol,
             emulate=emulate,
             progress=progress,
         )
     progress.end()
     if as_json:
-        say(json.dumps(wording.data(found), indent=1))
+        say(json.dumps(found.to_dict(), indent=1))
     else:
         source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {found.samples} x {source}\n")
+        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {_samples(found.samples)} of {source}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:
         context.exit(NOT_PASSED)
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'' if count == 1 else 's'}"

@@ -12,7 +12,7 @@ import click
 
 from gpu_runtime.commands import options
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import forced_plan, parse_shapes
+from gpu_runtime.commands.options import checked_device, parse_shapes
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
 
@@ -95,7 +95,7 @@ def inspect_sparsity_command(
 
     rows, merged, unknown = sums.inspect_file(model, sizes)
     progress = listening()
-    plan = forced_plan(model, device, sizes, progress) if device else None
+    plan = benefit.forecast(model, checked_device(device) or benefit.NO_DEVICE, sizes, progress).outlook
     progress.end()
     ranked = benefit.ranking(rows, plan) if plan else []
     if as_json:

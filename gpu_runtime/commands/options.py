@@ -13,8 +13,7 @@ import click
 from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
-    from gpu_runtime.progress import Listener
-    from gpu_runtime.runtime.plan_record import EngineRecord, Outlook
+    from gpu_runtime.runtime.plan_record import EngineRecord
 
 
 def given(decorator: Callable[..., Any]) -> Any:
@@ -84,6 +83,15 @@ quiet_option = click.option(
 )
 
 
+def labels_option(arrays: str) -> Any:
+    """`arrays`: the option of the .npz file that may hold them."""
+    return click.option(
+        "--labels",
+        metavar="NAME|FILE.npy",
+        help=f"The class of each sample, for accuracy: an array in the file of {arrays}, or a file of its own.",
+    )
+
+
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:
     """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -127,16 +135,14 @@ def parse_pools(text: str) -> int | None:
     return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
 
 
-def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]], progress: Listener) -> Outlook:
-    """The plan, times predicted, of the model with all weights pruned that can be. UsageError for an unknown device."""
+def checked_device(name: str | None, *others: str) -> str | None:
+    """The name of a known GPU, or one of `others`. Raises UsageError."""
     from cuda_kernels import device as devices
-    from gpu_runtime.pipeline import plan
 
     try:
-        name = devices.named(device).name
+        return name if name is None or name in others else devices.named(name).name
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-    return plan(model, [name], sparsity="force", shapes=sizes, progress=progress)[0]
 
 
 def named(

@@ -32,11 +32,7 @@ def plan_command(
     paths = check_targets({"--report": report}, [model])
     progress = listening()
     from cuda_kernels import device
-    from gpu_runtime.explain import batches as by_batch
-    from gpu_runtime.explain import side_by_side
     from gpu_runtime.pipeline import plan
-    from gpu_runtime.runtime.plan_record import Outlook
-    from tactics import codec
 
     names = [name.strip() for name in devices.split(",")]
     try:
@@ -45,13 +41,9 @@ def plan_command(
         raise click.UsageError(f"--devices: {e}") from None
     plans = plan(model, names, batches=counts, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
     progress.end()
-    data = [codec.to_json(Outlook, p, defaults=True) for p in plans]
     if report:
-        from gpu_runtime.report import curves
-
-        write_all({paths["--report"]: curves.page(plans)})
-    texts = by_batch.text(plans) if counts else side_by_side.text(plans)
-    say(json.dumps(data, indent=1) if as_json else texts, nl=as_json)
+        write_all({paths["--report"]: plans.page()})
+    say(json.dumps(plans.to_dict(), indent=1) if as_json else str(plans), nl=as_json)
     if report:
         say(f"Wrote {report} (--report)", err=as_json)
 

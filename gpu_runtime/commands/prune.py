@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import forced_plan, parse_shapes, quiet_option
+from gpu_runtime.commands.options import checked_device, labels_option, parse_shapes, quiet_option
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
+from gpu_runtime.commands.targets import check_targets, read_arrays, split_labels, write_all
 
 if TYPE_CHECKING:
-    from gpu_runtime.progress import Listener
-    from gpu_runtime.pruning.prune import Choice
+    from gpu_runtime.pruning.benefit import Forecast
 
 
 @click.command("prune", short_help="Prune the weights of an ONNX model to 2:4.")
@@ -57,9 +56,16 @@ if TYPE_CHECKING:
     "--max-drop",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="With --calibration: leave the worst layers dense until top-1 changes for at most this share of samples.",
+    help="With --calibration: leave the worst layers dense until top-1 changes for at most this share of samples; with "
+    "--labels, until accuracy falls by at most this many points.",
 )
-@click.option("--device", metavar="NAME", help="With --layers=auto: the GPU to plan for, as for gpu-runtime build.")
+@labels_option("--calibration")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="The GPU, as for gpu-runtime build, for which the gain is told and --layers=auto plans. Default: the current GPU; "
+    "without one, h200. none: no such plan is made.",
+)
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @quiet_option
@@ -73,6 +79,7 @@ def prune_command(
     calibration: str | None,
     min_snr: float | None,
     max_drop: float | None,
+    labels: str | None,
     device: str | None,
     shapes: str,
     as_json: bool,
@@ -81,34 +88,41 @@ def prune_command(
 
     Nothing else of it changes. Build the result with --sparsity=enable. docs/pruning.md has a recipe for fine-tuning.
     """
-    if calibration is None and (min_snr is not None or max_drop is not None):
-        raise click.UsageError("--min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
-    only = _names("--layers", layers)
-    if (device is not None) != (only == ("auto",)):
-        raise click.UsageError("--device=NAME and --layers=auto go together: auto asks for the plan for that GPU")
+    if calibration is None and (labels, min_snr, max_drop) != (None, None, None):
+        raise click.UsageError("--labels, --min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
+    only, device = _names("--layers", layers), checked_device(device, "none")
     sizes = parse_shapes(shapes)
     paths = check_targets({"--output": output}, [model, *filter(None, [calibration])], {"--output": "onnx"})
     from gpu_runtime.pruning import prune, wording
 
-    inputs = read_arrays("--calibration", calibration)
+    inputs, classes = split_labels(labels, read_arrays("--calibration", calibration))
     skipped = _names("--skip", skip)
     progress = listening()
-    choice = _choice(model, only, skipped, device, sizes, progress)
+
+    def tell(forecast: Forecast) -> None:
+        progress.end()
+        if not as_json:
+            say(wording.forecast(forecast), nl=False)
+
     result = prune.prune(
         model,
-        choice=choice,
+        layers=() if only == ("all",) else only,
+        skip=skipped,
+        device=device,
         permute=permute,
         separate=branches == "separate",
         shapes=sizes,
         calibration=inputs,
+        labels=classes,
         min_snr=min_snr,
         max_drop=None if max_drop is None else max_drop / 100,
+        tell=tell,
         progress=progress,
     )
     progress.end()
     write_all({paths["--output"]: result.model})
     if as_json:
-        return say(json.dumps(wording.data(result), indent=1))
+        return say(json.dumps(result.to_dict(), indent=1))
     say(wording.text(result), nl=False)
     say(f"Wrote {output}: build it with --sparsity=enable")
 
@@ -120,21 +134,3 @@ def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
     if "auto" in names and (len(names) > 1 or option == "--skip"):
         raise click.UsageError(f"{option}: auto is for --layers only, and cannot be combined with names")
     return names
-
-
-def _choice(
-    model: str,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    device: str | None,
-    sizes: dict[str, tuple[int, ...]],
-    progress: Listener,
-) -> Choice:
-    """`auto` asks for a plan of the model with all weights pruned."""
-    from gpu_runtime.pruning.prune import Choice
-
-    if only != ("auto",) or device is None:
-        return Choice(None if only in ((), ("all",)) else only, skip)
-    from gpu_runtime.pruning.benefit import benefits, paying
-
-    return Choice(None, skip, paying(benefits(forced_plan(model, device, sizes, progress))))

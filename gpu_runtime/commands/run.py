@@ -47,7 +47,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         raise ValueError(f"--output {output}: a .npy file holds one array, the engine has {count} outputs: give an .npz file")
     most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
     # What is wrong with them is said before a kernel is compiled or loaded.
-    arrays = host_inputs(loaded.plan.inputs, {name: read_array(name, path, most) for name, path in given.items()})
+    arrays = host_inputs(loaded.plan.inputs, {name: read_array(f"--input {name}", path, most) for name, path in given.items()})
     try:
         context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
     except EngineError as e:

@@ -82,20 +82,29 @@ def written() -> str:
     return f"already written: {', '.join(WRITTEN)}" if WRITTEN else "nothing was written or overwritten"
 
 
-def read_array(name: str, path: str, most: int) -> np.ndarray:
-    """The array in a file whose elements take up to `most` bytes, whatever their type: it is checked later."""
+def read_array(option: str, path: str, most: int) -> np.ndarray:
+    """The array in a .npy file whose elements take up to `most` bytes, whatever their type: it is checked later."""
     import numpy as np
 
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > most + (1 << 16):
-                raise ValueError(f"it has {size} bytes, but an input of this engine has at most {most}")
+                raise ValueError(f"it has {size} bytes, expected {most} at most")
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise ValueError(f"--input {name}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None
+        raise ValueError(f"{option}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None
     except Exception as e:  # whatever a damaged header makes NumPy raise
         reason = " ".join(str(e).split()) or type(e).__name__
-        raise ValueError(f"--input {name}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+        raise ValueError(f"{option}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+
+
+def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tuple[dict[str, np.ndarray] | None, Any]:
+    """The arrays without those of --labels, and these: one of the arrays, or of a .npy file. Raises ValueError."""
+    if labels is None or arrays is None:
+        return arrays, None
+    if labels in arrays:
+        return {name: a for name, a in arrays.items() if name != labels}, arrays[labels]
+    return arrays, read_array(f"--labels (the inputs' file holds {', '.join(arrays)})", labels, MOST_NPZ_BYTES)
 
 
 def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_kernels.device import relative
+from gpu_runtime import pipeline
+from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import gain_text, library_text
+from gpu_runtime.frontend.source import ModelLike
+from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.runtime.shown import Shown
+from gpu_runtime.target import pick_device
 from gpu_runtime.text import lost_text, table, wrap
+
+NO_DEVICE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,42 @@ class Benefit:
         return self.us / (100 * self.lost_energy) if self.lost_energy else math.inf if self.us else 0.0
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Forecast(Shown):
+    """`outlook`: the plan, times predicted, of the model with all weights pruned that can be; None for the reason `unknown`, or
+    if nobody asked."""
+
+    outlook: Outlook | None = None
+    unknown: str = ""
+
+    @property
+    def gain(self) -> str:
+        """Over the fastest dense plan known."""
+        return gain_text(self.outlook) or "gains nothing: no layer can run sparse" if self.outlook else ""
+
+
+def forecast(
+    model: ModelLike, device: str | None, shapes: Mapping[str, tuple[int, ...]] | None, progress: Listener = ignore
+) -> Forecast:
+    """On a named GPU; None: the one most like the GPU at hand, or the default; NO_DEVICE: no forecast. Raises as `plan` does
+    for a named GPU."""
+    if device == NO_DEVICE:
+        return Forecast()
+    name = device or relative(pick_device(None)).name
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sizes that were guessed are in the texts, FP16's range is no matter of times
+            return Forecast(pipeline.plan(model, [name], sparsity="force", shapes=shapes, progress=progress)[0])
+    except ModelError as e:
+        if device:
+            raise
+        return Forecast(None, str(e))
+
+
+def sizes_text(outlook: Outlook) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in outlook.shapes.items())
+
+
 def benefits(pruned: Outlook) -> dict[str, Benefit]:
     """Layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
     found: dict[str, Benefit] = {}
@@ -40,9 +86,11 @@ def benefits(pruned: Outlook) -> dict[str, Benefit]:
     return found
 
 
-def paying(found: Mapping[str, Benefit]) -> frozenset[str]:
-    """The layers that the plan runs sparse."""
-    return frozenset(layer for layer, benefit in found.items() if not benefit.why)
+def paying(found: Forecast) -> frozenset[str]:
+    """The layers that the plan runs sparse. Raises ModelError if there is none."""
+    if found.outlook is None:
+        raise ModelError(found.unknown)
+    return frozenset(layer for layer, benefit in benefits(found.outlook).items() if not benefit.why)
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
@@ -77,7 +125,10 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
     total = pruned.sparsity.summary
-    lines = [f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]
+    lines = [
+        *wrap(f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}, {sizes_text(pruned)}:"),
+        "",
+    ]
     if paid:
         rows = [
             [

@@ -8,7 +8,7 @@ that one more dense weight never makes the outputs worse. Branches that share a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
+from gpu_runtime.accuracy.metrics import Arrays, Judge
 from gpu_runtime.frontend.load import stored_tensors
 from gpu_runtime.frontend.weights import Weight, put
 from gpu_runtime.progress import Listener, Progress
@@ -24,7 +25,8 @@ from gpu_runtime.progress import Listener, Progress
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """`samples`: their number; `alone`: weight -> quality with only it pruned; `all`: with all requested weights pruned;
-    `kept`: with the `restored` weights dense again; `dense`: with no weight pruned, but channels possibly reordered."""
+    `kept`: with the `restored` weights dense again; `dense`: with no weight pruned, but channels possibly reordered; `judge`,
+    `score`: the metric, and the original model's."""
 
     samples: int
     alone: Mapping[str, Accuracy]
@@ -33,23 +35,62 @@ class Calibrated:
     dense: Accuracy
     restored: tuple[str, ...] = ()
     reached: bool = True
+    judge: Judge | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The answers of the original model to the `feeds`, batch by batch, its score, and the limits for a pruned model: the
+    least `min_snr` in dB, the largest `max_drop` of the score, or without labels of the share of samples whose top-1 is the
+    same."""
+
+    feeds: Sequence[Arrays]
+    expected: Sequence[Arrays]
+    samples: int
+    judge: Judge | None
+    score: float | None
+    min_snr: float | None
+    max_drop: float | None
+
+    def allows(self, found: Accuracy) -> bool:
+        if self.score is not None and found.score is not None:
+            drop = self.score - found.score
+        else:
+            drop = 0.0 if found.agreement is None else 1 - found.agreement
+        enough = self.min_snr is None or found.snr_db >= self.min_snr
+        return enough and (self.max_drop is None or drop <= self.max_drop)
+
+    @classmethod
+    def of(
+        cls,
+        model: onnx.ModelProto,
+        given: Arrays,
+        judge: Judge | None,
+        min_snr: float | None,
+        max_drop: float | None,
+    ) -> Reference:
+        """Raises ValueError for inputs and labels that do not fit."""
+        session = sessions.session(model)
+        feeds = list(sessions.batches(sessions.inputs_of(session), given))
+        expected = [sessions.run(session, f) for f in feeds]
+        samples = max((len(next(iter(f.values()), ())) for f in feeds), default=0) * len(feeds)
+        score = judge.score(expected) if judge else None
+        return cls(feeds, expected, samples, judge, score, min_snr, max_drop)
 
 
 def calibrate(
-    whole: onnx.ModelProto,
+    reference: Reference,
     changed: onnx.ModelProto,
     pruned: Sequence[Weight],
     dense: Mapping[str, np.ndarray],
-    given: Mapping[str, np.ndarray],
-    min_snr: float | None,
-    max_drop: float | None,
     units: Mapping[str, str],
     progress: Listener,
 ) -> Calibrated:
-    """Compare with the original model `whole`. `changed` has the `pruned` weights; weights that must stay dense get their
-    `dense` values back. Weights with one name in `units` are pruned or dense together, because a dense one breaks their sum's
-    pattern. Raises ValueError for inputs that do not fit."""
-    trial = _Trial.of(whole, changed, pruned, dense, given)
+    """Compare with the original model. `changed` has the `pruned` weights; weights that must stay dense get their `dense`
+    values back. Weights with one name in `units` are pruned or dense together, because a dense one breaks their sum's
+    pattern."""
+    trial = _Trial.of(reference, changed, pruned, dense)
     everything = frozenset(w.name for w in pruned)
     parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a single weight
     for w in pruned:
@@ -65,50 +106,36 @@ def calibrate(
         """All but the worst ones."""
         return everything - {name for names in worst[:number] for name in names}
 
-    def fine(found: Accuracy) -> bool:
-        drop = 0.0 if found.agreement is None else 1 - found.agreement
-        return (min_snr is None or found.snr_db >= min_snr) and (max_drop is None or drop <= max_drop)
-
     tried = {0: trial.accuracy(everything)}
     low, high = 0, len(worst)  # restoring `high` of them is enough; fewer than `low` are not
-    while low < high and not fine(tried[0]):
+    while low < high and not reference.allows(tried[0]):
         middle = (low + high) // 2
         progress(Progress("trial", f"all but {middle}"))
         tried[middle] = tried.get(middle) or trial.accuracy(but(middle))
-        low, high = (low, middle) if fine(tried[middle]) else (middle + 1, high)
-    number = 0 if fine(tried[0]) else high
+        low, high = (low, middle) if reference.allows(tried[middle]) else (middle + 1, high)
+    number = 0 if reference.allows(tried[0]) else high
     nothing = trial.accuracy(())
     kept = tried.get(number) or (nothing if number == len(worst) else trial.accuracy(but(number)))
     restored = tuple(w.name for w in pruned if w.name not in but(number))
     for w in pruned:
         if w.name in restored and w.tensor is not None:
             put(w.name, w.tensor, w.views, dense[w.name])
-    return Calibrated(trial.samples, alone, tried[0], kept, nothing, restored, fine(kept))
+    score, samples = reference.score, reference.samples
+    return Calibrated(samples, alone, tried[0], kept, nothing, restored, reference.allows(kept), reference.judge, score)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A session whose prunable weights are inputs, the dense and pruned weights, samples and the expected outputs."""
+    """A session whose prunable weights are inputs, and the dense and pruned weights."""
 
     session: object
     weights: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    feeds: Sequence[Mapping[str, np.ndarray]]
-    expected: Sequence[Mapping[str, np.ndarray]]
-    samples: int
+    reference: Reference
 
     @classmethod
     def of(
-        cls,
-        whole: onnx.ModelProto,
-        changed: onnx.ModelProto,
-        pruned: Sequence[Weight],
-        dense: Mapping[str, np.ndarray],
-        given: Mapping[str, np.ndarray],
+        cls, reference: Reference, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray]
     ) -> _Trial:
-        reference = sessions.session(whole)
-        feeds = list(sessions.batches(sessions.inputs_of(reference), given))
-        expected = [sessions.run(reference, f) for f in feeds]
-        del reference
         stored = {name: t for name, t in stored_tensors(changed.graph) if name in {w.name for w in pruned}}
         after = {name: numpy_helper.to_array(t) for name, t in stored.items()}
         before = {}
@@ -118,16 +145,16 @@ class _Trial:
             put(w.name, t, w.views, dense[w.name])
             before[w.name] = numpy_helper.to_array(t)
         both = {name: (before[name], after[name]) for name in after}
-        samples = max((len(next(iter(f.values()), ())) for f in feeds), default=0) * len(feeds)
-        return cls(sessions.session(_with_inputs(changed, stored)), both, feeds, expected, samples)
+        return cls(sessions.session(_with_inputs(changed, stored)), both, reference)
 
     def accuracy(self, pruned: Collection[str]) -> Accuracy:
         """With these weights pruned and the others dense."""
-        found = Difference()
+        found, judge = Difference(), self.reference.judge
         chosen = {name: after if name in pruned else before for name, (before, after) in self.weights.items()}
-        for feeds, expected in zip(self.feeds, self.expected, strict=True):
-            found.add(sessions.run(self.session, {**feeds, **chosen}), expected)
-        return found.accuracy()
+        got = [sessions.run(self.session, {**feeds, **chosen}) for feeds in self.reference.feeds]
+        for outputs, expected in zip(got, self.reference.expected, strict=True):
+            found.add(outputs, expected)
+        return replace(found.accuracy(), score=judge.score(got) if judge else None)
 
 
 def _with_inputs(proto: onnx.ModelProto, names: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:

@@ -4,91 +4,29 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 
+from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
-from gpu_runtime.frontend.weights import Stored, Weight, as_stored, name_nodes, prune_one, together, weights
+from gpu_runtime.frontend.source import ModelLike, source_of
+from gpu_runtime.frontend.weights import Weight, as_stored, name_nodes, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
-from gpu_runtime.progress import Listener, Progress, ignore
+from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.pruning import permute as channels
-from gpu_runtime.pruning import sums
-from gpu_runtime.pruning.calibrate import Calibrated, calibrate
+from gpu_runtime.pruning import sums, wording
+from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
+from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
+from gpu_runtime.pruning.result import Pruned, Result, Shared
 
+AUTO = "auto"  # as `layers`
 NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect-sparsity gives the reason for each"
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """The result for one stored weight. `layers`: its readers; `verdict`: pruned, 2:4 (already), restored (by the calibration),
-    skipped (by the caller) or kept (it cannot be 2:4), with the `reason`. `lost_energy`: the share of its squares that pruning
-    sets to zero; `unpermuted`: that share in the file's order; `unmoved`: why none of its input channels could change places.
-    `sum`: the node of the sum with whose other branches it shares its pattern; `by_itself`: its loss without them. `snr_db`,
-    `agreement`: of the outputs with only this weight, and the others of its sum, pruned."""
-
-    weight: str
-    layers: tuple[str, ...]
-    shape: tuple[int, ...] | None
-    verdict: str
-    reason: str = ""
-    stored: Stored | None = None
-    unpermuted: float | None = None
-    unmoved: str = ""
-    sum: str = ""
-    by_itself: float | None = None
-    snr_db: float | None = None
-    agreement: float | None = None
-
-    @property
-    def lost_energy(self) -> float | None:
-        return self.stored.lost_energy if self.stored else None
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of that convolution's squared
-    weights that their common pattern sets to zero; None without a common pattern: each branch is pruned separately, for
-    `reason`."""
-
-    node: str
-    layers: tuple[str, ...]
-    lost_energy: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """`model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one
-    convolution; `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of
-    the whole."""
-
-    model: bytes
-    rows: tuple[Pruned, ...]
-    permuted: bool = False
-    accuracy: Calibrated | None = None
-    sums: tuple[Shared, ...] = ()
-    unknown: str = ""
-    separate: bool = False
-
-    @property
-    def lost_energy(self) -> float:
-        """Of all pruned weights together."""
-        return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
-
-    @property
-    def unpermuted(self) -> float:
-        """The same in the order of the file."""
-        found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
-        total = sum(energy for _, energy in found)
-        return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +41,9 @@ class Choice:
     def against(self, name: str, layers: Sequence[str]) -> str:
         """Why a weight stays unchanged, or an empty string."""
         if any(_matches(p, name, layers) for p in self.skip):
-            return "--skip names it"
+            return "named in skip"
         if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
-            return "--layers does not name it"
+            return "not named in layers"
         if self.paying is not None and not any(layer in self.paying for layer in layers):
             return "the plan runs it dense even if it is pruned"
         return ""
@@ -117,55 +55,105 @@ def _matches(pattern: str, name: str, layers: Sequence[str]) -> bool:
 
 @bounded
 def prune(
-    path: str | os.PathLike,
+    model: ModelLike,
     *,
-    choice: Choice = Choice(),
+    layers: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
+    device: str | None = None,
     permute: bool = False,
     separate: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     calibration: Mapping[str, np.ndarray] | None = None,
+    labels: object = None,
+    metric: Metric | None = None,
     min_snr: float | None = None,
     max_drop: float | None = None,
+    tell: Callable[[Forecast], None] | None = None,
     progress: Listener = ignore,
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 
-    Branches that may run as one convolution (sums.py) get one common pattern, which the convolution also has, unless
-    `separate`.
+    `layers`, `skip`: names of layers or weights, or shell patterns, to prune only these or to leave these dense; layers="auto":
+    the layers that the plan for `device` runs sparse. `device`: as for `build`, the GPU for which `result.forecast` is what 2:4
+    gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a plan. Branches that may run as one
+    convolution (sums.py) get one common pattern, which the convolution also has, unless `separate`.
 
     `permute`: reorder channels to lose less; without pruning the network computes the same up to rounding. `shapes`: sizes of
     dynamic inputs, for tracing channels. `calibration`: inputs by name, several samples along their first axes; on them
-    onnxruntime compares the pruning of each layer, and of all, with the original model. `min_snr` (dB, of the worst output) and
-    `max_drop` (share of samples whose top-1 changes): the most harmful layers stay dense until both hold. Raises ModelError for
-    the model, ValueError for other arguments.
+    onnxruntime compares the pruning of each layer, and of all, with the original model. `labels`: the class of each sample, for
+    top-1 accuracy, or whatever `metric` takes: a function of outputs by name and labels, the higher the better. `min_snr` (dB,
+    of the worst output) and `max_drop` (of accuracy or the metric; without labels the share of samples whose top-1 changes):
+    the most harmful layers stay dense until both hold. Raises ModelError for the model, ValueError for other arguments.
     """
-    path = Path(path)
-    progress(Progress("import", str(path)))
-    with named(path):
-        whole = load_whole(path)
-        checked = onnx.ModelProto()
-        checked.CopyFrom(whole)
-        check_graph(checked.graph)
-        check_values(checked.graph)
-        name_nodes(checked.graph.node)
-        rows, chosen = _rows(checked.graph, choice)
-        if permute and chosen:
-            rows, chosen = _ordered(checked, rows, chosen, shapes or {}, progress)
-        dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
-        found = sums.find(checked, shapes or {}) if chosen and not separate else sums.Found()
-        patterns = _patterns(found.sums, chosen, sums.own_weights(checked.graph))
-        by_itself = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen if w.node.name in patterns.masks}
-        before = {w.name: was for w in chosen if (was := prune_one(w, patterns.masks.get(w.node.name)))}
+    source, progress, judged = source_of(model), logged(progress), judge(labels, metric)
+    if calibration is None and (judged, min_snr, max_drop) != (None, None, None):
+        raise ValueError("labels, min_snr and max_drop need calibration, inputs by name: without it nothing is measured")
+    choice, auto = _choice(layers, skip, device)
+    progress(Progress("import", str(source)))
+    with named(source):
+        whole = load_whole(source)
+        reference = None if calibration is None else Reference.of(whole, calibration, judged, min_snr, max_drop)
+        checked = _checked(whole)
+        found = _rows(checked.graph, choice)
+    gain = forecast(source, device, shapes, progress)
+    if tell:
+        tell(gain)
+    if auto:
+        found = _rows(checked.graph, replace(choice, paying=paying(gain)))
+    with named(source):
+        result = _pruned(whole, checked, found, reference, permute, separate, shapes or {}, progress)
+    result = replace(result, forecast=gain)
+    result = replace(result, text=wording.forecast(gain) + wording.text(result))
+    report(result.__str__)
+    return result
+
+
+def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str | None) -> tuple[Choice, bool]:
+    """The choice, and whether a plan has to make it. Raises ValueError."""
+    only, skipped = ((names,) if isinstance(names, str) else tuple(names) for names in (layers, skip))
+    if AUTO not in only:
+        return Choice(only or None, skipped), False
+    if len(only) > 1 or device == NO_DEVICE:
+        raise ValueError(f"layers: {AUTO!r} cannot be combined with names, and needs device, the GPU that is planned for")
+    return Choice(None, skipped), True
+
+
+def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy, whose nodes have names. Raises ModelError."""
+    checked = onnx.ModelProto()
+    checked.CopyFrom(whole)
+    check_graph(checked.graph)
+    check_values(checked.graph)
+    name_nodes(checked.graph.node)
+    return checked
+
+
+def _pruned(
+    whole: onnx.ModelProto,
+    checked: onnx.ModelProto,
+    found: tuple[list[Pruned], list[Weight]],
+    reference: Reference | None,
+    permute: bool,
+    separate: bool,
+    shapes: Mapping[str, tuple[int, ...]],
+    progress: Listener,
+) -> Result:
+    rows, chosen = found
+    if permute and chosen:
+        rows, chosen = _ordered(checked, rows, chosen, shapes, progress)
+    dense = {w.name: _values(w).copy() for w in chosen} if reference else {}
+    added = sums.find(checked, shapes) if chosen and not separate else sums.Found()
+    patterns = _patterns(added.sums, chosen, sums.own_weights(checked.graph))
+    by_itself = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen if w.node.name in patterns.masks}
+    before = {w.name: was for w in chosen if (was := prune_one(w, patterns.masks.get(w.node.name)))}
     rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]
     rows = [replace(r, sum=patterns.sum_of.get(r.layers[0], ""), by_itself=by_itself.get(r.weight)) for r in rows]
     accuracy = None
-    if calibration is not None:
-        units = {r.weight: r.sum for r in rows if r.sum}
-        accuracy = calibrate(
-            whole, checked, [w for w in chosen if w.name in before], dense, calibration, min_snr, max_drop, units, progress
-        )
+    if reference:
+        units, able = {r.weight: r.sum for r in rows if r.sum}, [w for w in chosen if w.name in before]
+        accuracy = calibrate(reference, checked, able, dense, units, progress)
         rows = [_measured(r, accuracy) for r in rows]
-    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, found.unknown, separate)
+    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, added.unknown, separate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +247,7 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
     alone = accuracy.alone.get(row.weight)
     if alone is None:
         return row
-    row = replace(row, snr_db=alone.snr_db, agreement=alone.agreement)
+    row = replace(row, snr_db=alone.snr_db, agreement=alone.agreement, score=alone.score)
     return (
         replace(row, verdict="restored", reason="pruning it changes the outputs the most")
         if row.weight in accuracy.restored

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any
 
 from gpu_runtime.accuracy.errors import Accuracy
+from gpu_runtime.explain.figures import library_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend.weights import together
-from gpu_runtime.pruning.prune import Pruned, Result
+from gpu_runtime.pruning.benefit import Forecast, sizes_text
+from gpu_runtime.pruning.calibrate import Calibrated
+from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
 from gpu_runtime.text import lost_text, printable, table, wrap
 
@@ -17,29 +18,44 @@ LEGEND = "energy lost: share of the squared weights that pruning removes, or wou
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
 
 
+def forecast(found: Forecast) -> str:
+    """What 2:4 gains, to be read before anybody prunes; empty if nobody asked."""
+    if found.unknown:
+        return "\n".join([*wrap(f"No plan tells what 2:4 gains: {found.unknown}"), "", ""])
+    if (outlook := found.outlook) is None:
+        return ""
+    where = f"on {outlook.device.title}, {outlook.timing.label}, {sizes_text(outlook)}"
+    line = f"With all its weights 2:4, {where}, the network {found.gain}"
+    return "\n".join([*wrap(line), *wrap(library_text(outlook)), "", ""])
+
+
 def text(result: Result) -> str:
     """The table and the verdict, lines as wide as the terminal."""
-    measured = result.accuracy is not None
+    a = result.accuracy
     header = [
         "layer",
         "weights",
         "energy lost",
         *(["in file's order"] if result.permuted else []),
-        *(["output SNR", "top-1 kept"] if measured else []),
+        *(["output SNR", "top-1 kept"] if a else []),
+        *([a.judge.name.removeprefix("top-1 ")] if a and a.judge else []),
         "verdict",
     ]
-    rows = [_cells(r, result.permuted, measured) for r in result.rows]
+    measured = a is not None
+    rows = [_cells(r, result.permuted, a) for r in result.rows]
     lines = [*table(header, rows, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
     return "\n".join([*lines, *summary(result)]) + "\n"
 
 
-def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
+def _cells(r: Pruned, permuted: bool, a: Calibrated | None) -> list[str]:
     shape = "-" if r.shape is None else "x".join(map(str, r.shape))
     cells = [", ".join(r.layers), shape, "-" if r.lost_energy is None else lost_text(r.lost_energy)]
     if permuted:
         cells.append("-" if r.unpermuted is None else lost_text(r.unpermuted))
-    if measured:
+    if a:
         cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
+    if a and a.judge:
+        cells.append("-" if r.score is None else a.judge.text(r.score))
     reason = r.reason.removeprefix(f"shape {list(r.shape or ())}: ")
     line = f"{r.verdict} with the pattern of its sum" if r.sum and r.verdict == "pruned" else r.verdict
     line = f"{line}: {reason}" if reason else line
@@ -58,7 +74,10 @@ def summary(result: Result) -> list[str]:
     a = result.accuracy
     if a is None:
         return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines
-    lines += wrap(f"On {a.samples} samples, against the original model: {_both(a.kept)}")
+    lines += wrap(f"On {_number(a.samples, 'sample')}, against the original model: {_both(a.kept)}")
+    if a.judge and a.score is not None and a.kept.score is not None:
+        before, after = a.judge.text(a.score), a.judge.text(a.kept.score)
+        lines += wrap(f"The {a.judge.name} on them was {before}, and is {after} with this pruning")
     if a.restored:
         lines += wrap(f"Left dense to meet the limit: {_restored(result)}; with all pruned: {_both(a.all)}")
     if not a.reached:
@@ -113,49 +132,3 @@ def snr_text(db: float) -> str:
 
 def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def data(result: Result) -> dict[str, Any]:
-    """The result as JSON; null stands for an infinite SNR, without any difference."""
-    rows = [
-        {
-            "weight": r.weight,
-            "layers": r.layers,
-            "shape": r.shape,
-            "verdict": r.verdict,
-            "reason": r.reason,
-            "lost_energy": r.lost_energy,
-            "lost_energy_unpermuted": r.unpermuted,
-            "channels_in_place": r.unmoved or None,
-            "sum": r.sum or None,
-            "lost_energy_by_itself": r.by_itself,
-            "snr_db": _finite(r.snr_db),
-            "agreement": r.agreement,
-        }
-        for r in result.rows
-    ]
-    a = result.accuracy
-    found = (
-        None
-        if a is None
-        else {
-            "samples": a.samples,
-            "restored": a.restored,
-            "reached": a.reached,
-            **{k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement} for k, v in (("kept", a.kept), ("all", a.all))},
-        }
-    )
-    return {
-        "schema_version": 1,
-        "lost_energy": result.lost_energy,
-        "lost_energy_unpermuted": result.unpermuted,
-        "branches": "separate" if result.separate else "common",
-        "branches_unknown": result.unknown or None,
-        "sums": [asdict(s) for s in result.sums],
-        "accuracy": found,
-        "weights": rows,
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -14,7 +14,7 @@ from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.accuracy.compare import Tolerance, compare
 from gpu_runtime.accuracy.wording import text
 from tests.channel_networks import network
-from tests.conftest import model_path
+from tests.conftest import DIGITS, model_path
 from tests.reference_run import model, node, ort_run, relative_error
 
 
@@ -51,7 +51,9 @@ def chain(tmp_path, monkeypatch):
 def test_an_engine_that_is_right(chain, cli):
     code, out, err = cli("compare tiny.onnx tiny.engine")
     assert (code, err) == (0, "")
-    assert out.startswith("tiny.engine, run in the CPU emulator, against tiny.onnx, run by onnxruntime in FP32, on 1 x random ")
+    assert out.startswith(
+        "tiny.engine, run in the CPU emulator, against tiny.onnx, run by onnxruntime in FP32, on 1 sample of random "
+    )
     assert "\nThe engine agrees with the model: 1 of 1 outputs are within tolerance\n" in out
     found = json.loads(cli("compare tiny.onnx tiny.engine --json")[1])
     assert found["passed"] and found["same_file"] and found["first_divergence"] is None and found["not_compared"] == []
@@ -177,6 +179,33 @@ def test_real_networks_pass_layer_by_layer(name, shape):
     assert found.passed and found.first is None, text(found)
     assert len(found.layers) >= 0.7 * (len(found.layers) + len(found.unnamed)) and found.pruning_error > 0.05
     assert max(map(len, text(found).splitlines())) <= 120
+
+
+def test_accuracy_is_by_labels_and_none_is_read_off_random_values(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    heldout = np.load(DIGITS / "heldout.npz")
+    x, y = heldout["x"][:24], heldout["y"][:24]
+    np.savez("both.npz", x=x, y=y)
+    path = DIGITS / "digits_dense.onnx"
+    engine = gr.build(path, device="h200", sparsity="force", shapes={"x": (12, 1, 8, 8)}, save_pruned="pruned.onnx")
+    engine.save("e.engine")
+    code, out, _ = cli(f"compare {path} e.engine --inputs both.npz --labels y --json")
+    found = json.loads(out)
+    was, now = ((ort_run(p, {"x": x})["logits"].argmax(1) == y).mean() for p in (path, "pruned.onnx"))
+    with engine.context(device="emulator") as ctx:
+        mine = np.concatenate([ctx.run({"x": x[i : i + 12]})["logits"].argmax(1) for i in (0, 12)])
+    assert code == 0 and found["samples"] == 24 and was > now
+    assert found["scores"] == {"metric": "top-1 accuracy", "engine": (mine == y).mean(), "model": now, "original": was}
+    assert found["pruning"]["agreement"] is not None
+    words = " ".join(cli(f"compare {path} e.engine --inputs both.npz --labels y")[1].split())
+    assert f"On 24 samples, the top-1 accuracy of the engine is {100 * (mine == y).mean():.2f} %" in words
+    assert "of the 24 samples" in words
+    random = compare(path, engine)
+    assert random.pruning.agreement is None and "top-1" not in str(random) and random.samples == 12
+    with pytest.raises(ValueError, match="labels: expected one for each of 24 samples, got 23"):
+        compare(path, engine, {"x": x}, labels=y[:-1])
+    assert compare(path, engine, {"x": x}, labels=y, metric=lambda got, y: float(len(y))).scores.engine == 24
+    assert "--labels need --inputs" in cli(f"compare {path} e.engine --labels y")[2]
 
 
 def test_tolerances_are_by_element():

@@ -13,7 +13,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.frontend import importer, pattern
 from gpu_runtime.frontend.load import stored_tensors
-from gpu_runtime.pruning.prune import Choice, prune
+from gpu_runtime.pruning.prune import prune
 from tests.channel_networks import network
 from tests.conftest import DIGITS, model_path
 from tests.engines import SPARSE_DEVICE
@@ -21,6 +21,8 @@ from tests.mutations import MODEL_MUTATIONS
 from tests.networks.test_drawn import budgets
 from tests.reference_run import model, node, ort_run, relative_error
 from tests.small_models import small_models
+
+WEIGHTS = {"w": np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32)}
 
 
 @pytest.fixture
@@ -112,8 +114,8 @@ def test_what_is_2_4_already_is_not_undone_by_an_order(tmp_path):
     }
     nodes = [node("Conv", "x a", "h"), node("Conv", "h b", "y", name="first"), node("Conv", "h c", "z", name="second")]
     onnx.save(model(nodes, {"x": (1, 4, 4, 4)}, "y z", {k: v.astype(np.float32) for k, v in w.items()}), tmp_path / "m.onnx")
-    for choice in (Choice(), Choice(skip=("first",))):
-        result = prune(tmp_path / "m.onnx", choice=choice, permute=True)
+    for skip in ((), "first"):
+        result = prune(tmp_path / "m.onnx", skip=skip, permute=True)
         (tmp_path / "s.onnx").write_bytes(result.model)
         assert {r["verdict"] for r in pattern.inspect(tmp_path / "s.onnx")} == {"2:4"}
         assert np.array_equal(stored(tmp_path / "s.onnx")["b"], w["b"].astype(np.float32))
@@ -183,9 +185,8 @@ def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cl
 @pytest.mark.parametrize(
     "args, message",
     [
-        ("--min-snr 3", "--min-snr and --max-drop need --calibration=FILE.npz"),
-        ("--layers auto", "--device=NAME and --layers=auto go together"),
-        ("--device h200", "--device=NAME and --layers=auto go together"),
+        ("--min-snr 3", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
+        ("--labels y", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
         ("--layers auto,stem --device h200", "cannot be combined with names"),
         ("--layers a,,b", "expected names with commas between them"),
         ("--layers auto --device h20", "--device: "),
@@ -201,6 +202,70 @@ def test_the_model_is_not_overwritten_and_one_without_weights_is_refused(digits,
     onnx.save(model([node("Relu", "x", "y")], {"x": (1, 4, 4, 4)}, "y"), "none.onnx")
     code, _, err = cli("prune none.onnx -o s.onnx")
     assert code == 1 and "error: none.onnx: no weight of the model can have the 2:4 pattern" in err
+
+
+def test_labels_are_what_pruning_costs(digits, cli):
+    """The accuracies of the table are onnxruntime's on the files, and the limit is one of accuracy."""
+    every = {name: a[:60] for name, a in np.load(DIGITS / "heldout.npz").items()}
+    np.savez("both.npz", **every)
+    options = "prune dense.onnx -o s.onnx --device none --calibration both.npz --labels y"
+
+    def accuracy(name):
+        return float((ort_run(digits / name, {"x": every["x"]})["logits"].argmax(1) == every["y"]).mean())
+
+    found = json.loads(cli(f"{options} --json")[1])["accuracy"]
+    before, after = accuracy("dense.onnx"), accuracy("s.onnx")
+    assert (found["metric"], found["score"], found["kept"]["score"]) == (
+        "top-1 accuracy",
+        before,
+        after,
+    ) and after < before - 0.05
+    code, out, _ = cli(f"{options} --max-drop 5")
+    assert code == 0 and f"The top-1 accuracy on them was {100 * before:.2f} %, and is " in " ".join(out.split())
+    assert before - accuracy("s.onnx") <= 0.05
+    x = {"x": every["x"]}
+    mine = prune("dense.onnx", device="none", calibration=x, labels=every["y"], metric=lambda y, labels: -len(labels))
+    assert mine.accuracy.score == mine.accuracy.kept.score == -60 and "The <lambda> on them was -60, and is -60" in str(mine)
+    assert mine.to_dict()["accuracy"]["metric"] == "<lambda>"
+
+
+def test_files_are_checked_before_channels_are_moved(digits, cli, monkeypatch):
+    monkeypatch.setattr("gpu_runtime.pruning.prune.forecast", lambda *_: pytest.fail("a plan was made"))
+    y = np.load(DIGITS / "heldout.npz")["y"][:40]
+    wrong = {"few": y[:-1], "high": y + 1, "real": y / 2, "wide": y[:, None], "text": y.astype(str)}
+    for name, labels in wrong.items():
+        np.save(f"{name}.npy", labels)
+    for name, message in {
+        "few.npy": "labels: expected one for each of 40 samples, got 39",
+        "high.npy": "labels: expected classes from 0 to 9, those of output 'logits', got 1 to 10",
+        "real.npy": "labels: expected each sample's class, whole numbers in an array of one axis, got float64 of shape 40",
+        "wide.npy": "got int64 of shape 40x1",
+        "text.npy": "got <U21 of shape 40",
+        "y": "--labels (the inputs' file holds x): y: no such file; expected a .npy file",
+        "dense.onnx": "--labels (the inputs' file holds x): dense.onnx: not a readable .npy file",
+    }.items():
+        code, out, err = cli(f"prune dense.onnx -o s.onnx --permute --calibration inputs.npz --labels {name}")
+        assert (code, out) == (1, "") and message in " ".join(err.split()) and not (digits / "s.onnx").exists()
+    x = {"x": np.load("inputs.npz")["x"]}
+    for options, message in (
+        ({"labels": y}, "need calibration"),
+        ({"calibration": x, "metric": len}, "metric: it needs labels"),
+        ({"calibration": x, "labels": y, "metric": lambda *_: None}, "expected <lambda> to return a finite number, got None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prune("dense.onnx", **options)
+
+
+def test_what_pruning_gains_is_told_first(digits, cli):
+    code, out, _ = cli("prune dense.onnx -o s.onnx --device rtx3090 --shapes x:120x1x8x8")
+    assert code == 0 and out.startswith("With all its weights 2:4, on GeForce RTX 3090, predicted(rtx3090), x 120x1x8x8, the ")
+    assert out.index("gains 1.") < out.index("dense kernels of a library") < out.index("Pruned 15 of the 15")
+    assert json.loads(cli("prune dense.onnx -o s.onnx --json")[1])["forecast"]["device"] == "h200"
+    onnx.save(model([node("Conv", "x w", "c"), node("Unknown", "c", "y")], {"x": (1, 8, 5, 5)}, "y", WEIGHTS), "odd.onnx")
+    code, out, _ = cli("prune odd.onnx -o s.onnx")
+    assert code == 0 and out.startswith("No plan tells what 2:4 gains: odd.onnx: ") and "\nPruned 1 of the 1 " in out
+    code, _, err = cli("prune odd.onnx -o t.onnx --layers auto")
+    assert code == 1 and "odd.onnx" in err and not (digits / "t.onnx").exists()
 
 
 def test_without_onnxruntime_the_cure_is_said(digits, cli, monkeypatch):
@@ -238,7 +303,10 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
         assert bool(r["reason"]) != bool(r["saved_us"])
         assert len(r["layers"]) > 1 or r["lost_energy"] == rows[r["layers"][0]]["lost_energy"]
     text = cli(args)[1]
-    assert "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090):\n" in text and "us per % lost" in text
+    assert (
+        "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090), x 32x1x8x8:\n" in text
+        and "us per % lost" in text
+    )
     assert "\nSaves nothing: " in text and max(map(len, text.splitlines())) <= 120
 
 

@@ -11,7 +11,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.load import stored_tensors
-from gpu_runtime.pruning.prune import Choice, prune
+from gpu_runtime.pruning.prune import prune
 from tests.gpu_runtime.fusion.test_branches import BOUND, _branches, _model, check_against_ort, merged
 from tests.reference_run import model, node, ort_run
 
@@ -115,7 +115,7 @@ def test_open_sizes_are_guessed_or_given(branches, cli):
 
 
 def test_a_branch_that_is_skipped_leaves_the_others_their_own_pattern(branches):
-    result = prune("model.onnx", choice=Choice(skip=("c1y",)))
+    result = prune("model.onnx", skip=["c1y"])
     (total,) = result.sums
     assert total.lost_energy is None and total.reason == "c1y is not 2:4 and is not pruned"
     (row,) = [r for r in result.rows if r.verdict == "pruned"]

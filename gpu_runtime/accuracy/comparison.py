@@ -1,0 +1,124 @@
+"""What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_runtime.accuracy.errors import Accuracy
+from gpu_runtime.accuracy.metrics import Judge
+from gpu_runtime.runtime.shown import Shown
+from tactics import codec
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor of both. `layer`: the engine's layer that writes it, empty for an output. `error`: L2 norm of the difference
+    over the norm of the model's tensor; `alone`: the error of FP16 storage; `allowed`: the tolerance, None with --rtol or
+    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element."""
+
+    layer: str
+    tensor: str
+    error: float
+    alone: float
+    allowed: float | None
+    largest: float
+    beyond: int
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """By the metric of `judge`: the engine, its model in FP32, and the original model if the build pruned it."""
+
+    judge: Judge
+    engine: float
+    model: float
+    original: float | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
+    """`samples`: along the first axis of the inputs; `outputs` and `layers` in the engine's order; `unnamed`: layers whose
+    tensors the ONNX graph does not have; `pruning`: the pruned model compared with the original, after a build that pruned;
+    `same_file`: the model is the engine's own; `scores`: where labels were given. `print` shows it as `gpu-runtime compare`
+    does."""
+
+    samples: int
+    outputs: tuple[Row, ...]
+    layers: tuple[Row, ...]
+    unnamed: tuple[str, ...]
+    emulated: bool
+    same_file: bool
+    pruning: Accuracy | None = None
+    pruning_error: float | None = None
+    scores: Scores | None = None
+    text: str = field(default="", metadata=codec.DERIVED)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `gpu-runtime compare --json` prints."""
+        return _data(self)
+
+    @property
+    def passed(self) -> bool:
+        return all(r.passed for r in self.outputs)
+
+    @property
+    def first(self) -> Row | None:
+        """The first layer, in the order of execution, whose tensor is not within tolerance."""
+        return next((r for r in self.layers if not r.passed), None)
+
+
+def _data(c: Comparison) -> dict[str, Any]:
+    """The result as JSON, in which null stands for infinity."""
+
+    def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
+        return [
+            {
+                "layer": r.layer or None,
+                "tensor": r.tensor,
+                "error": _finite(r.error),
+                "fp16_alone": _finite(r.alone),
+                "allowed": r.allowed,
+                "largest": _finite(r.largest),
+                "beyond": r.beyond,
+                "passed": r.passed,
+            }
+            for r in found
+        ]
+
+    pruning = (
+        None
+        if c.pruning is None
+        else {
+            "error": c.pruning_error,
+            "snr_db": _finite(c.pruning.snr_db),
+            "agreement": c.pruning.agreement,
+        }
+    )
+    return {
+        "schema_version": 1,
+        "passed": c.passed,
+        "samples": c.samples,
+        "emulated": c.emulated,
+        "same_file": c.same_file,
+        "first_divergence": c.first.layer if c.first else None,
+        "outputs": rows(c.outputs),
+        "layers": rows(c.layers),
+        "not_compared": c.unnamed,
+        "scores": _scores_data(c.scores) if c.scores else None,
+        "pruning": pruning,
+    }
+
+
+def _scores_data(s: Scores) -> dict[str, Any]:
+    return {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,53 @@
+"""Plans of one model for several GPUs and batches, as a sequence, a table and a page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from cuda_kernels import files
+from gpu_runtime.explain import batches as by_batch
+from gpu_runtime.explain import side_by_side
+from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.runtime.shown import Shown
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plans(Shown, Sequence[Outlook]):
+    """A plan for each batch, if any were asked for, on each device, in that order; `print` shows them side by side."""
+
+    plans: tuple[Outlook, ...]
+    batches: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, at: int) -> Outlook: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Outlook]: ...
+
+    def __getitem__(self, at: int | slice) -> Outlook | Sequence[Outlook]:
+        return self.plans[at]
+
+    def __str__(self) -> str:
+        return by_batch.text(self) if self.batches else side_by_side.text(self)
+
+    def to_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # JSON of a sequence is a list
+        """What `gpu-runtime plan --json` prints."""
+        return [plan.to_dict() for plan in self.plans]
+
+    def page(self) -> bytes:
+        """The time of an image by batch, as an HTML page. Raises ValueError without batches."""
+        from gpu_runtime.report import curves
+
+        if not self.batches:
+            raise ValueError("batches: a page draws times by batch: plan with batches=(1, 8, 32)")
+        return curves.page(self)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write that page."""
+        files.write(path, self.page())

@@ -1,0 +1,162 @@
+"""What `prune` returns: a row for each weight, the effect on the outputs, and the model."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cuda_kernels import files
+from gpu_runtime.explain.figures import dense_us, fastest_dense_us
+from gpu_runtime.frontend.weights import Stored, together
+from gpu_runtime.pruning.benefit import Forecast
+from gpu_runtime.pruning.calibrate import Calibrated
+from gpu_runtime.runtime.shown import Shown
+from tactics import codec
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The result for one stored weight. `layers`: its readers; `verdict`: pruned, 2:4 (already), restored (by the calibration),
+    skipped (by the caller) or kept (it cannot be 2:4), with the `reason`. `lost_energy`: the share of its squares that pruning
+    sets to zero; `unpermuted`: that share in the file's order; `unmoved`: why none of its input channels could change places.
+    `sum`: the node of the sum with whose other branches it shares its pattern; `by_itself`: its loss without them. `snr_db`,
+    `agreement`, `score`: of the outputs with only this weight, and the others of its sum, pruned."""
+
+    weight: str
+    layers: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    verdict: str
+    reason: str = ""
+    stored: Stored | None = None
+    unpermuted: float | None = None
+    unmoved: str = ""
+    sum: str = ""
+    by_itself: float | None = None
+    snr_db: float | None = None
+    agreement: float | None = None
+    score: float | None = None
+
+    @property
+    def lost_energy(self) -> float | None:
+        return self.stored.lost_energy if self.stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of that convolution's squared
+    weights that their common pattern sets to zero; None without a common pattern: each branch is pruned separately, for
+    `reason`."""
+
+    node: str
+    layers: tuple[str, ...]
+    lost_energy: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Result(Shown):
+    """`model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one
+    convolution; `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of
+    the whole; `forecast`: what 2:4 gains. `print` shows all of it as `gpu-runtime prune` does."""
+
+    model: bytes
+    rows: tuple[Pruned, ...]
+    permuted: bool = False
+    accuracy: Calibrated | None = None
+    sums: tuple[Shared, ...] = ()
+    unknown: str = ""
+    separate: bool = False
+    forecast: Forecast = Forecast()
+    text: str = field(default="", metadata=codec.DERIVED)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `gpu-runtime prune --json` prints."""
+        return _data(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the pruned model."""
+        files.write(path, self.model)
+
+    @property
+    def lost_energy(self) -> float:
+        """Of all pruned weights together."""
+        return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
+
+    @property
+    def unpermuted(self) -> float:
+        """The same in the order of the file."""
+        found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
+        total = sum(energy for _, energy in found)
+        return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0
+
+
+def _data(result: Result) -> dict[str, Any]:
+    """The result as JSON; null stands for an infinite SNR, without any difference."""
+    rows = [
+        {
+            "weight": r.weight,
+            "layers": r.layers,
+            "shape": r.shape,
+            "verdict": r.verdict,
+            "reason": r.reason,
+            "lost_energy": r.lost_energy,
+            "lost_energy_unpermuted": r.unpermuted,
+            "channels_in_place": r.unmoved or None,
+            "sum": r.sum or None,
+            "lost_energy_by_itself": r.by_itself,
+            "snr_db": _finite(r.snr_db),
+            "agreement": r.agreement,
+            "score": r.score,
+        }
+        for r in result.rows
+    ]
+    a = result.accuracy
+    found = (
+        None
+        if a is None
+        else {
+            "samples": a.samples,
+            "restored": a.restored,
+            "reached": a.reached,
+            "metric": a.judge.name if a.judge else None,
+            "score": a.score,
+            **{
+                k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement, "score": v.score}
+                for k, v in (("kept", a.kept), ("all", a.all))
+            },
+        }
+    )
+    return {
+        "schema_version": 1,
+        "forecast": _forecast_data(result.forecast),
+        "lost_energy": result.lost_energy,
+        "lost_energy_unpermuted": result.unpermuted,
+        "branches": "separate" if result.separate else "common",
+        "branches_unknown": result.unknown or None,
+        "sums": [asdict(s) for s in result.sums],
+        "accuracy": found,
+        "weights": rows,
+    }
+
+
+def _forecast_data(found: Forecast) -> dict[str, Any] | None:
+    outlook = found.outlook
+    if outlook is None:
+        return None
+    return {
+        "device": outlook.device.name,
+        "timing": outlook.timing.label,
+        "total_us": outlook.solution.total_us,
+        "dense_us": dense_us(outlook),
+        "fastest_dense_us": fastest_dense_us(outlook),
+        "gain": found.gain,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
