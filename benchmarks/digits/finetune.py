@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
-from onnx import numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
+
+from gpu_runtime.pruning.finetune import Masks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from train import HELDOUT, HERE, SEED, Torch, accuracy, save_onnx, train  # noqa: E402
@@ -38,18 +38,6 @@ def parameters(model):
     return found
 
 
-def load(path):
-    """The PyTorch model with the weights of an ONNX file, and (weight, mask) of each weight that has zeros."""
-    model, stored = Torch(), {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
-    masks = []
-    with torch.no_grad():
-        for name, parameter in parameters(model).items():
-            parameter.copy_(torch.from_numpy(stored[name].astype(np.float32)))
-            if name.endswith(".weight") and (stored[name] == 0).any():
-                masks.append((parameter, torch.from_numpy((stored[name] != 0).astype(np.float32))))
-    return model, masks
-
-
 def main(source, target):
     start = time.monotonic()
     torch.manual_seed(SEED)
@@ -58,12 +46,13 @@ def main(source, target):
     x, heldout_x, y, heldout_y = train_test_split(
         images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target
     )
-    model, masks = load(source)
-    train(model, torch.from_numpy(x), torch.from_numpy(y), **STEPS, masks=masks)
+    model = Torch()
+    hold = Masks(parameters(model), source)
+    train(model, torch.from_numpy(x), torch.from_numpy(y), **STEPS, after_step=hold)
     save_onnx(model, Path(target))
     for path in (HERE / "digits_dense.onnx", Path(source), Path(target)):
         print(f"{path.name}: {accuracy(path, heldout_x, heldout_y):.2%} of {HELDOUT} held-out images")
-    print(f"{len(masks)} masks, {STEPS['epochs']} epochs, {time.monotonic() - start:.0f} s")
+    print(f"{len(hold.zeros)} masks, {STEPS['epochs']} epochs, {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

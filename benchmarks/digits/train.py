@@ -157,7 +157,7 @@ def shifted(x):
     return torch.stack([image[:, 1 + i : 9 + i, 1 + j : 9 + j] for image, (i, j) in zip(padded, moves, strict=True)])
 
 
-def train(model, x, y, epochs, rate, masks=()):
+def train(model, x, y, epochs, rate, after_step=lambda: None):
     steps = -(-len(x) // BATCH)
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps, pct_start=0.2)
@@ -170,9 +170,7 @@ def train(model, x, y, epochs, rate, masks=()):
             loss.backward()
             optimizer.step()
             schedule.step()
-            with torch.no_grad():
-                for weight, mask in masks:
-                    weight.mul_(mask)
+            after_step()
             total += loss.item() * len(batch)
         print(f"  epoch {epoch + 1:2}/{epochs}  loss {total / len(x):.4f}", flush=True)
     model.eval()
@@ -202,11 +200,15 @@ def main():
     save_onnx(model, HERE / "digits_dense.onnx")
 
     masks = masks_24(model)
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def hold():
         for weight, mask in masks:
             weight.mul_(mask)
+
+    hold()
     print(f"sparse: {len(masks)} layers pruned 2:4")
-    train(model, x, y, **SPARSE, masks=masks)
+    train(model, x, y, **SPARSE, after_step=hold)
     save_onnx(model, HERE / "digits_sparse.onnx")
 
     for name in ("digits_dense.onnx", "digits_sparse.onnx"):

@@ -99,7 +99,7 @@ def compare(
     sessions.require()
     judged, progress = judge(labels, metric), logged(progress)
     if judged and inputs is None:
-        raise ValueError("labels: they need inputs, those of the samples that they are the answers to")
+        raise ValueError("labels: they need inputs, the samples that they belong to")
     models = _Models.of(source_of(model), engine)
     samples = list(_samples(engine, inputs, seed))
     if judged:

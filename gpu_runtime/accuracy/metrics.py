@@ -82,5 +82,5 @@ def _top1(outputs: Arrays, labels: np.ndarray) -> float:
         raise ValueError(f"labels: expected one for each of {len(y)} samples, got {len(labels)}")
     low, high, last = labels.min(), labels.max(), y.shape[1] - 1
     if low < 0 or high > last:
-        raise ValueError(f"labels: expected classes from 0 to {last}, those of output {name!r}, got {low} to {high}")
+        raise ValueError(f"labels: expected classes of output {name!r}, from 0 to {last}, got {low} to {high}")
     return float((y.argmax(1) == labels).mean())

@@ -59,7 +59,7 @@ def compare_command(
     with the original.
     """
     if labels and not inputs:
-        raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they are the answers to")
+        raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they belong to")
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime import EngineError, load
     from gpu_runtime.accuracy import compare, wording

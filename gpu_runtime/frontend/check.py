@@ -31,6 +31,7 @@ INTS = {
     ("LpNormalization", "p"): range(1, 3),
     ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
 }
+SIZES = ("Shape", "Size")  # operators that read no value
 FLOATS = {
     TensorProto.FLOAT: "fp32",
     TensorProto.FLOAT16: "fp16",
@@ -162,9 +163,11 @@ def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeP
         domain = "" if node.domain == "ai.onnx" else node.domain
         known = not domain and onnx.defs.has(node.op_type, max_inclusive_version=versions[""], domain="")
         nested = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
-        if known and not nested and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
+        like = node.op_type == "CastLike"  # its second input gives a type only; it becomes Cast
+        read = node.input[:1] if like else node.input
+        if known and not nested and (node.op_type in SIZES or all(n in constant for n in read if n)):
             constant.update(node.output)
-        elif not known or node.op_type not in ops:
+        elif not known or ("Cast" if like else node.op_type) not in ops:
             bad.append(node)
     return bad
 

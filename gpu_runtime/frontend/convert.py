@@ -38,11 +38,16 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
     _read_as(proto, max(opset_version(proto), OPSET))
     try:
-        shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        inferred = shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     except Exception as e:
         raise ModelError(f"its shapes or types contradict each other: {first_line(e)}") from e
     _read_as(proto, OPSET)
+    types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.graph.value_info, *inferred.graph.output)}
     for node in proto.graph.node:
+        if node.op_type == "CastLike":
+            node.op_type = "Cast"
+            del node.input[1:], node.attribute[:]
+            node.attribute.append(helper.make_attribute("to", types[node.output[0]]))
         if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
             kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
             del node.attribute[:]

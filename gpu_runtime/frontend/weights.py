@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.check import FLOATS, check_graph, check_values, to_array
+from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values, to_array
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
 from tactics.problems.operators import VIEWS
 
@@ -216,7 +216,7 @@ def _uses_of_constants(
         if node.output and node.output[0] in sources and node.op_type != "Constant":
             continue  # a view: its readers are the constant's
         for slot, read in enumerate(node.input):
-            if read not in constant:
+            if read not in constant or node.op_type in SIZES:
                 continue
             name, views = sources.get(read, (read, ()))
             rank = len(seen_dims(tensors[name], views)) if name in tensors else 2

@@ -21,7 +21,7 @@ ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, aga
 def forecast(found: Forecast) -> str:
     """What 2:4 gains, to be read before anybody prunes; empty if nobody asked."""
     if found.unknown:
-        return "\n".join([*wrap(f"No plan tells what 2:4 gains: {found.unknown}"), "", ""])
+        return "\n".join([*wrap(f"The gain of 2:4 is unknown, for there is no plan: {found.unknown}"), "", ""])
     if (outlook := found.outlook) is None:
         return ""
     where = f"on {outlook.device.title}, {outlook.timing.label}, {sizes_text(outlook)}"

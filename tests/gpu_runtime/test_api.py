@@ -143,9 +143,9 @@ def test_a_torch_module():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     nn = torch.nn
     module = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(), nn.ReLU())
-    with pytest.raises(ValueError, match="example_inputs: expected a tuple"):
+    with pytest.raises(ValueError, match="example_inputs: expected the tuple"):
         gr.build(module)
-    with pytest.raises(ValueError, match="example_inputs: expected a tuple.*got a tensor"):
+    with pytest.raises(ValueError, match="example_inputs: expected the tuple.*got a tensor"):
         gr.build(module, example_inputs=torch.zeros(X.shape))
     x = torch.from_numpy(X)
     built = gr.build(module, example_inputs=(x,))

@@ -102,13 +102,16 @@ def test_fine_tuning_holds_the_zeros_fixed(tmp_path):
     finally:
         sys.path.remove(str(DIGITS))
     (tmp_path / "pruned.onnx").write_bytes(prune(DENSE, permute=True).model)
-    model, masks = finetune.load(tmp_path / "pruned.onnx")
-    assert len(masks) == 15 and all(float(mask.mean()) == pytest.approx(0.5, abs=0.01) for _, mask in masks)
+    model = finetune.Torch()
+    hold = finetune.Masks(finetune.parameters(model), tmp_path / "pruned.onnx")
+    assert len(hold.zeros) == 15 and all(float(zero.float().mean()) == pytest.approx(0.5, abs=0.01) for _, zero in hold.zeros)
     with np.load(DIGITS / "heldout.npz") as heldout:
         x, y = (torch.from_numpy(heldout[name]) for name in ("x", "y"))
-    before = [weight.detach().clone() for weight, _ in masks]
-    finetune.train(model, x, y, epochs=1, rate=0.02, masks=masks)
-    for (weight, mask), old in zip(masks, before, strict=True):
-        assert not weight.detach()[mask == 0].any() and (weight.detach() != old).any()
+    before = [weight.detach().clone() for weight, _ in hold.zeros]
+    finetune.train(model, x, y, epochs=1, rate=0.02, after_step=hold)
+    for (weight, zero), old in zip(hold.zeros, before, strict=True):
+        assert not weight.detach()[zero].any() and (weight.detach() != old).any()
+    with pytest.raises(ValueError, match=r"expected a weight 'layer' of shape \(3,\), got none; it has "):
+        finetune.Masks({"layer": torch.zeros(3)}, tmp_path / "pruned.onnx")
     finetune.save_onnx(model, tmp_path / "tuned.onnx")
     assert all(row["verdict"] == "2:4" for row in pattern.inspect(tmp_path / "tuned.onnx") if row["fit"] is not None)

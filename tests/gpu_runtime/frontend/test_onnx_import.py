@@ -97,6 +97,26 @@ def test_a_shape_subgraph_may_have_empty_lists(tmp_path):
     assert [int(d) for d in importer.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_an_unoptimized_torch_export_is_read(dtype, tmp_path):
+    """torch.onnx.export(dynamo=True, optimize=False) computes a convolution's bias of zeros from its weights' shape."""
+    w, norm = weights(8, 8, 3, 3).astype(dtype), np.abs(weights(8)).astype(dtype) + 1
+    nodes = [
+        node("Shape", "w", "shape"),
+        node("Constant", "", "first", value=onnx.numpy_helper.from_array(np.int64([0]))),
+        node("Gather", "shape first", "k"),
+        node("Constant", "", "zero", value=onnx.numpy_helper.from_array(np.float32(0))),
+        node("CastLike", "zero x", "zero_like"),
+        node("Expand", "zero_like k", "bias"),
+        node("Conv", "x w bias", "c"),
+        node("BatchNormalization", "c norm norm norm norm", "y"),
+    ]
+    proto = model(nodes, {"x": (1, 8, 5, 5)}, "y", {"w": w, "norm": norm}, dtype=dtype)
+    check_against_ort(save(tmp_path, proto))
+    pruned = importer.load(save(tmp_path, proto), prune=True)
+    assert pruned.pruned == ("w",) and not pruned.not_pruned
+
+
 def test_integer_exponents_become_floating_point():
     proto = model([node("ArgMax", "x", "i", axis=1), node("Pow", "x i", "y")], {"x": (2, 3)}, "y")
     check_against_ort(proto, low=0)

@@ -237,7 +237,7 @@ def test_files_are_checked_before_channels_are_moved(digits, cli, monkeypatch):
         np.save(f"{name}.npy", labels)
     for name, message in {
         "few.npy": "labels: expected one for each of 40 samples, got 39",
-        "high.npy": "labels: expected classes from 0 to 9, those of output 'logits', got 1 to 10",
+        "high.npy": "labels: expected classes of output 'logits', from 0 to 9, got 1 to 10",
         "real.npy": "labels: expected each sample's class, whole numbers in an array of one axis, got float64 of shape 40",
         "wide.npy": "got int64 of shape 40x1",
         "text.npy": "got <U21 of shape 40",
@@ -263,7 +263,11 @@ def test_what_pruning_gains_is_told_first(digits, cli):
     assert json.loads(cli("prune dense.onnx -o s.onnx --json")[1])["forecast"]["device"] == "h200"
     onnx.save(model([node("Conv", "x w", "c"), node("Unknown", "c", "y")], {"x": (1, 8, 5, 5)}, "y", WEIGHTS), "odd.onnx")
     code, out, _ = cli("prune odd.onnx -o s.onnx")
-    assert code == 0 and out.startswith("No plan tells what 2:4 gains: odd.onnx: ") and "\nPruned 1 of the 1 " in out
+    assert (
+        code == 0
+        and out.startswith("The gain of 2:4 is unknown, for there is no plan: odd.onnx: ")
+        and "\nPruned 1 of the 1 " in out
+    )
     code, _, err = cli("prune odd.onnx -o t.onnx --layers auto")
     assert code == 1 and "odd.onnx" in err and not (digits / "t.onnx").exists()
 
