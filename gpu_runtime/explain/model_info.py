@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from gpu_runtime.frontend.describe import ModelInfo, describe
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.text import printable, size_text, wrap
+
+MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON has all
 
 
 @bounded
@@ -38,6 +40,11 @@ def _without(path: Path, e: ModelError) -> str:
     return str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
 
 
+def _some(items: Sequence[str]) -> str:
+    more = f", and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
+    return ", ".join(items[:MOST_SHOWN]) + more
+
+
 def text(info: ModelInfo) -> str:
     """As `gpu-runtime inspect MODEL` prints it."""
     made = f", made by {info.producer}" if info.producer else ""
@@ -47,12 +54,12 @@ def text(info: ModelInfo) -> str:
     rows = [
         ("inputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.inputs)),
         ("outputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.outputs)),
-        ("nodes", f"{sum(info.operators.values())}: {', '.join(f'{n} {op}' for op, n in info.operators.items())}"),
+        ("nodes", f"{sum(info.operators.values())}: {_some([f'{n} {op}' for op, n in info.operators.items()])}"),
         ("weights", weights if info.weights else "none"),
         ("sparsity", info.sparsity),
     ]
     if info.unsupported:
-        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {', '.join(info.unsupported)}"))
+        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {_some(info.unsupported)}"))
     if info.problem:
         first, *more = info.problem.splitlines()
         rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]

@@ -20,7 +20,17 @@ from gpu_runtime.frontend.source import Source
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
 MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
-LARGEST_GRAPH = 100_000  # nodes, functions written out
+# Of a graph, functions written out: several times the largest networks that are exported, and little enough that the libraries
+# which read it, some of them in quadratic time, end within a minute.
+LARGEST_GRAPH = {
+    "nodes": 50_000,
+    "initializers": 50_000,
+    "inputs": 4_000,
+    "outputs": 4_000,
+    "names that nodes read and write": 500_000,
+    "attributes of nodes": 500_000,
+    "imported opsets": 100,
+}
 SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
 Function = tuple[str, str]  # domain and name
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
@@ -214,11 +224,23 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Tensor
 
 
 def _check_length(proto: onnx.ModelProto) -> None:
-    if len(proto.graph.node) > LARGEST_GRAPH:
-        raise ModelError(
-            f"its graph has {len(proto.graph.node)} nodes, expected {LARGEST_GRAPH} at most: export it with fewer steps "
-            "unrolled, or in parts"
-        )
+    graph = proto.graph
+    stored = {t.name for t in graph.initializer}
+    counts = {
+        "nodes": len(graph.node),
+        "initializers": len(graph.initializer),
+        "inputs": sum(v.name not in stored for v in graph.input),  # old files name initializers among them
+        "outputs": len(graph.output),
+        "names that nodes read and write": sum(len(n.input) + len(n.output) for n in graph.node),
+        "attributes of nodes": sum(len(n.attribute) for n in graph.node),
+        "imported opsets": len(proto.opset_import),
+    }
+    for kind, count in counts.items():
+        if count > LARGEST_GRAPH[kind]:
+            most = LARGEST_GRAPH[kind]
+            raise ModelError(
+                f"its graph has {count} {kind}, expected {most} at most: export it with fewer steps unrolled, or in parts"
+            )
 
 
 def _check_header(proto: onnx.ModelProto) -> None:

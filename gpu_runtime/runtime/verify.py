@@ -51,10 +51,11 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
     except EngineError as e:
         raise Fault(str(e)) from None
     plan, sections = record.plan, record.weight_sections
+    held = sum(s.nbytes for s in sections.values())
     todo: list[Work] = []
     for i, layer in enumerate(plan.layers):
         try:
-            todo.append(_work(layer, device, sections))
+            todo.append(_work(layer, device, sections, held))
             if weights is not None:
                 _check_tables(layer, sections, weights)
         except (ValueError, ArithmeticError) as e:  # arithmetic errors come from impossible sizes
@@ -75,7 +76,8 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
 # ---- a layer
 
 
-def _work(layer: Layer, device: Device, sections: Mapping[str, Section]) -> Work:
+def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: int) -> Work:
+    """`held`: bytes of all sections."""
     if len(layer.outputs) != 1:
         raise Fault(f"expected one output, got {len(layer.outputs)}")
     for t in layer.tensors:
@@ -92,7 +94,7 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section]) -> Work
         return ()
     if [*tactic.ins, tactic.out] != [t.format for t in layer.tensors]:
         raise Fault(f"the formats of its tensors differ from its tactic, {tactic}")
-    _check_weights_fit(problem, sections)
+    _check_weights_fit(problem, held)
     if not accepts(problem, tactic, device):
         raise Fault(f"tactic {tactic} cannot compute {problem} on {device.sm}")
     _check_lying(layer, problem, tactic)
@@ -117,9 +119,8 @@ def _check_problem(problem: Problem) -> None:
             raise Fault(f"every size must be positive, got {problem}")
 
 
-def _check_weights_fit(problem: Problem, sections: Mapping[str, Section]) -> None:
+def _check_weights_fit(problem: Problem, held: int) -> None:
     """Check, before any count of taps or channels, that there are no more weights than bytes."""
-    held = sum(s.nbytes for s in sections.values())
     for p in (problem.first, problem.second) if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)) else (problem,):
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")

@@ -1,6 +1,8 @@
 """Building stays cheap as graphs grow: work is counted rather than timed, so that other programs cannot fail a test."""
 
 import collections
+import cProfile
+import io
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from benchmarks.bench_scale import KINDS, _Net
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build
+from gpu_runtime import load as load_engine
 from gpu_runtime.frontend import importer, load
 from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
@@ -132,10 +135,48 @@ def test_a_thousand_convolutions_are_planned_in_seconds(model):
 
 
 def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, monkeypatch):
-    monkeypatch.setattr(load, "LARGEST_GRAPH", 10)
+    monkeypatch.setitem(load.LARGEST_GRAPH, "nodes", 10)
     monkeypatch.setattr(importer, "check_graph", None)
     with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):
         importer.read(model("chain", 11))
+
+
+@pytest.mark.parametrize("kind", [k for k in load.LARGEST_GRAPH if k != "nodes"])
+def test_one_node_cannot_hide_a_graph_of_a_million_names(kind, monkeypatch, tmp_path):
+    """What libraries read in quadratic time is counted first, in files that have hardly a node."""
+    monkeypatch.setattr(importer, "check_graph", None)
+    proto = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []))
+    graph, count = proto.graph, load.LARGEST_GRAPH[kind] + 1
+    for i in range(count):
+        if kind == "initializers":
+            graph.initializer.add().name = f"w{i}"
+        elif kind in ("inputs", "outputs"):
+            (graph.input if kind == "inputs" else graph.output).add().name = f"v{i}"
+        elif kind == "attributes of nodes":
+            graph.node[0].attribute.add().name = f"a{i}"
+        elif kind == "imported opsets":
+            proto.opset_import.add().domain = f"d{i}"
+        else:
+            graph.node[0].input.append("x")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    start = time.process_time()
+    with pytest.raises(ModelError, match=rf"its graph has \d+ {kind}, expected {load.LARGEST_GRAPH[kind]} at most"):
+        build(tmp_path / "m.onnx")
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.slow
+def test_engines_are_checked_in_time_that_grows_with_their_layers(model):
+    """Instructions, not seconds: calls of Python's functions while an engine is read, by its number of layers."""
+    found = []
+    for n in (50, 100, 200):
+        data = io.BytesIO()
+        build(model("convs", n), device="h200").save(data)
+        counted = cProfile.Profile()
+        counted.runcall(load_engine, data.getvalue())
+        found.append(sum(row.callcount for row in counted.getstats()))
+    small, middle, large = found
+    assert 0 < large - middle < 2.1 * (middle - small), found
 
 
 def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch):
