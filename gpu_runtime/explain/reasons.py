@@ -106,9 +106,9 @@ class _Known:
 
 
 def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
-    """What `op` computes may be another form of the layer, over other channels; the first of its `alternatives` has the model's
-    own weights, and only some may have sparse kernels."""
-    table, own, others = known.table, alternatives[0][0], known.others
+    """What `op` computes may be another form of the layer, over other channels; one of its `alternatives` has the model's own
+    weights (`_own`), and only some may have sparse kernels."""
+    table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
     pair = isinstance(op.problem, SqueezeExciteProblem)  # more than the sparse kernels of a layer compute
@@ -179,6 +179,17 @@ def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
         stored_share=stored_share,
         lost_energy=energy,
     )
+
+
+def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) -> Op:
+    """The first of the alternatives; or one with the same weights in the order in which they are 2:4, or may be in the file:
+    a Gemm over a flattened image has them along all features, not along the channels of the image."""
+    first = alternatives[0][0]
+    if layer not in stored or not computes(first, ConvProblem) or not_sparse(first.problem) is None:
+        return first
+    flat = [o for o, _ in alternatives if computes(o, ConvProblem) and o.weights["w"].size == first.weights["w"].size]
+    fit = [o for o in flat if not_sparse(o.problem) is None]
+    return next(iter(fit or [o for o in flat if first.problem.c % 4 and o.problem.c % 4 == 0]), first)
 
 
 def _able_apart(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:

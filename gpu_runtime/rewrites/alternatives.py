@@ -16,6 +16,7 @@ from gpu_runtime.rewrites import (
     siblings,
     squeeze_excite,
     upsampling,
+    windows,
 )
 
 
@@ -24,6 +25,7 @@ def alternatives(network: Network) -> Network:
     for offer in (
         attention.offer,
         blocks.offer,
+        windows.offer,
         channels.offer,
         upsampling.offer,
         shared_concats.share,
