@@ -43,6 +43,13 @@ class Net:
         self.initializers.append(numpy_helper.from_array(array.astype(np.float32), name))
         return name
 
+    def sizes(self, name: str, *numbers: int, scalar: bool = False) -> str:
+        """Whole numbers, stored once by name."""
+        if name not in {t.name for t in self.initializers}:
+            array = np.asarray(numbers[0] if scalar else numbers, np.int64)
+            self.initializers.append(numpy_helper.from_array(array, name))
+        return name
+
     def conv(
         self, x: str, name: str, k: int, r: int = 3, stride: int = 1, groups: int = 1, bias: bool = True, prune: bool = False
     ) -> str:
@@ -69,10 +76,10 @@ class Net:
     def relu(self, x: str, name: str) -> str:
         return self.add("Relu", [x], name, self.channels[x])
 
-    def finish(self, *ys: str) -> onnx.ModelProto:
+    def finish(self, *ys: str, opset: int = 17) -> onnx.ModelProto:
         outs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in ys]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, outs, self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
         return onnx.shape_inference.infer_shapes(model)
 
 
@@ -150,6 +157,68 @@ def forum() -> onnx.ModelProto:
     return n.finish(*ends)
 
 
+def vit_b16(batch: int = 1, depth: int = 12) -> onnx.ModelProto:
+    """ViT-B/16 at 224 x 224, node by node as torch.onnx.export(dynamo=True) writes torchvision's `vit_b_16`."""
+    n = Net("vit_b16", (batch, 3, 224, 224))
+    width, heads, tokens = 768, 12, 197
+    w = n.rng.standard_normal((width, 3, 16, 16)) / np.sqrt(768)
+    x = n.add("Conv", ["x", n.weight("conv_proj.weight", w)], "conv_proj", width, kernel_shape=[16, 16], strides=[16, 16])
+    x = n.add("Reshape", [x, n.sizes("flat", batch, width, tokens - 1)], "view", width)
+    x = n.add("Transpose", [x], "permute", width, perm=[0, 2, 1])
+    token = n.weight("class_token", n.rng.standard_normal((batch, 1, width)))
+    x = n.add("Concat", [token, x], "cat", width, axis=1)
+    x = n.add("Add", [x, n.weight("pos_embedding", 0.02 * n.rng.standard_normal((1, tokens, width)))], "add", width)
+    for i in range(depth):
+        x = _encoder(n, x, f"layer_{i}", batch, tokens, width, heads)
+    x = _layer_norm(n, x, "ln", width)
+    x = n.add("Gather", [x, n.sizes("first", 0, scalar=True)], "select", width, axis=1)
+    return n.finish(_linear(n, x, "head", width, 1000, "Gemm"), opset=20)
+
+
+def _encoder(n: Net, x: str, at: str, batch: int, tokens: int, width: int, heads: int) -> str:
+    d = width // heads
+    y = n.add("Transpose", [_layer_norm(n, x, f"{at}/ln_1", width)], f"{at}/transpose", width, perm=[1, 0, 2])
+    y = _linear(n, y, f"{at}/in_proj", width, 3 * width)
+    y = n.add("Reshape", [y, n.sizes("qkv", tokens, batch, 3, width)], f"{at}/qkv", width)
+    y = n.add("Unsqueeze", [y, n.sizes("zero", 0)], f"{at}/unsqueeze", width)
+    y = n.add("Transpose", [y], f"{at}/apart", width, perm=[3, 1, 2, 0, 4])
+    y = n.add("Squeeze", [y, n.sizes("minus_two", -2)], f"{at}/squeeze", width)
+    parts = []
+    for i, part in enumerate("qkv"):
+        one = n.add("Gather", [y, n.sizes(f"at_{i}", i, scalar=True)], f"{at}/{part}", width, axis=0)
+        one = n.add("Reshape", [one, n.sizes("heads", tokens, batch * heads, d)], f"{at}/{part}_heads", width)
+        one = n.add("Transpose", [one], f"{at}/{part}_first", width, perm=[1, 0, 2])
+        if part == "k":
+            one = n.add("Transpose", [one], f"{at}/k_turned", width, perm=[0, 2, 1])
+        shape = (batch, heads, d, tokens) if part == "k" else (batch, heads, tokens, d)
+        parts.append(n.add("Reshape", [one, n.sizes("k4" if part == "k" else "q4", *shape)], f"{at}/{part}_batch", width))
+    scale = n.weight(f"{at}/scale", np.asarray([d**-0.25]))
+    q, k = (n.add("Mul", [part, scale], f"{at}/scaled_{name}", width) for part, name in zip(parts, "qk", strict=False))
+    y = n.add("Softmax", [n.add("MatMul", [q, k], f"{at}/scores", width)], f"{at}/softmax", width, axis=-1)
+    y = n.add("MatMul", [y, parts[2]], f"{at}/attended", width)
+    y = n.add("Transpose", [y], f"{at}/together", width, perm=[2, 0, 1, 3])
+    y = n.add("Reshape", [y, n.sizes("rows", tokens * batch, width)], f"{at}/rows", width)
+    y = _linear(n, y, f"{at}/out_proj", width, width, "Gemm")
+    y = n.add("Reshape", [y, n.sizes("tokens", tokens, batch, width)], f"{at}/tokens", width)
+    x = n.add("Add", [n.add("Transpose", [y], f"{at}/back", width, perm=[1, 0, 2]), x], f"{at}/add_1", width)
+    y = _linear(n, _layer_norm(n, x, f"{at}/ln_2", width), f"{at}/mlp_0", width, 4 * width)
+    y = _linear(n, n.add("Gelu", [y], f"{at}/gelu", 4 * width), f"{at}/mlp_3", 4 * width, width)
+    return n.add("Add", [x, y], f"{at}/add_2", width)
+
+
+def _layer_norm(n: Net, x: str, name: str, width: int) -> str:
+    scale, bias = 0.5 + n.rng.random(width), 0.1 * n.rng.standard_normal(width)
+    inputs = [x, n.weight(f"{name}.weight", scale), n.weight(f"{name}.bias", bias)]
+    return n.add("LayerNormalization", inputs, name, width, axis=-1, epsilon=1e-6)
+
+
+def _linear(n: Net, x: str, name: str, c: int, k: int, op: str = "MatMul") -> str:
+    w, b = n.rng.standard_normal((c, k)) / np.sqrt(c), n.weight(f"{name}.bias", 0.1 * n.rng.standard_normal(k))
+    if op == "Gemm":
+        return n.add("Gemm", [x, n.weight(f"{name}.weight", np.ascontiguousarray(w.T)), b], name, k, transB=1)
+    return n.add("Add", [n.add("MatMul", [x, n.weight(f"{name}.weight", w)], f"{name}_product", k), b], name, k)
+
+
 def _classifier(n: Net, x: str) -> str:
     x = n.add("GlobalAveragePool", [x], "head/pool", n.channels[x])
     c = n.channels[x]
@@ -165,6 +234,7 @@ NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {
     "resnet18_n10": resnet18,
     "conv512": conv512,
     "forum": forum,
+    "vit_b16": vit_b16,
 }
 
 

@@ -11,8 +11,10 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
-from tactics.format import Shape4, num_bytes
-from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, SqueezeExciteProblem
+from tactics.format import DTYPES, Shape4, num_bytes
+from tactics.problems.gather import GatherProblem
+from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, MoveProblem, SqueezeExciteProblem
+from tactics.problems.protocol import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
@@ -225,6 +227,26 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
         "dense_us": device.launch_us + max(mma, parts["dram"], parts["l2"]),
         "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
     }
+
+
+def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
+    """The time that no launch of this problem can go below, and the largest of its parts: `floors` of layers with weights; of
+    others the launch, and each product and byte once, of moved elements only those that arrive."""
+    if isinstance(p, Layer):
+        found = floors(p, device, [DTYPES[f.dtype].itemsize for f in (*tactic.ins[: len(p.in_shapes)], tactic.out)])
+        return float(found["sparse_us" if tactic.sparse else "dense_us"]), str(found["bound"])
+    read, written = traffic((*p.in_shapes, p.out_shape), tactic)
+    if isinstance(p, (MoveProblem, GatherProblem)):
+        read = min(read, written)
+    clock = device.clock_mhz * rates(device).boost
+    cold = max(0, read - device.l2_bytes) + max(0, written - device.l2_bytes)
+    parts = {
+        "mma": p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * clock),
+        "dram": cold / (device.dram_gbps * 1e3),
+        "l2": (read + written) / (device.l2_bytes_per_clk * clock),
+    }
+    us = max(parts.values())
+    return device.launch_us + us, "launch" if us < device.launch_us else max(parts, key=parts.__getitem__)
 
 
 def streamed(

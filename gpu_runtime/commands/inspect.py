@@ -22,10 +22,15 @@ NOT_PASSED = 5  # exit code
 @click.command("inspect", short_help="Show the plan, layers and sparsity of an engine; or describe an ONNX model.")
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
+@click.option(
+    "--gap", is_flag=True, help="Of an engine, the time of its launches above their floors at the peak rates of the device."
+)
 @options.trace_option
 @options.onnx_option
 @click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
-def inspect_command(file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None) -> None:
+def inspect_command(
+    file: str, as_json: bool, gap: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
+) -> None:
     """Show what is in FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its opset,
     inputs, operators and weights, and whether and how an engine can be built of it."""
     from gpu_runtime import file_kinds
@@ -35,9 +40,11 @@ def inspect_command(file: str, as_json: bool, export_trace: str | None, export_o
     except (OSError, ValueError):
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
-        return _engine(file, as_json, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
-    if export_trace or export_onnx:
-        raise click.UsageError(f"{options.TRACE} and {options.ONNX} need an engine, which {file} is not: build one first")
+        return _engine(file, as_json, gap, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
+    if export_trace or export_onnx or gap:
+        raise click.UsageError(
+            f"--gap, {options.TRACE} and {options.ONNX} need an engine, which {file} is not: build one first"
+        )
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -52,20 +59,20 @@ def inspect_command(file: str, as_json: bool, export_trace: str | None, export_o
     say(json.dumps(asdict(info) | {"command": info.command}, indent=1) if as_json else model_info.text(info), nl=as_json)
 
 
-def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
+def _engine(file: str, as_json: bool, gap: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
     if bool(model) != bool(wanted[options.ONNX]):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
     paths = check_targets(wanted, [file, *([model] if model else [])], {options.ONNX: "onnx"})
     from gpu_runtime import load
-    from gpu_runtime.explain import report
+    from gpu_runtime.explain import gaps, report
 
     loaded = load(file, allow_cubins=True)  # only read, never run
     contents = options.exported(loaded.record, model)
     write_all({path: contents[option]() for option, path in paths.items()})
     if as_json:
-        say(json.dumps(loaded.layer_info(), indent=1))
+        say(json.dumps(gaps.data(loaded.record) if gap else loaded.layer_info(), indent=1))
     else:
-        say(report.inspect_text(loaded.record, loaded.checked), nl=False)
+        say(gaps.text(loaded.record) if gap else report.inspect_text(loaded.record, loaded.checked), nl=False)
     for option in paths:
         say(f"Wrote {wanted[option]} ({option})", err=as_json)
 

@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
+from gpu_runtime.movement.strides import INDEX, Fits, backwards, farthest, fitted, forwards
 from gpu_runtime.network import Network, Op, Options, computes, joined, unique
-from gpu_runtime.rewrites.strides import INDEX, Fits, backwards, farthest, fitted, forwards
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import Stage

@@ -23,9 +23,9 @@ from dataclasses import replace
 import numpy as np
 
 from cuda_kernels import sparse24
+from gpu_runtime.movement.orders import Order, composed
 from gpu_runtime.network import Network, Op, computes, unique
 from gpu_runtime.rewrites import drafts
-from gpu_runtime.rewrites.orders import Order, composed
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem

@@ -15,8 +15,8 @@ from typing import TypeGuard
 import numpy as np
 
 from cuda_kernels import sparse24
+from gpu_runtime.movement import strides
 from gpu_runtime.network import Network, Op, Options, computes, joined
-from gpu_runtime.rewrites import strides
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem

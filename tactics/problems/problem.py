@@ -286,6 +286,10 @@ class MatmulProblem(Problem):
     def out_shape(self) -> Shape4:
         return (*self.batch, self.m, self.n)
 
+    @property
+    def macs(self) -> int:
+        return self.batch[0] * self.batch[1] * self.m * self.n * self.k
+
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpu_runtime.movement.strides import MOVES, sources
 from gpu_runtime.network import Network, Op, Options, unique
-from gpu_runtime.rewrites.strides import MOVES, sources
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem, Shape4

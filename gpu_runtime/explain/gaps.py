@@ -1,0 +1,109 @@
+"""How far each launch of a plan is above its floor: by kind of layer, and the worst layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.explain.figures import tactic_text, us_text
+from gpu_runtime.runtime.plan_record import EngineRecord
+from gpu_runtime.text import printable, table, wrap
+from tactics.roofline import least_us
+
+FAR, LONG_US = 5.0, 10.0  # times its floor, and microseconds: a launch above both is a defect of kernels or plan
+MOST_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One launch: `us` in the plan, `floor_us` and the `bound` of that floor (tactics.roofline.least_us)."""
+
+    layer: str
+    type: str
+    tactic: str
+    us: float
+    floor_us: float
+    bound: str
+
+    @property
+    def above_us(self) -> float:
+        return self.us - self.floor_us
+
+    @property
+    def times(self) -> float:
+        return self.us / self.floor_us
+
+    @property
+    def is_far(self) -> bool:
+        return self.times > FAR and self.us > LONG_US
+
+
+def gaps(record: EngineRecord) -> tuple[Gap, ...]:
+    """Of all launches, in the order of execution."""
+    found = []
+    for layer in record.plan.layers:
+        if layer.problem is not None and layer.tactic is not None:
+            floor, bound = least_us(layer.problem, layer.tactic, record.device)
+            found.append(Gap(layer.name, layer.type, tactic_text(layer.tactic), layer.time_us, floor, bound))
+    return tuple(found)
+
+
+def text(record: EngineRecord) -> str:
+    """Two tables, and how many launches are far from their floors."""
+    found, timing = gaps(record), record.timing
+    total, floor = sum(g.us for g in found), sum(g.floor_us for g in found)
+    head = (
+        f"{record.model.name} on {record.device.title}, {timing.label}: the launches take {us_text(total, timing)}; at the "
+        f"device's peak rates, each product and byte once, no kernels of these layers take less than {floor:.2f} us"
+    )
+    kinds = [[kind, *_numbers(of)] for kind, of in by_kind(found).items()]
+    header = ["launches", "us", "floor us", "above us", "times"]
+    lines = [*wrap(printable(head)), "", *table(["kind", *header], kinds, range(1, 6)), ""]
+    rows = [[_names(of), of[0].type, *_numbers(of), of[0].bound, of[0].tactic] for of in alike(found)[:MOST_ROWS]]
+    lines += [*table(["farthest above the floor", "kind", *header, "floor is", "tactic"], rows, range(2, 7)), ""]
+    far = sum(g.is_far for g in found)
+    lines += wrap(f"{far} of {len(found)} launches take more than {FAR:g} times their floor and {LONG_US:g} us")
+    return "\n".join(lines) + "\n"
+
+
+def alike(found: Sequence[Gap]) -> list[list[Gap]]:
+    """Launches of one kernel with one time and floor together, the farthest above their floors first."""
+    together: dict[tuple[str, str, float, float], list[Gap]] = {}
+    for g in found:
+        together.setdefault((g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2)), []).append(g)
+    return sorted(together.values(), key=lambda of: -sum(g.above_us for g in of))
+
+
+def _names(of: Sequence[Gap]) -> str:
+    return printable(of[0].layer + (f" and {len(of) - 1} alike" if len(of) > 1 else ""))
+
+
+def _numbers(of: Sequence[Gap]) -> list[str]:
+    us, floor = sum(g.us for g in of), sum(g.floor_us for g in of)
+    return [str(len(of)), f"{us:.2f}", f"{floor:.2f}", f"{us - floor:.2f}", f"{us / floor:.1f}"]
+
+
+def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
+    """The kinds that are farthest above their floors first."""
+    kinds: dict[str, list[Gap]] = {}
+    for g in found:
+        kinds.setdefault(g.type, []).append(g)
+    return dict(sorted(kinds.items(), key=lambda item: -sum(g.above_us for g in item[1])))
+
+
+def data(record: EngineRecord) -> dict[str, Any]:
+    """As JSON: every launch."""
+    rows = [
+        {
+            "layer": g.layer,
+            "type": g.type,
+            "tactic": g.tactic,
+            "us": g.us,
+            "floor_us": g.floor_us,
+            "bound": g.bound,
+            "far": g.is_far,
+        }
+        for g in gaps(record)
+    ]
+    return {"schema_version": 1, "device": record.device.name, "timing": record.timing.label, "launches": rows}
