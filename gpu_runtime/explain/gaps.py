@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.explain.figures import tactic_text, us_text
@@ -21,6 +21,7 @@ class Gap:
 
     layer: str
     type: str
+    problem: str
     tactic: str
     us: float
     floor_us: float
@@ -45,7 +46,9 @@ def gaps(record: EngineRecord) -> tuple[Gap, ...]:
     for layer in record.plan.layers:
         if layer.problem is not None and layer.tactic is not None:
             floor, bound = least_us(layer.problem, layer.tactic, record.device)
-            found.append(Gap(layer.name, layer.type, tactic_text(layer.tactic), layer.time_us, floor, bound))
+            found.append(
+                Gap(layer.name, layer.type, str(layer.problem), tactic_text(layer.tactic), layer.time_us, floor, bound)
+            )
     return tuple(found)
 
 
@@ -94,16 +97,5 @@ def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
 
 def data(record: EngineRecord) -> dict[str, Any]:
     """As JSON: every launch."""
-    rows = [
-        {
-            "layer": g.layer,
-            "type": g.type,
-            "tactic": g.tactic,
-            "us": g.us,
-            "floor_us": g.floor_us,
-            "bound": g.bound,
-            "far": g.is_far,
-        }
-        for g in gaps(record)
-    ]
+    rows = [asdict(g) | {"far": g.is_far} for g in gaps(record)]
     return {"schema_version": 1, "device": record.device.name, "timing": record.timing.label, "launches": rows}

@@ -28,9 +28,9 @@ def test_no_launch_is_below_its_floor(engine):
 
 
 def test_a_launch_far_above_its_floor_is_counted():
-    near = gaps.Gap("a", "conv", "t", us=49.0, floor_us=10.0, bound="dram")
-    far = gaps.Gap("b", "conv", "t", us=51.0, floor_us=10.0, bound="dram")
-    short = gaps.Gap("c", "pool", "t", us=9.9, floor_us=1.0, bound="launch")
+    near = gaps.Gap("a", "conv", "p", "t", us=49.0, floor_us=10.0, bound="dram")
+    far = gaps.Gap("b", "conv", "p", "t", us=51.0, floor_us=10.0, bound="dram")
+    short = gaps.Gap("c", "pool", "p", "t", us=9.9, floor_us=1.0, bound="launch")
     assert [g.is_far for g in (near, far, short)] == [False, True, False]
     assert list(gaps.by_kind([short, near, far])) == ["conv", "pool"]
 
