@@ -200,7 +200,11 @@ def test_accuracy_is_by_labels_and_none_is_read_off_random_values(tmp_path, monk
     assert found["pruning"]["agreement"] is not None
     words = " ".join(cli(f"compare {path} e.engine --inputs both.npz --labels y")[1].split())
     assert f"On 24 samples, the top-1 accuracy of the engine is {100 * (mine == y).mean():.2f} %" in words
-    assert "of the 24 samples" in words
+    assert "% of 24 samples" in words
+    one = str(
+        compare(path, gr.build(path, sparsity="force", device="h200", shapes={"x": (1, 1, 8, 8)}), {"x": x[:1]}, labels=y[:1])
+    )
+    assert "On 1 sample, the" in one and "% of 1 sample." in one
     random = compare(path, engine)
     assert random.pruning.agreement is None and "top-1" not in str(random) and random.samples == 12
     with pytest.raises(ValueError, match="labels: expected one for each of 24 samples, got 23"):
