@@ -118,7 +118,7 @@ def _summary(engine: Engine) -> str:
 def plan(
     model: ModelLike,
     devices: str | Sequence[str],
-    batches: Sequence[int] = (),
+    batches: int | Sequence[int] = (),
     *,
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -127,13 +127,33 @@ def plan(
 ) -> Plans:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
     are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
-    mode, progress = _mode(sparsity), logged(progress)
+    names = tuple(dict.fromkeys([devices] if isinstance(devices, str) else devices))
+    sizes = tuple(dict.fromkeys(np.atleast_1d(batches).tolist()))
+    if bad := [n for n in sizes if type(n) is not int or n < 1]:
+        raise ValueError(f"batches: expected whole numbers of at least 1, got {bad[0]!r}")
+    if not names:
+        raise ValueError("devices: expected at least one name, as 'a100'")
+    plans = outlooks(model, names, sizes, sparsity, shapes, risk, logged(progress))
+    report(plans.__str__)
+    return plans
+
+
+def outlooks(
+    model: ModelLike,
+    devices: Sequence[str],
+    batches: tuple[int, ...],
+    sparsity: str,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    risk: float,
+    progress: Listener,
+) -> Plans:
+    """What `plan` returns; the logger is told nothing."""
+    mode = _mode(sparsity)
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
     from gpu_runtime.rewrites.alternatives import alternatives
 
-    targets = [named(name) for name in dict.fromkeys([devices] if isinstance(devices, str) else devices)]
-    batches = tuple(dict.fromkeys(batches))
+    targets = [named(name) for name in devices]
     loaded, points = _loaded(source_of(model), shapes, sparsity == "force", batches=batches)
     found = []
     for sizes in points:
@@ -146,9 +166,7 @@ def plan(
             planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
             sparse, solution = _explained(loaded, _Planned(*planner(network), reached), planner)
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
-    plans = Plans(tuple(found), batches)
-    report(plans.__str__)
-    return plans
+    return Plans(tuple(found), batches)
 
 
 def _mode(sparsity: str) -> Sparsity:

@@ -175,6 +175,18 @@ def library_text(record: Explained) -> str:
     return text if found.timed else f"{text}; the library's rates on this GPU are by analogy"
 
 
+def rates_text(plans: Sequence[Explained]) -> str:
+    """The error of a library's times on the device of these plans, and where its rates come from; empty without times."""
+    found = [library for p in plans if (library := p.solution.rivals.library)]
+    if not found:
+        return ""
+    low, high = (f(round(100 * (x.high_us / x.us - 1)) for x in found) for f in (min, max))
+    error = f"{high} %" if low == high else f"{low} to {high} %"
+    known = "" if found[0].timed else "by analogy, "
+    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error}"
+    return f"{times}; rates: {known}{found[0].source}"
+
+
 def gain_text(record: Explained) -> str:
     """What 2:4 gains against the fastest dense plan known, ours or a library's; empty where no layer could be sparse or no
     dense plan was looked for."""

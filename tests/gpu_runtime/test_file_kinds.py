@@ -2,12 +2,14 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import onnx
 import pytest
 
 from gpu_runtime import file_kinds
+from gpu_runtime.frontend.describe import describe
 from tests.reference_run import model, node
 
 META = b'{"task": "detect"}'
@@ -77,6 +79,12 @@ def test_inspect_of_a_model_with_open_sizes(files, cli):
         "build     build-engine open.onnx -o open.engine --shapes=x:1x3x224x224  (1 layers once fused; choose its dynamic"
         in out
     )
+
+
+def test_the_command_can_be_pasted_whatever_the_file_is_called(files):
+    (files / "m 1'ü.onnx").write_bytes((files / "sparse.onnx").read_bytes())
+    command = describe(files / "m 1'ü.onnx").command
+    assert shlex.split(command) == ["build-engine", str(files / "m 1'ü.onnx"), "-o", "m 1'ü.engine"]
 
 
 def quantized(*more):

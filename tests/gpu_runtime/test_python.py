@@ -52,6 +52,7 @@ def test_names_are_the_same_after_every_module_was_imported(tmp_path):
 def test_records_are_what_the_commands_print(engine, file, cli):
     assert json.loads(cli(f"explain {file} --json")[1]) == jsoned(engine.explain())
     assert str(engine.explain()) == cli(f"explain {file}")[1]
+    assert engine.explain().to_dict()["library"]["us"] == engine.plan.solution.rivals.library.us
     layer = engine.explain().layers[0].layer
     assert json.loads(cli(f"explain {file} {layer} --json")[1]) == jsoned(engine.explain(layer))
     dense = engine.sparsity.picked[0]
@@ -122,6 +123,15 @@ def test_the_logger_has_what_the_commands_print(file, cli, caplog):
     assert told[0].startswith("reading ") and " ".join(told[-1].split()) in " ".join(printed.split())
     assert not [text for text in told if text.startswith("times of layers")]  # each is DEBUG
     assert cli(f"inspect {file}")[2] == "" and not logging.getLogger("gpu_runtime").level
+
+
+def test_pruning_tells_the_logger_each_stage_once(caplog):
+    with caplog.at_level(logging.INFO, "gpu_runtime"):
+        result = gr.prune(DIGITS / "digits_dense.onnx", device="a100", shapes=SHAPES)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(set(told)) == len(told) and told[-1] == str(result)
+    assert not [text for text in told if "\n" in text and text != str(result)]  # no table of the plan
+    assert any(text.startswith("choosing the plan of") for text in told)
 
 
 def test_an_exported_program_is_a_model(monkeypatch):

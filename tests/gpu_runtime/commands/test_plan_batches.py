@@ -116,6 +116,29 @@ def test_inputs_that_share_the_batch(tmp_path):
     assert found.shapes["b"] == (6, 8, 5, 4)
 
 
+@pytest.mark.parametrize("batches", [[0], [1.5], ["1"], [math.nan], [True], [8, -1]])
+def test_batches_in_python(batches):
+    with pytest.raises(ValueError, match=f"batches: expected whole numbers of at least 1, got {batches[-1]!r}"):
+        gr.plan(DIGITS / "digits_sparse.onnx", "l4", batches)
+
+
+def test_devices_in_python():
+    with pytest.raises(ValueError, match="devices: expected at least one name"):
+        gr.plan(DIGITS / "digits_sparse.onnx", [])
+    one, same = (gr.plan(DIGITS / "digits_sparse.onnx", "l4", batches) for batches in (8, np.array([8])))
+    assert one.to_dict() == same.to_dict() and one.batches == (8,) and type(same.batches[0]) is int
+
+
+def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
+    for options in ("", " --batches 24,2048"):
+        words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
+        plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
+        errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
+        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; rates: by analogy, fitted"
+        assert f"l4: estimates of a library's dense times {within}" in words
+        assert re.search(r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; rates: fitted", words)
+
+
 def test_ticks_and_names():
     rng = np.random.default_rng(0)
     for low in 10 ** rng.uniform(-2, 5, 200):

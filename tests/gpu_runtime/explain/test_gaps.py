@@ -1,6 +1,7 @@
 """How far launches are above their floors: floors are below every prediction, sums are of all launches, JSON says the same."""
 
 import json
+import re
 
 import onnx
 import pytest
@@ -45,6 +46,10 @@ def test_the_command_prints_tables_and_json(engine, tmp_path, capsys):
         "farthest above the floor" in text
         and f"of {len(engine.plan.steps)} launches take more than 5 times their floor" in text
     )
+    cells = [
+        cell for line in text.splitlines() if " conv " in line for cell in line.split() if re.fullmatch(r"~?\d+\.\d\d", cell)
+    ]
+    assert cells and all(cell.startswith("~") for cell in cells) and "less than ~" in text and " mma " not in text
     inspect_command.main([path, "--gap", "--json"], standalone_mode=False)
     data = json.loads(capsys.readouterr().out)
     assert data["timing"] == "predicted(rtx3090)" and len(data["launches"]) == len(gaps.gaps(engine.record))
