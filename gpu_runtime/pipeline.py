@@ -127,7 +127,7 @@ def plan(
 ) -> Plans:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
     are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
-    names = tuple(dict.fromkeys([devices] if isinstance(devices, str) else devices))
+    names = tuple(dict.fromkeys(np.atleast_1d(devices).tolist()))
     sizes = tuple(dict.fromkeys(np.atleast_1d(batches).tolist()))
     if bad := [n for n in sizes if type(n) is not int or n < 1]:
         raise ValueError(f"batches: expected whole numbers of at least 1, got {bad[0]!r}")
