@@ -181,12 +181,11 @@ def rates_text(plans: Sequence[Explained]) -> str:
     found = [library for p in plans if (library := p.solution.rivals.library)]
     if not found:
         return ""
-    low, high = (f(round(100 * (x.high_us / x.us - 1)) for x in found) for f in (min, max))
-    error = f"{high} %" if low == high else f"{low} to {high} %"
+    each = [(round(100 * (x.high_us / x.us - 1)), x.own) for x in found]
+    error, own = (f"{min(of)} to {max(of)}" if min(of) < max(of) else str(of[0]) for of in zip(*each, strict=True))
+    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error} %"
     known = "" if found[0].timed else "by analogy, "
-    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error}"
-    counts = " or ".join(dict.fromkeys(f"{x.layers} of {x.layers + x.own}" for x in found))
-    return f"{times}; {counts} launches are estimated, the others count at our time; rates: {known}{found[0].source}"
+    return f"{times}; launches that count at our time: {own}; rates: {known}{found[0].source}"
 
 
 def gain_text(record: Explained) -> str:
