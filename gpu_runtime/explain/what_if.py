@@ -139,7 +139,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. Raises ValueError for an unknown layer
     or a wish that no kernel grants, EngineError where the engine holds no tables."""
     if not isinstance(wishes, Mapping) or not all(isinstance(text, str) for pair in wishes.items() for text in pair):
-        raise TypeError(f"wishes: expected what layers have to be, {{'conv1': 'sparse'}}, got {wishes!r}")
+        raise TypeError(f"wishes: expected layers and their kinds or formats, {{'conv1': 'sparse'}}, got {wishes!r}")
     plan, stored = record.plan, record.plan.choices
     if stored is None:
         raise EngineError("this engine does not contain the planner's tables: build it again")

@@ -114,7 +114,7 @@ def test_what_nothing_grants_is_a_value_error(engine):
         with pytest.raises(ValueError, match="'conv99' is not a layer"):
             call()
     for wishes in ({1: 2}, {"conv99": 2}, "conv99", None):
-        with pytest.raises(TypeError, match="wishes: expected what layers have to be, {'conv1': 'sparse'}, got "):
+        with pytest.raises(TypeError, match="wishes: expected layers and their kinds or formats, {'conv1': 'sparse'}, got "):
             engine.what_if(wishes)
     with pytest.raises(TypeError, match="other: expected an Engine or None, got str"):
         engine.report("r.html", "other.engine")
