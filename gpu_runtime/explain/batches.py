@@ -17,8 +17,8 @@ SERIES: tuple[tuple[str, Callable[[Outlook], float | None]], ...] = (
 )
 LEGEND = (
     "Microseconds per image: of the plan; of the best plan without sparse kernels; of that plan with the convolutions at the "
-    "estimated times of a library's kernels (cuBLAS, CUTLASS), dense or 2:4. Gain: over our dense plan, and over the faster of "
-    "both dense plans"
+    "estimated times of a library's kernels (cuBLAS, CUTLASS), dense, or 2:4 where that is faster. Gain: over our dense plan, "
+    "and over the faster of both dense plans"
 )
 
 
