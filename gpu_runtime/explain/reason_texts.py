@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
-from gpu_runtime.runtime.findings import IfSparse, KernelTime, ReasonCode, SparsityRow
+from gpu_runtime.runtime.findings import IfSparse, KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, share_text
 
@@ -221,7 +221,7 @@ def _would(would: IfSparse, pruned: bool, most: float) -> str:
     return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")
 
 
-REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
+REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
     "dense_faster": ReasonText(
         "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from tactics.codec import As, Check, Whole
+from tactics.codec import As, Check, Text, Whole
 from tactics.format import Format, Key
 from tactics.tactic import IN_PLACE, Tactic
 
 ALIGN = 256  # bytes, of whatever has memory of its own, in a file's arena and in the activations'
 LARGEST = 1 << 62  # no size, offset or time is larger
-LONGEST = 16_384  # characters of a text: tables and paragraphs are made of them
 
 
 def _format(text: str) -> Format:
@@ -24,7 +23,6 @@ def _planned(text: str) -> Tactic | None:
     return None if text == IN_PLACE else Tactic.parse(text)
 
 
-Text = Annotated[str, Check(f"a text of at most {LONGEST} characters", lambda v: len(v) <= LONGEST)]
 Size = Annotated[int, Whole(0, LARGEST)]
 Count = Annotated[int, Whole(1, 2**31 - 1)]
 Number = Annotated[float, Check("a number", lambda v: abs(v) < LARGEST)]

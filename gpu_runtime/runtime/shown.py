@@ -41,7 +41,7 @@ def _short(value: object) -> str:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if is_dataclass(value):
-        return f"{type(value).__name__}(...)"
+        return f"{type(value).__name__}(...)" if type(value).__str__ is object.__str__ else str(value)
     if isinstance(value, Collection) and (len(value) > MOST_ITEMS or any(is_dataclass(v) for v in value)):
         return f"<{len(value)} items>"
     return repr(value)

@@ -255,7 +255,7 @@ def hostile(record: EngineRecord) -> EngineRecord:
         replace(layer, name=f"{EVIL}{i}", layer=layer.layer or layer.name, nodes=(EVIL, f"node {i}"))
         for i, layer in enumerate(plan.layers)
     )
-    rows = tuple(replace(row, sentence=EVIL, detail=EVIL) for row in plan.sparsity.rows)
+    rows = tuple(replace(row, sentence=EVIL, why=replace(row.why, sentence=EVIL)) for row in plan.sparsity.rows)
     sparsity, solution = replace(plan.sparsity, rows=rows), replace(plan.solution, method=EVIL, status=EVIL)
     plan = replace(plan, layers=layers, solution=solution, sparsity=sparsity)
     return replace(
