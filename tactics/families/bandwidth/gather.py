@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.families import movement
+from tactics.families.bandwidth import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem
