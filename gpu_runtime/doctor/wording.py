@@ -28,22 +28,21 @@ def closing(found: Examination) -> str:
     """The conclusion from the verdicts, in a few sentences."""
     families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
     if found.well and not found.no_gpu:
-        return f"All is well: {_families_are(len(families))} right {where}."
+        kernels = "the kernel family gives" if len(families) == 1 else f"{len(families)} kernel families give"
+        return f"Passed: {kernels} correct results {where}."
     if found.no_gpu:
         broken = _names(found, "failed")
-        first = f"Not all is well without a GPU: {broken} failed. " if broken else ""
+        first = f"Not passed without a GPU: {broken} failed. " if broken else ""
         return (
             f"{first}There is no GPU to examine: {found.no_gpu}. All other checks were made; `gpu-runtime doctor --emulate "
             f"{found.device.name}` runs each family of kernels in the CPU emulator."
         )
     parts = [f"{names} {status}" for status in ("failed", "untested") if (names := _names(found, status))]
-    words = f"Not all is well {where}: {'; '.join(parts)}."
+    words = f"Not passed {where}: {'; '.join(parts)}."
     if found.common_cause:
-        words += (
-            " Not one case is right: GPU, driver or installation are at fault, not the kernels, so plans leave out no kernel."
-        )
+        words += " Every case failed: probably the GPU, driver or installation is broken, so plans exclude no kernel."
     if found.denied and found.kept:
-        words += f" Builds leave out of plans for this GPU: {', '.join(f.what for f in found.denied)}."
+        words += f" Plans for this GPU exclude: {', '.join(f.what for f in found.denied)}."
     if any(f.of("untested") for f in families):
         words += " Compiled kernels are kept, so another run gets further; --time-limit gives it longer."
     return words + (f" Put the output of `{REPORT}` into a bug report." if _names(found, "failed") else "")
@@ -140,7 +139,3 @@ def _names(found: Examination, status: str) -> str:
 def _with(found: Examination, status: str) -> Iterator[str]:
     yield from (v.name for v in found.checks if v.status == status)
     yield from (f.kernel for f in found.families if f.status == status)
-
-
-def _families_are(count: int) -> str:
-    return "the family of kernels is" if count == 1 else f"{count} families of kernels are"

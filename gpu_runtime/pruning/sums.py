@@ -196,9 +196,9 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     lines = []
     if curable:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
-        which = "of the sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
-        line = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which the merged "
-        lines += wrap(f"{line}convolution has as well: it loses {' to '.join(span)} of its energy")
+        which = "" if len(curable) == 1 else f" of {len(curable)} of these sums"
+        line = f"Prune with gpu-runtime prune or --sparsity=force: the branches{which} get one pattern, so the merged "
+        lines += wrap(f"{line}convolution is 2:4 and loses {' to '.join(span)} of its energy")
     if others:
         more = f" (this applies to {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))

@@ -85,9 +85,9 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
     if smem > STATIC_SMEM:
-        return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM}"
+        return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if vec == 8 and limit < math.inf and halo(p, patch) > limit:
-        return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f}"
+        return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
 

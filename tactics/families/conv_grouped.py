@@ -121,7 +121,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
         if span * 8 <= t.k and aligned and padded:
             break
     else:
-        return f"no run of units of {u.c} -> {u.k} channels fills {t.k} -> {t.m} with stores of 8 channels"
+        return f"no run of units of {u.c} -> {u.k} channels fills a tile of {t.k} -> {t.m} channels with stores of 8"
     if t.warps_m > per_block:
         return f"{t.warps_m} warps for {per_block} units"
     return Geometry(per_block, blocks, span, *_best(p, t))

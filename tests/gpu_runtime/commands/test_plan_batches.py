@@ -134,8 +134,8 @@ def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
         words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
         plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
         errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
-        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; rates: by analogy, fitted"
-        assert f"l4: estimates of a library's dense times {within}" in words
+        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %"
+        assert f"l4: estimates of a library's dense times {within}; rates: taken from similar GPUs, fitted" in words
         assert re.search(r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; rates: fitted", words)
 
 
