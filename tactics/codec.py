@@ -3,7 +3,7 @@
 A record is an object of its fields; one with its default may be left out, one that is not known is refused. A Python
 keyword as a name ends in an underscore, which JSON leaves out. A record whose metadata has `inlined`, the names of its
 fields in JSON, has them in the object around it. In a union of records, the object has its `type` too. Tuples
-are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, Whole) or reads a
+are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, WholeNumber) or reads a
 value of another class (As).
 
 No library does this: msgspec reads no unions of dataclasses and accepts their unknown keys, and a machine with a GPU must run
@@ -52,7 +52,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeNumber:
     """A whole number from `low` to `high`."""
 
     low: int
@@ -130,8 +130,8 @@ def plain(value: object) -> Any:
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _narrowed(hint: object) -> Check | Whole | As | None:
-    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, Whole, As))] if get_origin(hint) is Annotated else []
+def _narrowed(hint: object) -> Check | WholeNumber | As | None:
+    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, WholeNumber, As))] if get_origin(hint) is Annotated else []
     return found[0] if found else None
 
 
@@ -177,7 +177,7 @@ def _plain_reader(kind: type) -> Reader:
     return read
 
 
-def _narrowed_reader(kind: object, narrowed: Check | Whole | As) -> Reader:
+def _narrowed_reader(kind: object, narrowed: Check | WholeNumber | As) -> Reader:
     if isinstance(narrowed, As):
         convert = narrowed.read
 
@@ -190,7 +190,7 @@ def _narrowed_reader(kind: object, narrowed: Check | Whole | As) -> Reader:
                 raise _expected(narrowed.words, v) from None
 
         return read_as
-    if isinstance(narrowed, Whole):
+    if isinstance(narrowed, WholeNumber):
         low, high = narrowed.low, narrowed.high
 
         def read_whole(v: object) -> object:

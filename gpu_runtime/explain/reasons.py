@@ -127,7 +127,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
         )
     floor = Floor(**_rounded(floors(op.problem, table.device, _sizes(times))))
     row = replace(row, floor=floor, library=_library(op, table.device))
-    apart = _able_apart(op, alternatives)
+    apart = _eligible_in_own_launches(op, alternatives)
     against = None if apart else not_sparse(own.problem.first if isinstance(own.problem, SqueezeExciteProblem) else own.problem)
     if against:
         would = known.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
@@ -193,7 +193,7 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
     return next(iter(fit or [o for o in flat if first.problem.c % 4 and o.problem.c % 4 == 0]), first)
 
 
-def _able_apart(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
+def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
     """The layers of one dense launch that could run sparse in launches of their own."""
     if not is_dense_together(op):
         return ()

@@ -83,12 +83,12 @@ def _range_lines(record: EngineRecord) -> list[str]:
 def _compared_lines(compared: Compared) -> list[str]:
     if compared.skipped:
         return wrap(printable(f"compared not run on the calibration input: {compared.skipped}"), indent=9)
-    errors = "; ".join(f"{t!r} {_off(e)}, rounding alone {own:.1e}" for t, e, own in compared.outputs)
+    errors = "; ".join(f"{t!r} {_error_text(e)}, rounding alone {own:.1e}" for t, e, own in compared.outputs)
     text = f"compared with FP32 on the calibration input, relative errors: {errors}"
     return wrap(printable(f"{text}; after {compared.rounds} rounds of moving layers to FP32"), indent=9) if errors else []
 
 
-def _off(error: float | None) -> str:
+def _error_text(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.1e}"
 
 

@@ -211,11 +211,11 @@ def unsupported_text(bad: Iterable[onnx.NodeProto], most: int = 8) -> str:
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
         by_type.setdefault(domain + node.op_type, []).append(node.name or ", ".join(node.output))
-    told = []
+    texts = []
     for op, names in by_type.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        told.append(f"{op} ({', '.join(names[:3])}{more})")
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more operators" if len(told) > most else "")
+        texts.append(f"{op} ({', '.join(names[:3])}{more})")
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more operators" if len(texts) > most else "")
 
 
 def check_values(graph: onnx.GraphProto) -> None:

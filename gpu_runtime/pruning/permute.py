@@ -161,7 +161,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
     order = np.arange(space.size)
     for _ in range(PASSES if readers else 0):
         lost, saved, left = 0.0, 0.0, rng.permutation(space.size)
-        while len(places := _apart(readers, left)[:PLACES]) > 1:
+        while len(places := _places_in_other_groups(readers, left)[:PLACES]) > 1:
             found = _step(readers, order, places)
             lost, saved, left = lost + found[0], saved + found[1], np.setdiff1d(left, places, assume_unique=True)
             left = rng.permutation(left)
@@ -170,7 +170,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
     return order
 
 
-def _apart(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
+def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
     """A maximal choice of places in this order, no two of them in one group of any reader."""
     taken: list[set[int]] = [set() for _ in readers]
     shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}

@@ -302,7 +302,7 @@ def handle_of(cupy: Any, stream: Any) -> int | None:
     raise TypeError(f"stream: expected {wanted}, got {kind(stream)}")
 
 
-def check_apart(outputs: Mapping[str, Given]) -> None:
+def check_no_overlap(outputs: Mapping[str, Given]) -> None:
     """ValueError if two outputs, which are contiguous, share memory."""
     spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
     for (start, name), (after, other) in zip(spans, spans[1:], strict=False):

@@ -23,7 +23,7 @@ from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 
 TILES = tuple(
     Tile(*t)
@@ -62,7 +62,7 @@ def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -
     if why := reason_against(p.first, p.second):
         yield "conv_back_to_back", unsupported(why)
         return
-    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
         if linear(x) or linear(y):
             why = "only whole vectors of 8 channels are loaded and stored"

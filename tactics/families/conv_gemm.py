@@ -48,7 +48,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 from tactics.tiles import (
     DENSE_TILES,
     SPARSE_TILES,
@@ -106,7 +106,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
     if dense_only:
         yield "conv_sparse24", dense_only
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
-        for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(restrict(tiles, only), HALF_FORMATS, HALF_FORMATS):
             ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))
             tactic = Tactic(kernel, tile, ins, y)
             reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)

@@ -13,7 +13,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime import pipeline
-from gpu_runtime.report.curves import _apart, _ticks
+from gpu_runtime.report.curves import _ticks, _without_overlap
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -146,5 +146,5 @@ def test_ticks_and_names():
         ticks = _ticks(low, high)
         assert ticks == sorted(ticks) and ticks[0] <= low * (1 + 1e-9) and ticks[-1] >= high * (1 - 1e-9) and len(ticks) <= 13
         assert all(round(t / 10 ** math.floor(math.log10(t) + 1e-9)) in (1, 2, 5) for t in ticks)
-    heights = _apart({0: 10.0, 1: 11.0, 2: 60.0, 3: 12.0})
+    heights = _without_overlap({0: 10.0, 1: 11.0, 2: 60.0, 3: 12.0})
     assert heights[2] == 60.0 and all(abs(a - b) >= 14 for a, b in itertools.combinations(heights.values(), 2))
