@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -286,10 +286,7 @@ def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> N
 
     say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
     if measured.nonfinite:
-        say(_nonfinite(measured.nonfinite), err=True)
+        layers = measured.nonfinite
+        say(f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}", err=True)
     if wanted.dump:
         say(wording.outputs_text(measured.outputs))
-
-
-def _nonfinite(layers: Sequence[str]) -> str:
-    return f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"

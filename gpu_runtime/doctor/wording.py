@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cuda_kernels.device import Device
@@ -132,10 +132,6 @@ def _versions(found: Mapping[str, str]) -> list[str]:
 
 def _names(found: Examination, status: str) -> str:
     """The first few checks and families with this verdict."""
-    names = list(_with(found, status))
+    names = [v.name for v in found.checks if v.status == status]
+    names += [f.kernel for f in found.families if f.status == status]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def _with(found: Examination, status: str) -> Iterator[str]:
-    yield from (v.name for v in found.checks if v.status == status)
-    yield from (f.kernel for f in found.families if f.status == status)

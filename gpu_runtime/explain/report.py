@@ -49,7 +49,9 @@ def _totals(record: EngineRecord) -> list[str]:
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
     lines += _range_lines(record)
     if p.measured_us is not None:
-        lines.append(f"whole    {p.measured_us:.2f} us measured end to end, {versus(p.measured_us, p.total_us)} than the sum")
+        lines.append(
+            f"whole    {us_text(p.measured_us, timing)} measured end to end, {versus(p.measured_us, p.total_us)} than the sum"
+        )
     single = p.rivals.best_single_format
     named = [
         ("without sparse tactics", p.rivals.all_dense_us),

@@ -26,9 +26,9 @@ from gpu_runtime.explain.figures import (
 )
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, LibraryPlan, OtherChoice, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import lost_text, printable, table, wrap
 from tactics import codec
 

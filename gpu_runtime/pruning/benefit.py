@@ -15,8 +15,8 @@ from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import gain_text, library_text, us_text
 from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.target import pick_device
 from gpu_runtime.text import lost_text, table, wrap
 from tactics import predict

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 from scipy.optimize import linear_sum_assignment
 
 from gpu_runtime.frontend.check import inferred, to_array
@@ -103,7 +102,7 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
             moves.setdefault(port.constant.name, []).append((port.constant, port.positions, port.positions[order]))
     for name, changes in moves.items():
         base, views = sources[name]
-        values = _values(base, stored[base], views).copy()
+        values = seen(to_array(base, stored[base]), views).copy()
         for axis in sorted({key.axis for key, *_ in changes}, reverse=True):  # columns before the rows that split them
             source = np.moveaxis(values.copy(), axis, 0)
             target = np.moveaxis(values, axis, 0)
@@ -119,10 +118,6 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
 def _rows(key: ConstantAxis, size: int) -> slice:
     each = size // key.parts
     return slice(key.part * each, (key.part + 1) * each)
-
-
-def _values(name: str, t: TensorProto, views: Sequence[tuple[str, tuple[int, ...]]]) -> np.ndarray:
-    return seen(to_array(name, t), views)
 
 
 def _squares(

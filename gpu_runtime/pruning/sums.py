@@ -50,15 +50,12 @@ def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found
     try:
         return Found(tuple(fuse.sums(importer.of_proto(copied, "", {**sizes, **shapes}))))
     except ModelError as e:
-        guessed = [v.name for v in proto.graph.input if v.name not in shapes and _is_open(v)]
+        dims = {v.name: v.type.tensor_type.shape.dim for v in proto.graph.input if v.name not in shapes}
+        guessed = [name for name, shape in dims.items() if any(not d.HasField("dim_value") for d in shape)]
         cure = (
             f"; the dynamic sizes of {', '.join(map(repr, guessed))} were guessed: give them with --shapes" if guessed else ""
         )
         return Found(unknown=f"{e}{cure}")
-
-
-def _is_open(v: onnx.ValueInfoProto) -> bool:
-    return any(not d.HasField("dim_value") for d in v.type.tensor_type.shape.dim)
 
 
 def _size(v: onnx.ValueInfoProto) -> tuple[int, ...]:

@@ -79,7 +79,8 @@ def summary(result: Result) -> list[str]:
         before, after = a.judge.text(a.score), a.judge.text(a.kept.score)
         lines += wrap(f"The {a.judge.name} on them was {before}, and is {after} with this pruning")
     if a.restored:
-        lines += wrap(f"Left dense to meet the limit: {_restored(result)}; with all pruned: {_both(a.all)}")
+        restored = ", ".join(layer for r in result.rows if r.verdict == "restored" for layer in r.layers)
+        lines += wrap(f"Left dense to meet the limit: {restored}; with all pruned: {_both(a.all)}")
     if not a.reached:
         lines += wrap(f"The limit is not met even with every weight dense: {_both(a.dense)}")
     return lines
@@ -111,10 +112,6 @@ def _sums(result: Result) -> list[str]:
             )
         )
     return lines
-
-
-def _restored(result: Result) -> str:
-    return ", ".join(layer for r in result.rows if r.verdict == "restored" for layer in r.layers)
 
 
 def _both(a: Accuracy) -> str:

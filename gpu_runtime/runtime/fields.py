@@ -1,14 +1,20 @@
-"""The types of a record's fields: what tactics.codec reads and writes, each with its bounds."""
+"""Records: the types of their fields, which tactics.codec reads and writes, each with its bounds; and what Python users see of
+a record, a short text, and plain data on request."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any
 
+from gpu_runtime.text import printable
+from tactics import codec
 from tactics.codec import As, Check, Text, WholeNumber
 from tactics.format import Format, Key
 from tactics.tactic import IN_PLACE, Tactic
 
 ALIGN = 256  # bytes, of whatever has memory of its own, in a file's arena and in the activations'
+MOST_FIELDS, MOST_ITEMS, MOST_TEXT = 9, 3, 60  # of a repr; items of a collection in it, characters of a text
 LARGEST = 1 << 62  # no size, offset or time is larger
 
 
@@ -42,3 +48,38 @@ Named = tuple[Text, Text]
 def padded(nbytes: int) -> int:
     """Up to the next multiple of ALIGN."""
     return -(-nbytes // ALIGN) * ALIGN
+
+
+class Shown:
+    """A base of frozen dataclasses that are declared with repr=False."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The first fields whose values are not their defaults; collections by their size."""
+        assert is_dataclass(self)
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            if value != default and "derived" not in field.metadata:
+                parts.append(f"{field.name}={_short(value)}")
+        more = ", ..." if len(parts) > MOST_FIELDS else ""
+        return printable(f"{type(self).__name__}({', '.join(parts[:MOST_FIELDS])}{more})")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON has it: dictionaries, lists, texts and numbers."""
+        found: dict[str, Any] = codec.to_json(type(self), self, defaults=True)
+        return found
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= MOST_TEXT else f"{value[: MOST_TEXT - 3]}...")
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if is_dataclass(value):
+        return f"{type(value).__name__}(...)" if type(value).__str__ is object.__str__ else str(value)
+    if isinstance(value, Collection) and (len(value) > MOST_ITEMS or any(is_dataclass(v) for v in value)):
+        return f"<{len(value)} items>"
+    return repr(value)

@@ -16,6 +16,7 @@ from gpu_runtime.runtime.fields import (
     Number,
     PlannedTactic,
     Shape4,
+    Shown,
     Single,
     Size,
     TacticName,
@@ -23,7 +24,6 @@ from gpu_runtime.runtime.fields import (
     Time,
     Value,
 )
-from gpu_runtime.runtime.shown import Shown
 from tactics.reason import Reason
 
 Sparsity = Literal["disable", "enable", "force"]

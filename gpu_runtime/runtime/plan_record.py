@@ -24,6 +24,7 @@ from gpu_runtime.runtime.fields import (
     LayerFormat,
     Number,
     Shape4,
+    Shown,
     Size,
     Span,
     TacticName,
@@ -31,7 +32,6 @@ from gpu_runtime.runtime.fields import (
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import printable
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
