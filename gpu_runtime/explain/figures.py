@@ -170,7 +170,8 @@ def library_text(record: Explained) -> str:
         f"dense kernels of a library (cuBLAS, CUTLASS) would take an estimated {us}, {100 * RANGE:.0f} % likely {low} to {high}"
     )
     if found.sparse_us is not None:
-        text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED)}"
+        faster = found.us - found.sparse_us >= SHOWN_US
+        text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED) if faster else 'no less'}"
     text += f"; library times are estimated for {found.layers} of {found.layers + found.own} launches; the rest use our times"
     return text if found.timed else f"{text}; the library was not timed on this GPU; its rates are taken from similar GPUs"
 
@@ -180,11 +181,11 @@ def rates_text(plans: Sequence[Explained]) -> str:
     found = [library for p in plans if (library := p.solution.rivals.library)]
     if not found:
         return ""
-    low, high = (f(round(100 * (x.high_us / x.us - 1)) for x in found) for f in (min, max))
-    error = f"{high} %" if low == high else f"{low} to {high} %"
+    each = [(round(100 * (x.high_us / x.us - 1)), x.own) for x in found]
+    error, own = (f"{min(of)} to {max(of)}" if min(of) < max(of) else str(of[0]) for of in zip(*each, strict=True))
+    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error} %"
     known = "" if found[0].timed else "taken from similar GPUs, "
-    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error}"
-    return f"{times}; rates: {known}{found[0].source}"
+    return f"{times}; launches that use our times: {own}; rates: {known}{found[0].source}"
 
 
 def gain_text(record: Explained) -> str:

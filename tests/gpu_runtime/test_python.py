@@ -110,9 +110,17 @@ def test_representations_are_short(engine):
 
 
 def test_what_nothing_grants_is_a_value_error(engine):
-    for call in (lambda: engine.explain("conv99"), lambda: engine.what_if({"conv99": "dense"}), lambda: engine.what_if({1: 2})):
-        with pytest.raises((ValueError, TypeError)):
+    for call in (lambda: engine.explain("conv99"), lambda: engine.what_if({"conv99": "dense"})):
+        with pytest.raises(ValueError, match="'conv99' is not a layer"):
             call()
+    for wishes in ({1: 2}, {"conv99": 2}, "conv99", None):
+        with pytest.raises(TypeError, match="wishes: expected layers and their kinds or formats, {'conv1': 'sparse'}, got "):
+            engine.what_if(wishes)
+    with pytest.raises(TypeError, match="other: expected an Engine or None, got str"):
+        engine.report("r.html", "other.engine")
+    for devices in (None, 3, ["l4", 3]):
+        with pytest.raises(ValueError, match="unknown device (None|'?3'?): expected one of a10, "):
+            gr.plan(PATH, devices)
 
 
 def test_the_logger_has_what_the_commands_print(file, cli, caplog):

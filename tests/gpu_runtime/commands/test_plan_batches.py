@@ -13,6 +13,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime import pipeline
+from gpu_runtime.precision import ranges
 from gpu_runtime.report.curves import _ticks, _without_overlap
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
@@ -36,6 +37,21 @@ def test_the_plans_are_those_of_separate_builds(sparsity):
         assert p.shapes == {i.name: i.shape for i in engine.inputs} == shapes(p.batch)
 
 
+def test_a_network_of_one_image_is_run_once_for_all_batches(monkeypatch, tmp_path):
+    net = Net("n", (1, 64, 28, 28))
+    proto = net.finish(net.conv(net.conv("x", "a", 128), "b", 64))
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.shape.dim[0].dim_param = "N"
+    runs, largest = [], ranges.largest
+    monkeypatch.setattr(ranges, "largest", lambda *given: [runs.append(given[0]), largest(*given)][1])
+    monkeypatch.setattr(ranges.execution, "QUICK", ranges.execution.Budget(1, 1))
+    found = gr.plan(proto, ["l4"], [1, 2, 9])
+    assert len(runs) == 1 and runs[0].inputs[0].shape == (1, 64, 28, 28)
+    for p in found:
+        assert p.solution == gr.build(proto, sparsity="enable", device="l4", shapes=p.shapes).plan.solution
+    assert len(runs) == 4
+
+
 @pytest.mark.full
 def test_a_model_is_read_once(tmp_path):
     """CPU time of four batches together beside separate builds, for a network with 40 MB of weights."""
@@ -52,7 +68,7 @@ def test_a_model_is_read_once(tmp_path):
     together, began = time.process_time() - began, time.process_time()
     for batch in (1, 2, 5, 9):
         gr.build(tmp_path / "n.onnx", sparsity="force", device="l4", shapes={"x": (batch, 64, 28, 28)})
-    assert together <= 0.6 * (time.process_time() - began)
+    assert together <= 0.6 * (time.process_time() - began)  # 0.33 on a busy machine
 
 
 @pytest.mark.slow
@@ -134,9 +150,12 @@ def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
         words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
         plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
         errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
-        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %"
-        assert f"l4: estimates of a library's dense times {within}; rates: taken from similar GPUs, fitted" in words
-        assert re.search(r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; rates: fitted", words)
+        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; "
+        within += "launches that use our times: 1; "
+        assert f"l4: estimates of a library's dense times {within}rates: taken from similar GPUs, fitted to" in words
+        assert re.search(
+            r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; [^;]*; rates: fitted", words
+        )
 
 
 def test_ticks_and_names():

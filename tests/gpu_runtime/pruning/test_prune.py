@@ -304,7 +304,7 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
     args = f"inspect-sparsity dense.onnx --device {SPARSE_DEVICE} --shapes x:32x1x8x8"
     code, out, _ = cli(f"{args} --json")
     ranked = json.loads(out)["ranking"]
-    rows = {r["layer"]: r for r in json.loads(out)["layers"]}
+    rows, gain = {r["layer"]: r for r in json.loads(out)["layers"]}, json.loads(out)["gain"]
     able = {name for name, r in rows.items() if r["fit"] is not None}
     assert code == 0 and {layer for r in ranked for layer in r["layers"]} == able
     assert [r["us_per_percent"] for r in ranked] == sorted((r["us_per_percent"] for r in ranked), reverse=True)
@@ -315,6 +315,7 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
         assert bool(r["reason"]) != bool(r["saved_us"])
         assert len(r["layers"]) > 1 or r["lost_energy"] == rows[r["layers"][0]]["lost_energy"]
     text = cli(args)[1]
+    assert "over the fastest dense plan known" in gain and f"All of it together {gain}" in " ".join(text.split())
     assert (
         "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090), x 32x1x8x8:\n" in text
         and "us per % lost" in text
