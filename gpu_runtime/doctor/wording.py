@@ -19,7 +19,8 @@ VERSION = 1  # of the JSON document
 
 def text(found: Examination) -> str:
     """Tables of verdicts, then the conclusion."""
-    blocks = [wrap(_head(found)), _checks(found), _families(found), _failures(found), _rates(found), _versions(found.versions)]
+    checks = table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
+    blocks = [wrap(_head(found)), checks, _families(found), _failures(found), _rates(found), _versions(found.versions)]
     blocks.append(wrap(closing(found)))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -86,10 +87,6 @@ def _head(found: Examination) -> str:
     if found.no_gpu:
         return f"No GPU: {found.no_gpu}"
     return f"{found.device}{', in the CPU emulator: a few cases of each family' if found.emulated else ''}"
-
-
-def _checks(found: Examination) -> list[str]:
-    return table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
 
 
 def _families(found: Examination) -> list[str]:

@@ -253,8 +253,7 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Shown):
     """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `library`: its
-    estimate of the network; `text`: the account in
-    words."""
+    estimate of the network; `text`: the account in words."""
 
     timing: str
     summary: Summary | None

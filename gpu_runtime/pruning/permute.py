@@ -110,14 +110,10 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
                 if key.parts == 1:
                     target[to] = source[of]
                 else:
-                    rows = _rows(key, values.shape[0])
+                    each = values.shape[0] // key.parts
+                    rows = slice(key.part * each, (key.part + 1) * each)
                     target[to, rows] = source[of, rows]
         put(base, stored[base], views, values)
-
-
-def _rows(key: ConstantAxis, size: int) -> slice:
-    each = size // key.parts
-    return slice(key.part * each, (key.part + 1) * each)
 
 
 def _squares(
