@@ -15,7 +15,7 @@ from tactics.format import Format
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
-from tactics.reason import UNSUPPORTED, Reason
+from tactics.reason import Reason, unsupported
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -61,29 +61,26 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
     good: list[Tactic] = []
     bad: list[Rejection] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
-        if why := fp32.reason(problem):
-            return (), ((type(problem).__name__, _reason(why)),)
+        if against := unsupported(fp32.reason(problem)):
+            return (), ((type(problem).__name__, against),)
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
     for family, first in table.OF_PROBLEM.get(type(problem), {}).items():
-        if why := table.missing(problem, first):
-            bad.append((first.family.rpartition(".")[2], _reason(why)))
+        if against := unsupported(table.missing(problem, first)):
+            bad.append((first.family.rpartition(".")[2], against))
             continue
         for tactic, reason in family.candidates(problem, device):
-            reason = reason or (device.left_out and _denied(tactic, device))
-            if reason:
-                bad.append((tactic, _reason(reason)))
+            if reason := reason or _denied(tactic, device):
+                bad.append((tactic, reason))
             else:
                 good.append(tactic)
     return tuple(good), tuple(bad)
 
 
-def _reason(why: str | Reason) -> Reason:
-    return why if isinstance(why, Reason) else Reason.of(UNSUPPORTED, why=why)
-
-
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
     """Why plans for the device may not hold a tactic that can run there, if so."""
+    if not device.left_out:
+        return None
     names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
     return next((Reason.of("failed_here", tested=name, why=why) for name, why in device.left_out if name in names), None)
 

@@ -90,11 +90,11 @@ def time_of(problem: Problem, device: Device) -> PeerTime | None:
     return PeerTime(float(us.sum()), str(bounds[us.argmax()]), None if sparse is None else float(sparse.sum()))
 
 
-def work_of(problems: Sequence[ConvProblem], *, copies: float = np.inf, out_bytes: int = 2) -> Work:
+def work_of(problems: Sequence[ConvProblem], out_bytes: int = 2) -> Work:
     """Convolutions by the elements that their taps touch."""
     rows = [_counts(p, out_bytes) for p in problems]
     m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
-    return Work(m, n, k, x, w, y, np.full(len(rows), copies), drawn)
+    return Work(m, n, k, x, w, y, np.full(len(rows), np.inf), drawn)
 
 
 def _counts(p: ConvProblem, out_bytes: int) -> tuple[float, ...]:

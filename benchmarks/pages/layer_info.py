@@ -47,7 +47,7 @@ NETWORK = {
     "LibraryEstimateOwn": "launches that count at this plan's time",
     "LibraryEstimateOwnUs": "what these take",
     "LibraryEstimateSource": "where the library's rates come from",
-    "LibraryEstimateTimed": "1 where its products were timed on this device, 0 where its rates are by analogy",
+    "LibraryEstimateTimed": "1 where its products were timed on this device, 0 where its rates are taken from similar GPUs",
 }
 LAYER = {
     "TimeUs": "microseconds of this launch in the plan",

@@ -63,7 +63,7 @@ class HostFeeds:
     ) -> tuple[dict[str, np.ndarray], dict[str, arrays.Given]]:
         given = arrays.host_inputs(self._plan.inputs, inputs)
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
-        arrays.check_apart(outs)
+        arrays.check_no_overlap(outs)
         return given, outs
 
     def outputs(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class DeviceFeeds:
         arrays.check_names(self._plan.inputs, inputs)
         given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
         outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
-        arrays.check_apart(outs)
+        arrays.check_no_overlap(outs)
         return given, outs
 
     def _new(self, outs: Mapping[str, arrays.Given], stream: int | None) -> dict[str, arrays.Given]:

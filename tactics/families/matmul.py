@@ -26,9 +26,9 @@ CASES = {
 
 
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
-    """(tactic, reason against it or "")."""
+    """(tactic, reason against it or None)."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
-    yield Tactic("matmul", None, (a, b), c), ""
+    yield Tactic("matmul", None, (a, b), c), None
 
 
 def _linear(shape: Shape4) -> Format:

@@ -8,8 +8,6 @@ from tactics import codec
 from tactics.problems.problem import AnyProblem
 from tactics.problems.protocol import Problem
 
-plain = codec.plain
-
 
 def to_json(problem: Problem) -> dict[str, Any]:
     """A problem as plain data."""

@@ -35,10 +35,6 @@ NORMALIZATIONS = ("softmax", "log_softmax", "standard")
 CLIFFS = {"log_sum": ZERO}
 
 
-def _indices(axes: str) -> tuple[int, ...]:
-    return tuple("nchw".index(a) for a in axes)
-
-
 def _check(kind: str, known: Collection[str], axes: str) -> None:
     if kind not in known:
         raise ValueError(f"rows: unknown kind {kind!r}, expected one of {', '.join(known)}")
@@ -77,7 +73,7 @@ class ReduceProblem(Problem):
         return spanned(self.in_shapes[0], "".join(a for a in "nchw" if a not in self.axes))
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        x, axes = np.asarray(x, np.float32), _indices(self.axes)
+        x, axes = np.asarray(x, np.float32), tuple(map("nchw".index, self.axes))
         if self.kind == "inv_std":
             return 1 / np.sqrt(x.var(axes, keepdims=True) + np.float32(self.epsilon))
         return REDUCTIONS[self.kind](x, axes)
