@@ -17,6 +17,7 @@ RUNS = [
     ("conv_fprop", CONV, 73728),
     ("conv_depthwise", DEPTHWISE, 0),
     ("two_convs", (), 336128),
+    ("wgmma", (), 5392),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -25,7 +26,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:4], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:5], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)

@@ -271,6 +271,7 @@ class Decoder:
         order: int = 0,
         labels: Sequence[tuple[int, int]] = (),
         ends: bool = False,
+        extra: Sequence[int] = (),
     ) -> None:
         """Append a record. `ends`: it ends this path, unless it is guarded."""
         ins, guard = self.ins, None
@@ -301,6 +302,7 @@ class Decoder:
                 labels,
                 ends and guard is None,
                 [],
+                extra,
             )
         )
 

@@ -109,13 +109,8 @@ void barrier_done(Block& k, Barrier& b) {
     for (u32 m = b.waiting; m; m &= m - 1) {
         Warp& w = k.warps[__builtin_ctz(m)];
         w.state = RUNNABLE;
-        w.epoch = k.epochs;
-        u32 least = ~0u;
-        for (u32 v = 0; v < k.warps.size(); v++) {
-            if (b.joined[v] > w.known[v]) w.known[v] = b.joined[v];
-            if (v != w.index && w.known[v] < least) least = w.known[v];
-        }
-        w.min_known = least;
+        w.epoch = w.synced = k.epochs;
+        learn(k, w, b.joined, b.fenced);
         const Ins& in = k.prog->ins[w.barrier_pc];
         if (in.sub >= 2) {  // bar.red
             if (in.sub == 2) {
@@ -151,10 +146,7 @@ bool barrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     if (b.arrived && b.expected != count)
         fault("barrier", pc, m, format("barrier %u is waited for with %u threads here and %u by another warp", id, count, b.expected));
     b.expected = count, b.arrived += 32;
-    for (u32 v = 0; v < k.warps.size(); v++) {
-        u32 known = v == w.index ? w.epoch : w.known[v];
-        if (known > b.joined[v]) b.joined[v] = known;
-    }
+    join(k, w, b.joined, b.fenced);
     if (in.sub >= BAR_POPC) {
         u32 p = *(u32*)operand(k, w, in.o[3]);
         if (in.flags & PRED_NOT) p = ~p;
@@ -189,6 +181,7 @@ bool members(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         if (in.kind == K_SHFL) shuffle(k, w, in, part);
         else if (in.kind == K_VOTE) vote(k, w, in, part);
         else if (in.kind == K_MATCH) match(k, w, in, part);
+        else if (in.kind == K_ELECT) elect(k, w, in, part);
         else reduce(k, w, in, part);
     }
     return true;
@@ -226,6 +219,7 @@ bool found_again(Block& k, Warp& w, u32 pc, u32 m, u64 found) {
 template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum) {
     const Ins* const code = k.prog->ins.data();
+    const bool flies = k.prog->asynchronous;
     u64 left = quantum;
     auto at = [&](s32 o) { return operand(k, w, o); };
     u32 counted = 0;  // where the last instruction was counted
@@ -255,6 +249,9 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             }
         }
         if (CHECK) k.counts[pc].executed++, counted = pc;
+        if (flies && !w.flying.empty() && in.kind < K_WGMMA)
+            for (s32 o : in.o)
+                if (o >= 0 && !(o & 1) && w.flying[o >> 8]) touched(w, pc, (u32)o >> 8);
         switch (in.kind) {
             case K_ROW: {
                 u8* d = at(in.o[0]);
@@ -324,7 +321,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
                 if (!met(m, need)) continue;
-                if (CHECK && !(w.alive & ~need)) w.epoch = ++k.epochs;  // all lanes' stores lie before what any of them does now
+                if (CHECK && !(w.alive & ~need)) w.epoch = w.synced = ++k.epochs;  // all lanes' stores lie before what any of them does now
                 break;
             }
             case K_LD: {
@@ -342,21 +339,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 load_store<CHECK>(k, w, in, m, pc);
                 if (in.space != LOCAL) progress(k, w);
                 break;
-            case K_LD_PARAM: {
-                const u8* p = k.launch->params + in.imm;
-                for (u32 j = 0; j < in.vec; j++, p += in.size) {
-                    u64 v = 0;
-                    memcpy(&v, p, in.size);
-                    if (in.flags & SIGNED) v = (u64)((s64)(v << (64 - 8 * in.size)) >> (64 - 8 * in.size));
-                    u8* d = m == FULL ? at(in.o[j]) : k.scratch[0];
-                    if (in.flags & WIDE)
-                        for (int i = 0; i < LANES; i++) ((u64*)d)[i] = v;
-                    else
-                        for (int i = 0; i < LANES; i++) ((u32*)d)[i] = (u32)v;
-                    if (m != FULL) in.flags & WIDE ? blend64(at(in.o[j]), d, m) : blend32(at(in.o[j]), d, m);
-                }
-                break;
-            }
+            case K_LD_PARAM: load_param(k, w, in, m); break;
             case K_ATOM: {
                 u64 found = atomic<CHECK>(k, w, in, m, pc);
                 if (!found) progress(k, w);
@@ -381,30 +364,26 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 if (!w.async.empty()) cp_wait<CHECK>(k, w, m, in.imm, in.flags & ASYNC_ALL, pc);
                 break;
             case K_LDMATRIX:
+            case K_STMATRIX:
+            case K_MOVMATRIX:
+            case K_MMA:
+            case K_MMA_SP: {
                 if (!met(m, FULL)) continue;
-                if (m != FULL) fault("convergence", pc, m, format("ldmatrix needs all 32 lanes, has 0x%08x", m));
-                ldmatrix<CHECK>(k, w, in, pc);
-                break;
-            case K_MOVMATRIX: {
-                if (!met(m, FULL)) continue;
-                if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
-                u16 s[8][8], t[8][8];
-                memcpy(s, at(in.o[1]), sizeof s);
-                for (int r = 0; r < 8; r++)
-                    for (int c = 0; c < 8; c++) t[c][r] = s[r][c];
-                memcpy(at(in.o[0]), t, sizeof t);
+                const bool matrices = in.kind == K_LDMATRIX || in.kind == K_STMATRIX, moves = in.kind == K_MOVMATRIX;
+                if (m != FULL)
+                    fault("convergence", pc, m, format("%s needs all 32 lanes, has 0x%08x",
+                        moves ? "movmatrix" : !matrices ? "mma" : in.kind == K_LDMATRIX ? "ldmatrix" : "stmatrix", m));
+                if (matrices) ldmatrix<CHECK>(k, w, in, pc);
+                else if (moves) movmatrix(k, w, in);
+                else tensor<CHECK>(k, w, in, pc);
+                if (in.kind == K_STMATRIX) progress(k, w);
                 break;
             }
-            case K_MMA:
-            case K_MMA_SP:
-                if (!met(m, FULL)) continue;
-                if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
-                tensor<CHECK>(k, w, in, pc);
-                break;
             case K_SHFL:
             case K_VOTE:
             case K_MATCH:
             case K_REDUX:
+            case K_ELECT:
                 if (members(k, w, in, m, pc)) break;
                 parked();
                 continue;
@@ -427,7 +406,15 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 *d = (*d & ~m) | (r & m);
                 break;
             }
-            default: fault("internal", pc, m, format("instruction kind %u", in.kind));
+            default: {
+                if ((in.flags & ALIGNED) && !met(m, FULL)) continue;
+                u64 found = 0;
+                After then = asynchronous<CHECK>(k, w, in, m, pc, found);
+                if (then == NEXT) break;
+                if (then == FAILED) found_again(k, w, pc, m, found), w.pc++;
+                else parked();
+                goto out;
+            }
         }
         w.pc++;
     }

@@ -37,13 +37,15 @@ FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended
 @dataclass(frozen=True, slots=True)
 class Example:
     """A source below CUTLASS's examples/, or `beside` this file: a main() of ours that calls a library's kernels. `edits`:
-    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor.
-    `reads_ahead`: it loads shared memory that nobody has written, and does not use what it finds."""
+    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor; `special`: the
+    letter of a device's own instructions, as in sm_90a. `reads_ahead`: it loads shared memory that nobody has written, and does
+    not use what it finds."""
 
     source: str
     edits: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     capability: int = 80
+    special: str = ""
     reads_ahead: bool = False
 
 
@@ -86,6 +88,7 @@ EXAMPLES = {
     "grid_sync": Example("grid_sync.cu", beside=True),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
+    "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -134,11 +137,13 @@ def program(name: str) -> Path:
         if text.count(old) != 1:
             raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
         text = text.replace(old, new)
-    return shared_object(name, text, (source / "examples/common", original.parent), capability=example.capability)
+    return shared_object(
+        name, text, (source / "examples/common", original.parent), capability=f"{example.capability}{example.special}"
+    )
 
 
 def shared_object(
-    name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int = 80
+    name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int | str = 80
 ) -> Path:
     """A CUDA source, compiled with its headers beside CUTLASS's, and with `values` as macros."""
     virtual = f"compute_{capability}"

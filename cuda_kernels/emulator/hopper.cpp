@@ -1,0 +1,56 @@
+// Hopper's asynchronous instructions, apart from the interpreter's loop.
+#include "wgmma.h"
+
+template <bool CHECK>
+After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) {
+    if ((in.flags & ALIGNED) && m != FULL) fault("convergence", pc, m, format("it needs all 32 lanes, has 0x%08x", m));
+    switch (in.kind) {
+        case K_MBARRIER: return mbarrier<CHECK>(k, w, in, m, pc, found);
+        case K_FENCE_PROXY: fence_proxies(k, w, m); return NEXT;
+        case K_FENCE_INIT:
+            for (auto& b : k.async->barriers) b.second.visible |= b.second.by == w.index;
+            return NEXT;
+        case K_SETMAXNREG: return set_registers(k, w, in, pc);
+        case K_WGMMA: issue<CHECK>(k, w, in, pc); return NEXT;
+        case K_WGMMA_COMMIT: w.commits++;  // and a step, as a fence is
+        case K_WGMMA_FENCE: {
+            Warpgroup& g = group_of(k, w, pc);
+            agree(k, w, g, pc);
+            advance(k, g, w);
+            return NEXT;
+        }
+        case K_WGMMA_WAIT: return wait_products(k, w, in, pc);
+        default: fault("internal", pc, m, format("instruction kind %u", in.kind));
+    }
+}
+
+template After asynchronous<true>(Block&, Warp&, const Ins&, u32, u32, u64&);
+template After asynchronous<false>(Block&, Warp&, const Ins&, u32, u32, u64&);
+
+void begin_asynchronous(Block& k) {
+    k.async = std::make_shared<Async>();
+    k.async->total = (u64)k.warps.size() * LANES * k.prog->thread_registers;
+    for (auto& w : k.warps) w.registers = k.prog->thread_registers;
+}
+
+// A block must not leave what it has begun.
+void end_asynchronous(Block& k) {
+    for (auto& g : k.async->groups)
+        for (auto& s : g.steps) {
+            if (s.warps != 15)
+                fault("warpgroup", s.pc, FULL, "the warps of a warpgroup disagree: some ended without executing it");
+            if (s.product) fault("pending", s.pc, FULL, "the block ends while a wgmma is in flight: no wgmma.wait_group covers it");
+        }
+    for (auto& entry : k.async->barriers) {
+        const MBarrier& b = entry.second;
+        if (b.flying || b.bytes || !b.awaited)
+            fault("pending", b.pc, 1, format("the block ends and nobody has waited for copies to the mbarrier at shared address 0x%x: "
+                "transaction count %lld, %u bytes on their way", entry.first, (long long)b.bytes, b.flying));
+    }
+}
+
+void touched(const Warp& w, u32 pc, u32 row) {
+    fault("wgmma", pc, w.active, w.flying[row] == FLYING_OPERAND
+        ? "accesses a register that a wgmma in flight reads: no wgmma.wait_group has covered it"
+        : "accesses a sum of a wgmma in flight: no wgmma.wait_group has covered it");
+}
