@@ -5,6 +5,7 @@
 #include <map>
 
 #include "memory.h"
+#include "tensor_map.h"
 
 // An mbarrier. Its 64 bits in shared memory are opaque, so what they mean is kept here, by their address.
 struct MBarrier {
@@ -39,6 +40,7 @@ struct Async {
     std::map<u64, u32> agents;  // by what they stand for
     std::map<u32, MBarrier> barriers;
     Warpgroup groups[8];
+    std::vector<Copy> copies;  // on their way, and stores that their threads have not waited for
     s64 pool = 0;   // registers that setmaxnreg.dec gave back
     u64 total = 0;  // of the block
     Warp as;        // an agent, as shadow.h wants it

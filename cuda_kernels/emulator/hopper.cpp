@@ -1,14 +1,29 @@
 // Hopper's asynchronous instructions, apart from the interpreter's loop.
+#include "bulk.h"
 #include "wgmma.h"
 
 template <bool CHECK>
 After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) {
     if ((in.flags & ALIGNED) && m != FULL) fault("convergence", pc, m, format("it needs all 32 lanes, has 0x%08x", m));
     switch (in.kind) {
-        case K_MBARRIER: return mbarrier<CHECK>(k, w, in, m, pc, found);
+        case K_MBARRIER:
+            if (in.sub >= M_TRY)
+                for (u32 r = m; r; r &= r - 1) arrive_late<CHECK>(k, ((const u32*)operand(k, w, in.o[1]))[__builtin_ctz(r)]);
+            return mbarrier<CHECK>(k, w, in, m, pc, found);
         case K_FENCE_PROXY: fence_proxies(k, w, m); return NEXT;
         case K_FENCE_INIT:
             for (auto& b : k.async->barriers) b.second.visible |= b.second.by == w.index;
+            return NEXT;
+        case K_BULK:
+            bulk<CHECK>(k, w, in, m, pc);
+            w.repeats = w.idle = 0, k.progressed = true;
+            return NEXT;
+        case K_BULK_COMMIT:
+            for (u32 i = 0; i < LANES; i++) w.copy_groups[i] += m >> i & 1;
+            return NEXT;
+        case K_BULK_WAIT:
+            wait_stores(k, w, in, m);
+            w.repeats = w.idle = 0, k.progressed = true;
             return NEXT;
         case K_SETMAXNREG: return set_registers(k, w, in, pc);
         case K_WGMMA: issue<CHECK>(k, w, in, pc); return NEXT;
@@ -35,6 +50,7 @@ void begin_asynchronous(Block& k) {
 
 // A block must not leave what it has begun.
 void end_asynchronous(Block& k) {
+    end_bulk(k);
     for (auto& g : k.async->groups)
         for (auto& s : g.steps) {
             if (s.warps != 15)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from cuda_kernels.emulator import opcodes_memory
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.layout import thread_registers
-from cuda_kernels.emulator.opcodes_memory import watch
+from cuda_kernels.emulator.opcodes_memory import place, watch
 from cuda_kernels.emulator.opcodes_warp import member_mask, with_predicate
-from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES
+from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WINDOWS
 
 CLUSTERS = "clusters of several blocks are not executed"
 
@@ -155,6 +156,75 @@ def products(dec: Decoder, match: re.Match[str], ops: list[str]) -> None:
     dec.emit("WGMMA", o, rows, uses, size=n // 8, vec=k, sub=sub, flags=ALIGNED, extra=extra)
 
 
+# ---- bulk copies
+
+LOAD = re.compile(
+    r"(?:tensor\.([1-5])d\.)?shared::(?:cluster|cta)\.global(?:\.(tile|im2col))?\.mbarrier::complete_tx::bytes"
+    r"(\.multicast::cluster)?(\.L2::cache_hint)?"
+)
+STORE = re.compile(r"(?:tensor\.([1-5])d\.)?global\.shared::cta(?:\.(tile|im2col_no_offs))?\.bulk_group()(\.L2::cache_hint)?")
+BULK_STORE, BULK_TENSOR, BULK_IM2COL, BULK_READ = 1, 2, 4, STRONG  # bulk.h's
+TENSOR = re.compile(r"\[\s*([^,{]+?)\s*,\s*\{(.*)\}\s*\]")
+
+
+def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if mods[:2] != ["async", "bulk"]:
+        return opcodes_memory.cp(dec, mods, ops)
+    form = ".".join(mods[2:])
+    if form == "commit_group":
+        return dec.emit("BULK_COMMIT", [])
+    if form in ("wait_group", "wait_group.read"):
+        return dec.emit("BULK_WAIT", [], imm=dec.number(ops[0]), flags=BULK_READ if "read" in mods else 0)
+    if mods[2] == "prefetch":
+        return dec.emit("NOP", [])
+    match, store = LOAD.fullmatch(form), STORE.fullmatch(form)
+    if (match or store) is None:
+        dec.fail(f"unknown opcode 'cp.{'.'.join(mods)}'")
+    rank, kind, multicast, hint = (match or store or [None]).groups()  # type: ignore[union-attr]
+    if multicast:
+        dec.fail(CLUSTERS)
+    return copy(dec, int(rank or 0), kind or "tile", bool(store), ops[: -1 if hint else None])
+
+
+def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str]) -> None:
+    """[shared], [global], bytes, [mbarrier] of a load, [global], [shared], bytes of a store; a map and coordinates instead of
+    the global address and bytes."""
+    im2col = kind != "tile"
+    if im2col and rank < 3:
+        dec.fail("im2col has three to five dimensions")
+    offsets = dec.vector(ops.pop()) if im2col and not store else []
+    dec.count(ops, (2 if rank else 3) + (not store))
+    outer, inner = (ops[0], ops[1]) if store else (ops[1], ops[0])
+    coordinates = []
+    if rank:
+        match = TENSOR.fullmatch(outer)
+        if not match:
+            dec.fail(f"'{outer}' is not a tensor map with coordinates")
+        outer, coordinates = f"[{match[1]}]", [dec.src(c.strip(), "r") for c in match[2].split(",")]
+    if len(coordinates) != rank or len(offsets) != (rank - 2 if im2col and not store else 0):
+        dec.fail("numbers of coordinates or offsets")
+    a = place(dec, "", outer)
+    operand = a.operand
+    if a.space == "param":
+        operand = dec.const(dec.const_value(a.operand) + WINDOWS["param"], 64)
+    elif not a.wide:
+        dec.fail("the global address must have 64 bits")
+    size = -1 if rank else dec.src(ops[2], "r")
+    barrier = -1 if store else shared_address(dec, ops[-1])
+    o = [
+        shared_address(dec, inner),
+        operand,
+        size,
+        barrier,
+        *coordinates,
+        *[-1] * (5 - rank),
+        *(dec.src(x, "r") for x in offsets),
+    ]
+    sub = BULK_STORE * store | BULK_TENSOR * bool(rank) | BULK_IM2COL * im2col
+    watch(dec, "global", 16, 2 if rank else 16)
+    dec.emit("BULK", o, (), o, imm2=a.offset, sub=sub, vec=rank)
+
+
 def refused(why: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.fail(why)
 
@@ -164,6 +234,7 @@ OPCODES: dict[str, Opcode] = {
     "elect": elect,
     "setmaxnreg": setmaxnreg,
     "mbarrier": mbarrier,
+    "cp": cp,
     "wgmma": wgmma,
     "mapa": partial(refused, CLUSTERS),
     "getctarank": partial(refused, CLUSTERS),
