@@ -11,13 +11,14 @@ from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPL
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
-# convolutions, each alone, then in one launch
+# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products
 RUNS = [
     ("sparse_gemm", (), 8192),
     ("conv_fprop", CONV, 73728),
     ("conv_depthwise", DEPTHWISE, 0),
     ("two_convs", (), 336128),
     ("wgmma", (), 5392),
+    ("conv_sm90", (), 27136),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -26,7 +27,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:5], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:6], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)

@@ -74,11 +74,9 @@ inline void reduce(Block& k, Warp& w, const Ins& in, u32 m) {
     broadcast(k, w, in.o[0], r, m);
 }
 
-// elect.sync: which lane it is, the ISA leaves open, but for one mask it is always the same. A seed chooses another than the lowest.
+// elect.sync: which lane it is, the ISA leaves open. CUTLASS lets the elected lane do what it asks of lane 0: it is the lowest.
 inline void elect(Block& k, Warp& w, const Ins& in, u32 m) {
-    u32 leader = m, nth = (u32)(k.launch->seed % (u32)__builtin_popcount(m));
-    while (nth--) leader &= leader - 1;
-    leader &= ~leader + 1;
+    const u32 leader = m & (~m + 1);
     if (in.o[0] >= 0) broadcast(k, w, in.o[0], (u32)__builtin_ctz(leader), m);
     u32* d = pred(w, in.o[1]);
     *d = (*d & ~m) | leader;

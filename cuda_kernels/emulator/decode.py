@@ -34,6 +34,8 @@ def decode(module: Module, kernel: str | None = None) -> Decoded:
 
 def _decoded(module: Module, kernel: Function) -> Decoder:
     dec = Decoder(module, kernel, OPCODES)
+    if kernel.limits.get("reqnctapercluster", 1) > 1:
+        dec.fail(opcodes_async.CLUSTERS)
     dec.function(kernel, {})
     if not dec.code or not dec.code[-1].ends:
         dec.ins = next((i for i in reversed(kernel.body) if isinstance(i, Instr)), dec.ins)

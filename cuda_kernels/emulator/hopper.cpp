@@ -14,6 +14,14 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
         case K_FENCE_INIT:
             for (auto& b : k.async->barriers) b.second.visible |= b.second.by == w.index;
             return NEXT;
+        case K_MAPA: {  // in a cluster of one block
+            const u32* block = (const u32*)operand(k, w, in.o[2]);
+            for (u32 r = m; r; r &= r - 1)
+                if (block[__builtin_ctz(r)])
+                    fault("cluster", pc, r & -r, format("mapa to block %u: clusters of several blocks are not executed", block[__builtin_ctz(r)]));
+            blend32(operand(k, w, in.o[0]), operand(k, w, in.o[1]), m);
+            return NEXT;
+        }
         case K_BULK:
             bulk<CHECK>(k, w, in, m, pc);
             w.repeats = w.idle = 0, k.progressed = true;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from cuda_kernels.emulator import opcodes_memory
+from cuda_kernels.emulator import opcodes_memory, opcodes_warp
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.layout import thread_registers
 from cuda_kernels.emulator.opcodes_memory import place, watch
@@ -77,10 +77,8 @@ WAIT = re.compile(r"(try|test)_wait(\.parity)?(?:\.acquire)?(?:\.cta|\.cluster)?
 
 
 def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    shared = [m for m in mods if m in ("shared", "shared::cta")]
+    shared = [m for m in mods if m in ("shared", "shared::cta", "shared::cluster")]  # mapa refuses other blocks
     form = ".".join(m for m in mods if m not in shared and m != "b64")
-    if "shared::cluster" in mods:
-        dec.fail(CLUSTERS)
     if "b64" not in mods or not shared:
         dec.fail("an mbarrier's address must be of .shared::cta")
     watch(dec, "shared", 4, 16)
@@ -225,6 +223,22 @@ def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str]) -> Non
     dec.emit("BULK", o, (), o, imm2=a.offset, sub=sub, vec=rank)
 
 
+# ---- clusters, of one block
+
+
+def mapa(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if mods != ["shared::cluster", "u32"]:
+        dec.fail("form of mapa")
+    d, a, block = dec.dst(ops[0], "r"), dec.src(ops[1], "r"), dec.src(ops[2], "r")
+    dec.emit("MAPA", [d, a, block], (d,), (a, block))
+
+
+def barrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if mods[:1] == ["cluster"]:
+        dec.fail(CLUSTERS)
+    opcodes_warp.bar(dec, mods, ops)
+
+
 def refused(why: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.fail(why)
 
@@ -236,6 +250,7 @@ OPCODES: dict[str, Opcode] = {
     "mbarrier": mbarrier,
     "cp": cp,
     "wgmma": wgmma,
-    "mapa": partial(refused, CLUSTERS),
+    "mapa": mapa,
+    "barrier": barrier,
     "getctarank": partial(refused, CLUSTERS),
 }

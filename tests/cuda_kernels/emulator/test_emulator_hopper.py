@@ -137,21 +137,17 @@ def test_stmatrix_stores_as_cute_loads(count, trans):
     np.testing.assert_array_equal(got, want)
 
 
-def test_one_lane_is_elected_and_it_need_not_be_the_lowest():
+def test_the_lowest_lane_of_a_mask_is_elected():
     body = "elect.sync %t1|%p1, 0xf0; selp.b32 %o0, 1, 0, %p1; mov.b32 %o1, %t1;"
-    text = micro.ptx(f"shr.u32 %t0, %lane, 2; setp.eq.u32 %p0, %t0, 1; @!%p0 bra L;\n{body}\nL:", 1, 2)
-    chosen = set()
-    for seed in range(4):
-        got = micro.run(text, np.zeros((32, 1), np.uint32), 2, Options(seed=seed, uninitialised_shared=False, checks=False))
-        (leader,) = np.flatnonzero(got[4:8, 0]) + 4
-        assert (got[4:8, 1] == leader).all()
-        chosen.add(leader)
-    assert 4 in chosen and len(chosen) > 1
+    start = "mov.b32 %o0, 2; mov.b32 %o1, 0; shr.u32 %t0, %lane, 2; setp.eq.u32 %p0, %t0, 1; @!%p0 bra L;"
+    got = micro.run(micro.ptx(f"{start}\n{body}\nL:", 1, 2), np.zeros((32, 1), np.uint32), 2)
+    np.testing.assert_array_equal(got[:, 0], [2] * 4 + [1, 0, 0, 0] + [2] * 24)
+    assert (got[4:8, 1] == 4).all()
 
 
 REFUSED = {
-    "mapa.shared::cluster.u32 %t0, %t1, 0;": "clusters of several blocks",
-    "mbarrier.arrive.shared::cluster.b64 _, [%t1];": "clusters of several blocks",
+    "barrier.cluster.arrive.aligned;": "clusters of several blocks",
+    "getctarank.shared::cluster.u32 %t0, %t1;": "clusters of several blocks",
     "mbarrier.arrive_drop.shared.b64 _, [%t1];": "form of mbarrier",
     "setmaxnreg.dec.sync.aligned.u32 40;": "nothing tells how many registers",
     "setmaxnreg.dec.sync.aligned.u32 41;": "in steps of 8",
@@ -165,3 +161,19 @@ REFUSED = {
 def test_what_no_program_has_shown_is_refused(text):
     with pytest.raises(EmulatorError, match=REFUSED[text]):
         load(micro.ptx(text, 1, 4), "micro")
+
+
+def test_a_cluster_has_one_block():
+    """Its registers say so, an address in its block 0 is the same one, and one in block 1 does not exist."""
+    text = micro.ptx(
+        "mov.u32 %o0, %cluster_ctarank; mov.u32 %o1, %cluster_nctarank; mov.u32 %o2, %clusterid.x;\n"
+        "mapa.shared::cluster.u32 %o3, %lane, %i0;",
+        1,
+        4,
+    )
+    got = micro.run(text, np.zeros((32, 1), np.uint32), 4)
+    np.testing.assert_array_equal(got, [[0, 1, 0, lane] for lane in range(32)])
+    with pytest.raises(EmulatorError, match="^cluster: mapa to block 1: clusters of several blocks"):
+        micro.run(text, np.ones((32, 1), np.uint32), 4)
+    with pytest.raises(EmulatorError, match="clusters of several blocks"):
+        load(text.replace("\n{", "\n.reqnctapercluster 2, 1, 1\n{", 1), "micro")
