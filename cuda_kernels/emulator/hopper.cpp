@@ -72,9 +72,3 @@ void end_asynchronous(Block& k) {
                 "transaction count %lld, %u bytes on their way", entry.first, (long long)b.bytes, b.flying));
     }
 }
-
-void touched(const Warp& w, u32 pc, u32 row) {
-    fault("wgmma", pc, w.active, w.flying[row] == FLYING_OPERAND
-        ? "accesses a register that a wgmma in flight reads: no wgmma.wait_group has covered it"
-        : "accesses a sum of a wgmma in flight: no wgmma.wait_group has covered it");
-}

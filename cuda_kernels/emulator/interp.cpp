@@ -29,8 +29,8 @@ namespace {
 inline void take(Warp& w, size_t i) {
     w.pc = w.groups[i].pc, w.active = w.groups[i].mask;
     w.groups.erase(w.groups.begin() + i);
-    w.watch = ~0u;
-    for (auto& g : w.groups)
+    w.watch = w.flying.empty() ? ~0u : 0;  // 0: every instruction is looked at
+    if (w.watch) for (auto& g : w.groups)
         if (g.pc > w.pc && g.pc < w.watch) w.watch = g.pc;
 }
 
@@ -216,10 +216,20 @@ bool found_again(Block& k, Warp& w, u32 pc, u32 m, u64 found) {
 }
 }  // namespace
 
+// A register that a wgmma in flight reads or writes must not be touched by others; they look themselves.
+__attribute__((noinline)) void not_in_flight(const Warp& w, const Ins& in) {
+    u32 m = in.guard < 0 ? FULL : *pred(w, in.guard) ^ (in.flags & GUARD_NOT ? FULL : 0);
+    if (in.kind >= K_WGMMA || !(m & w.active)) return;
+    for (s32 o : in.o)
+        if (o >= 0 && !(o & 1) && w.flying[o >> 8])
+            fault("wgmma", w.pc, w.active, w.flying[o >> 8] == 1
+                ? "accesses a register that a wgmma in flight reads: no wgmma.wait_group has covered it"
+                : "accesses a sum of a wgmma in flight: no wgmma.wait_group has covered it");
+}
+
 template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum) {
     const Ins* const code = k.prog->ins.data();
-    const bool flies = k.prog->asynchronous;
     u64 left = quantum;
     auto at = [&](s32 o) { return operand(k, w, o); };
     u32 counted = 0;  // where the last instruction was counted
@@ -233,8 +243,11 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
     };
     while (left) {
         if (w.pc >= w.watch) {
-            w.groups.push_back({w.pc, w.active, 0});
-            choose(k, w);
+            if (w.flying.empty() || !w.groups.empty()) {
+                w.groups.push_back({w.pc, w.active, 0});
+                choose(k, w);
+            }
+            if (!w.flying.empty()) not_in_flight(w, code[w.pc]);
         }
         const u32 pc = w.pc;
         const Ins& in = code[pc];
@@ -249,9 +262,6 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             }
         }
         if (CHECK) k.counts[pc].executed++, counted = pc;
-        if (flies && !w.flying.empty() && in.kind < K_WGMMA)
-            for (s32 o : in.o)
-                if (o >= 0 && !(o & 1) && w.flying[o >> 8]) touched(w, pc, (u32)o >> 8);
         switch (in.kind) {
             case K_ROW: {
                 u8* d = at(in.o[0]);
@@ -365,20 +375,22 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 break;
             case K_LDMATRIX:
             case K_STMATRIX:
-            case K_MOVMATRIX:
-            case K_MMA:
-            case K_MMA_SP: {
                 if (!met(m, FULL)) continue;
-                const bool matrices = in.kind == K_LDMATRIX || in.kind == K_STMATRIX, moves = in.kind == K_MOVMATRIX;
-                if (m != FULL)
-                    fault("convergence", pc, m, format("%s needs all 32 lanes, has 0x%08x",
-                        moves ? "movmatrix" : !matrices ? "mma" : in.kind == K_LDMATRIX ? "ldmatrix" : "stmatrix", m));
-                if (matrices) ldmatrix<CHECK>(k, w, in, pc);
-                else if (moves) movmatrix(k, w, in);
-                else tensor<CHECK>(k, w, in, pc);
+                if (m != FULL) fault("convergence", pc, m, format("ldmatrix or stmatrix needs all 32 lanes, has 0x%08x", m));
+                ldmatrix<CHECK>(k, w, in, pc);
                 if (in.kind == K_STMATRIX) progress(k, w);
                 break;
-            }
+            case K_MOVMATRIX:
+                if (!met(m, FULL)) continue;
+                if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
+                movmatrix(k, w, in);
+                break;
+            case K_MMA:
+            case K_MMA_SP:
+                if (!met(m, FULL)) continue;
+                if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
+                tensor<CHECK>(k, w, in, pc);
+                break;
             case K_SHFL:
             case K_VOTE:
             case K_MATCH:

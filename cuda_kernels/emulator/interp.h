@@ -270,7 +270,6 @@ template <bool CHECK>
 After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found);
 void begin_asynchronous(Block& k);  // a block starts; the last warp of one has ended
 void end_asynchronous(Block& k);
-[[noreturn]] void touched(const Warp& w, u32 pc, u32 row);
 
 [[noreturn]] void fault(const char* check, u32 pc, u32 lanes, std::string detail);
 std::string format(const char* f, ...) __attribute__((format(printf, 1, 2)));

@@ -386,14 +386,16 @@ inline void ldmatrix(Block& k, Warp& w, const Ins& in, u32 pc) {
     }
     for (u32 j = 0; j < in.vec; j++) {
         u8* d = operand(k, w, in.o[j]);
-        for (int r = 0; r < 8; r++) {
-            u8* row = k.smem + ad[8 * j + r];
-            if (!in.sub) store ? memcpy(row, d + 16 * r, 16) : memcpy(d + 16 * r, row, 16);
-            for (int c = 0; in.sub && c < 8; c++) {
-                u8* lane = d + 16 * c + 2 * r;
-                store ? memcpy(row + 2 * c, lane, 2) : memcpy(lane, row + 2 * c, 2);
-            }
-        }
+        if (!in.sub && !store)
+            for (int r = 0; r < 8; r++) memcpy(d + 16 * r, k.smem + ad[8 * j + r], 16);
+        else if (!in.sub)
+            for (int r = 0; r < 8; r++) memcpy(k.smem + ad[8 * j + r], d + 16 * r, 16);
+        else
+            for (int r = 0; r < 8; r++)
+                for (int c = 0; c < 8; c++) {
+                    u8 *at = k.smem + ad[8 * j + r] + 2 * c, *lane = d + 16 * c + 2 * r;
+                    store ? memcpy(at, lane, 2) : memcpy(lane, at, 2);
+                }
     }
 }
 

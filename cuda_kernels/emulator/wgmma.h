@@ -161,6 +161,7 @@ inline void take_registers(Block& k, Warp& w, const Ins& in, const Shape& shape,
     const u32* regs = &k.prog->tables[in.imm];
     const u8 code = shape.code(in);
     if (w.flying.empty()) w.flying.assign(k.prog->warp_bytes / 128 + 1, 0);
+    w.watch = 0;
     auto take = [&](s32 o, u8 as, bool reads) {
         if (o & 1) return;  // a constant
         if (CHECK && reads) written(k, w, o, false, FULL, pc, "wgmma reads");
