@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.independent import packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, ptx, run
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, SPARSE_SM90, ptx, run
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
@@ -19,6 +19,7 @@ RUNS = [
     ("two_convs", (), 336128),
     ("wgmma", (), 5392),
     ("conv_sm90", (), 27136),
+    ("sparse_gemm_sm90", SPARSE_SM90, 6144),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -27,7 +28,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:6], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:7], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)

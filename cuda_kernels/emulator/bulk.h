@@ -36,8 +36,8 @@ inline void check_map(const Ins& in, const Copy& c) {
     if ((t.kind == IM2COL) != ((in.sub & BULK_IM2COL) != 0)) wrong_copy(c, "a tensor map of the other kind: tiles, or im2col");
     if (t.swizzle > 1 && t.row_bytes() != 16u * t.swizzle)
         wrong_copy(c, format("rows of %u bytes in a swizzle of %u: no program of others shows where they lie", t.row_bytes(), 16 * t.swizzle));
-    if (c.shared % (128u * t.swizzle))
-        wrong_copy(c, format("shared address 0x%x: expected a multiple of %u, of the swizzle's pattern", c.shared, 128 * t.swizzle));
+    if (c.shared % 128)  // a swizzle is of the address's bits, wherever a tile begins: CUTLASS's epilogues count on it
+        wrong_copy(c, format("shared address 0x%x: expected a multiple of 128 for tensors", c.shared));
     for (u32 d = 1; t.kind == IM2COL && d + 1 < t.rank; d++) {
         const s64 low = t.lower[d - 1], high = (s64)t.last[d] + t.upper[d - 1];
         const u32 most = t.rank == 3 ? 65535 : t.rank == 4 ? 255 : 31;

@@ -107,7 +107,8 @@ def in_flight(code: Sequence[Micro]) -> None:
 
 def unfenced(code: Sequence[Micro], labels: set[int]) -> list[int]:
     """The records of wgmma that some way reaches with a register of theirs accessed and no wgmma.fence since: the first wgmma
-    needs one too (PTX ISA, wgmma.fence). Other wgmmas and the waits access no register in that sense."""
+    needs one too (PTX ISA, wgmma.fence, which names sums and A: CUTLASS writes metadata behind it). Other wgmmas and the waits
+    access no register in that sense."""
     if not any(m.kind == "WGMMA" for m in code):
         return []
     blocks, every = _blocks(code, labels), -1
@@ -121,7 +122,7 @@ def unfenced(code: Sequence[Micro], labels: set[int]) -> list[int]:
         for i in range(blocks[b].start, blocks[b].end):
             m = code[i]
             if m.kind == "WGMMA":
-                if any(v >= 0 and now >> v & 1 for v in (*m.extra, m.o[3])):
+                if any(v >= 0 and now >> v & 1 for v in m.extra):
                     found.add(i)
             elif m.kind == "WGMMA_FENCE":
                 now = 0

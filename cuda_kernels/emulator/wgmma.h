@@ -29,10 +29,10 @@ inline Matrix described(u64 d, bool along_mn, u32 mn, u32 depth, u32 pc) {
     if (d & 0x3ff1c000c000c000ull) wrong("bits that the ISA reserves are set");
     if (d >> 49 & 7) wrong("a base offset; only patterns that begin where their size divides the address are executed");
     if (x.width == 1) return x;
-    const u32 inside = x.start % (128 * x.width), row = 16 * x.width;
-    if (inside >= row) wrong("it begins inside a swizzle's pattern of eight rows: what the address's bits then mean the ISA leaves open");
-    if (along_mn && inside) wrong("it begins inside a row of a swizzle's pattern");
-    if (!along_mn && inside + 2 * depth > row) wrong("its columns are wider than a row of the swizzle's pattern");
+    // Along K it may begin in any row of a pattern: the address's bits decide, as CUTLASS's sparse collective has it (tiles at 128).
+    const u32 row = 16 * x.width;
+    if (along_mn && x.start % (8 * row)) wrong("it does not begin where a swizzle's pattern does: what that means the ISA leaves open");
+    if (!along_mn && x.start % row + 2 * depth > row) wrong("its columns are wider than a row of the swizzle's pattern");
     if (along_mn && mn > 8 * x.width && !x.leading) wrong("a leading offset of 0");
     return x;
 }

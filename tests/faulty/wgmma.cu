@@ -25,7 +25,7 @@ extern "C" __global__ __launch_bounds__(128) void kernel(const __half* x, const 
     unsigned long long da = described(a, 1024), db = described(b, 256);
     if (FAULT == 4) da += lane == 5;
     if (FAULT == 5) da |= 1ull << 49;
-    if (FAULT == 6) db |= 1ull << 62, db += 8;  // 128-byte swizzle, from a pattern's second row on
+    if (FAULT == 6) db = (db & ~0x7ull) + 7 | 1ull << 62;  // 128-byte swizzle, from the last piece of a row on
     if (FAULT == 7) da += warp == 2 ? 8 : 0;
     if (FAULT == 8) db += 0x3000;
     float d[8] = {};

@@ -90,6 +90,9 @@ EXAMPLES = {
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
+    "sparse_gemm_sm90": Example(
+        "62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", {"Shape<_1,_2,_1>": "Shape<_1,_1,_1>"}, capability=90, special="a"
+    ),
     "conv_sm90": Example("conv_sm90.cu", beside=True, capability=90, special="a"),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
@@ -99,6 +102,7 @@ EXAMPLES = {
 CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
+SPARSE_SM90 = "--m=256 --n=128 --k=256 --iterations=0".split()
 DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
 ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before them, and a seed starts them in any order
 

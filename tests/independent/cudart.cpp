@@ -77,6 +77,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* host, v
     bool dependent = false;
     for (unsigned i = 0; i < c->numAttrs; i++) {
         const cudaLaunchAttribute& a = c->attrs[i];
+        const auto& cluster = a.val.clusterDim;
+        if (a.id == cudaLaunchAttributeClusterDimension && cluster.x * cluster.y * cluster.z == 1) continue;
         if (a.id != cudaLaunchAttributeProgrammaticStreamSerialization) return kept(cudaErrorNotSupported);
         dependent |= a.val.programmaticStreamSerializationAllowed != 0;
     }

@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_kernels.emulator import EmulatorError, Options, build
 from tests.independent import cuda_programs, interpreter
-from tests.independent.cuda_programs import ALL_AT_ONCE
+from tests.independent.cuda_programs import ALL_AT_ONCE, SPARSE_SM90
 from tests.independent.products import Mma, loaded_wrong, moved_wrong, wrong
 from tests.independent.triton_programs import Triton, committed
 from tests.independent.triton_runs import execute, runs, worst
@@ -77,10 +77,12 @@ def placed() -> bool:
     return not any(loaded_wrong(count, trans) for count in (1, 2, 4) for trans in (False, True)) and not moved_wrong()
 
 
-def cuda(sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None) -> bool:
-    """A CUDA program prints these words; with `change`, of its PTX by regular expressions."""
+def cuda(
+    sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None, given: Sequence[str] = ()
+) -> bool:
+    """A CUDA program, of the arguments `given`, prints these words; with `change`, of its PTX by regular expressions."""
     more = ("--replace", json.dumps(dict(change))) if change else ()
-    out, _ = cuda_programs.run(name, (), *options, *more, "--emulator", str(sources))
+    out, _ = cuda_programs.run(name, given, *options, *more, "--emulator", str(sources))
     if "Traceback" in out:
         raise RuntimeError(f"{name} was not run:\n{out}")
     return re.search(words, out) is not None
@@ -120,6 +122,7 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "Triton's TMA, no proxy fence": lambda s: refused(changed("tma_64x64x32", PROXIES, ""), "proxy fence"),
     "Triton's TMA, no last wait": lambda s: refused(changed("tma_64x64x32", BULK_WAIT, ""), "pending"),
     "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
+    "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "nvcc's loops that lanes leave": lambda s: cuda(s, "divergence", "Passed"),
     "CUB's scan": lambda s: cuda(s, "scan", "Passed", *ALL_AT_ONCE),

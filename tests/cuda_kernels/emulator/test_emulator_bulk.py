@@ -302,7 +302,7 @@ REFUSED = {
     "bulk copy: im2col from coordinate 0 of dimension 1": {"form": IM2COL, "at": "0, 0, -1, 0"},
     "bulk copy: im2col from coordinate 7 of dimension 2": {"form": IM2COL, "at": "0, -1, 7, 0"},
     "bulk copy: im2col offset 256": {"form": IM2COL, "at": "0, -1, -1, 0", "off": "256, 0"},
-    "bulk copy: shared address": {"before": "add.u32 %r1, %r1, 128;\n"},
+    "bulk copy: shared address": {"before": "add.u32 %r1, %r1, 64;\n"},
     "out of bounds: global bulk load": {"change": lambda m: m[:8] + struct.pack("<Q", 1 << 40) + m[16:]},
 }
 

@@ -58,7 +58,7 @@ FAULTS = {  # kernel, fault -> the beginning of the message, or several of which
     ("wgmma", 3): "race: read after write|uninitialised: read of 16 bytes at shared",
     ("wgmma", 4): "descriptor: matrix descriptor .* all lanes must have the same",
     ("wgmma", 5): "descriptor: .* a base offset",
-    ("wgmma", 6): "descriptor: .* inside a swizzle's pattern .* the ISA leaves open",
+    ("wgmma", 6): "descriptor: .* wider than a row of the swizzle's pattern",
     ("wgmma", 7): "warpgroup: the warps of a warpgroup disagree: operands",
     ("wgmma", 8): "out of bounds: shared wgmma operand",
     ("wgmma", 9): "wgmma: .* no wgmma.fence stands between",
