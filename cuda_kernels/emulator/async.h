@@ -15,7 +15,8 @@ struct MBarrier {
     u32 agent, by, epoch;     // of the copies that end here; the warp that initialised it, and when
     u32 pc;                   // of the copy issued last
     bool visible = false;     // to the asynchronous proxy: fence.mbarrier_init
-    bool awaited = true;      // no copy has been issued since a wait that found a completed phase
+    bool awaited = true;      // somebody has waited since the phase of the last copy was completed
+    u64 copied = 0;           // that phase
     u32 flying = 0;           // bytes of copies that have not landed
     u32 known[32] = {}, fenced[32] = {};            // of those who arrived in this phase
     u32 done_known[32] = {}, done_fenced[32] = {};  // in phases that are complete
@@ -178,7 +179,7 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
             }
             bool done = in.flags & BY_STATE ? b.phase != ((const u64*)operand(k, w, in.o[2]))[lane] : (b.phase & 1) != (word(2) & 1);
             if (!(in.flags & BY_STATE) && word(2) > 1) fault("mbarrier", pc, 1u << lane, format("parity %u: it is 0 or 1", word(2)));
-            if (done) learn(k, w, b.done_known, b.done_fenced), b.awaited = true;
+            if (done) learn(k, w, b.done_known, b.done_fenced), b.awaited |= b.phase > b.copied;
             ready |= (u32)done << lane, found = digest(digest(found | 1, at), b.phase);
         }
     }

@@ -148,7 +148,7 @@ inline void load_bulk(Block& k, Warp& w, Copy& c) {
         fenced_bytes(k, as, at, 16, c.pc);
         Shadow{k, as, c.pc}.write(at, 16, c.lane, PENDING);
     });
-    b.flying += c.bytes, b.awaited = false, b.pc = c.pc;
+    b.flying += c.bytes, b.awaited = false, b.copied = b.phase, b.pc = c.pc;
     if (!k.launch->late) return land<CHECK>(k, c);
     each_piece(c, [&](u32 at, u64, u32, u32) { memset(k.smem + at, 0xff, 16); });
     k.async->copies.push_back(std::move(c));

@@ -1,8 +1,10 @@
 """Bulk copies beside NumPy's indexing and CuTe's swizzles, and each check proven by a text with exactly that fault."""
 
+import contextlib
 import itertools
 import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -327,3 +329,63 @@ def test_what_a_map_does_not_allow_is_refused(message):
 def test_forms_that_are_not_executed_are_refused(text, message):
     with pytest.raises(EmulatorError, match=message):
         load(program(512, text.format(rank=4, at="0, 0, 0, 0", off="0, 0")), "kernel")
+
+
+def test_what_lies_outside_may_be_no_number():
+    memory, dims = Memory(), (24, 3)
+    x, strides, room = tensor(np.random.default_rng(0), dims)
+    address = memory.upload(room, "x")
+    source = encode_tiled("float16", address, dims, strides, (16, 4), nan_fill=True)
+    seen = run(program(128, TILED.format(rank=2, at="16, 1")), source, source, 128, memory).view(np.float16).reshape(4, 16)
+    outside = np.ones((4, 16), bool)
+    outside[:2, :8] = False
+    assert np.isnan(seen[outside]).all()
+    np.testing.assert_array_equal(seen[:2, :8].view(np.uint16), x[1:, 16:])
+
+
+def test_a_copy_reads_nothing_that_the_launch_ahead_may_write():
+    text = program(256, PLAIN.format(256))
+    with pytest.raises(EmulatorError, match="^dependent launch: global load .* before griddepcontrol.wait"):
+        plain(text, Memory(), Options(dependent=True))
+    waits = text.replace("mov.u32 %r0, %tid.x;", "griddepcontrol.wait; mov.u32 %r0, %tid.x;")
+    assert plain(waits, Memory(), Options(dependent=True))
+
+
+BLOCKS = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 y, .param .u64 flag, .param .u64 out)
+.maxntid 32, 1, 1
+{{
+.shared .align 128 .b8 tile[128];
+.reg .pred %p<4>;
+.reg .b32 %r<8>;
+.reg .b64 %rd<8>;
+mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mad.lo.u32 %r2, %r0, 4, %r1; mov.u32 %r3, %ctaid.x;
+ld.param.u64 %rd0, [y]; ld.param.u64 %rd1, [flag]; ld.param.u64 %rd2, [out];
+setp.ne.u32 %p0, %r3, 0; setp.ne.u32 %p1, %r0, 0;
+@%p0 bra READS;
+st.shared.u32 [%r2], %r0; fence.proxy.async.shared::cta; bar.sync 0;
+@%p1 bra END;
+cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r1], 128; cp.async.bulk.commit_group;
+{wait}
+membar.gl; st.relaxed.gpu.global.u32 [%rd1], 1; bra END;
+READS: ld.relaxed.gpu.global.u32 %r4, [%rd1]; setp.eq.u32 %p2, %r4, 0; @%p2 bra READS;
+membar.gl; mad.wide.u32 %rd3, %r0, 4, %rd0; ld.global.u32 %r5, [%rd3];
+mad.wide.u32 %rd4, %r0, 4, %rd2; st.global.u32 [%rd4], %r5;
+END: ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_another_block_reads_a_store_that_was_waited_for(options):
+    """Sources that are free again are not enough: the writes may come later than the flag."""
+    for wait, right in (("cp.async.bulk.wait_group 0;", True), ("cp.async.bulk.wait_group.read 0;", False)):
+        memory = Memory()
+        y, flag, out = (memory.alloc(128, fill=0, name=name) for name in ("y", "flag", "out"))
+        how = replace(options, resident_blocks=2)
+        program_ = load(BLOCKS.format(wait=wait), "kernel")
+        with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match="^global order"):
+            launch(program_, (2, 1, 1), (32, 1, 1), 0, struct.pack("<QQQ", y, flag, out), memory, options=how)
+            np.testing.assert_array_equal(memory.view(out).view(np.uint32), np.arange(32))

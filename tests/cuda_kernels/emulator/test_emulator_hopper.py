@@ -68,6 +68,7 @@ FAULTS = {  # kernel, fault -> the beginning of the message, or several of which
     ("wgmma", 13): f"wgmma: accesses a sum of a wgmma in flight: {NO_WAIT}",
     ("wgmma", 14): f"wgmma: accesses a register that a wgmma in flight reads: {NO_WAIT}",
     ("wgmma", 15): "race: write after read at shared address .*: a wgmma read it|race: read after write|proxy fence",
+    ("wgmma", 16): "wgmma: (accesses a sum of a wgmma in flight|one of its registers is in flight in another role)",
     ("wgmma", 17): "pending: the block ends while a wgmma is in flight",
     ("wgmma", 18): f"wgmma: accesses a sum of a wgmma in flight: {NO_WAIT}",
     ("mbarrier", 1): "mbarrier: shared address .* holds no mbarrier",
@@ -177,3 +178,50 @@ def test_a_cluster_has_one_block():
         micro.run(text, np.ones((32, 1), np.uint32), 4)
     with pytest.raises(EmulatorError, match="clusters of several blocks"):
         load(text.replace("\n{", "\n.reqnctapercluster 2, 1, 1\n{", 1), "micro")
+
+
+SPARSE = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry kernel(.param .u64 words, .param .u64 out)
+.maxntid 128, 1, 1
+{
+.shared .align 128 .b8 b[512];
+.reg .b16 %h<4>;
+.reg .b32 %r<16>;
+.reg .b64 %rd<8>;
+.reg .f32 %f<4>;
+mov.u32 %r0, %tid.x; mov.u32 %r1, b; ld.param.u64 %rd0, [words]; ld.param.u64 %rd1, [out];
+shr.u32 %r2, %r0, 4; and.b32 %r3, %r0, 15; shr.u32 %r4, %r3, 2; and.b32 %r5, %r3, 3;
+mad.lo.u32 %r6, %r2, 16, %r1; mad.lo.u32 %r6, %r4, 128, %r6; mad.lo.u32 %r6, %r5, 4, %r6;
+shl.b32 %r7, %r2, 5; mad.lo.u32 %r7, %r3, 2, %r7; add.u32 %r8, %r7, 1;
+cvt.rn.f16.u32 %h0, %r7; cvt.rn.f16.u32 %h1, %r8; mov.b32 %r9, {%h0, %h1}; st.shared.b32 [%r6], %r9;
+fence.proxy.async.shared::cta; bar.sync 0;
+mad.wide.u32 %rd2, %r0, 4, %rd0; ld.global.u32 %r10, [%rd2]; mov.b32 %r11, 0x3c003c00;
+shr.u32 %r12, %r1, 4; cvt.u64.u32 %rd3, %r12; or.b64 %rd3, %rd3, 0x0000000800080000;
+mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0, %f1, %f2, %f3}, {%r11, %r11, %r11, %r11}, %rd3, %r10, 0, 1, 1, 1, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+mad.wide.u32 %rd4, %r0, 16, %rd1; st.global.v4.f32 [%rd4], {%f0, %f1, %f2, %f3};
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_metadata_by_hand_where_the_lanes_of_a_pair_differ(options):
+    """A is 1, B of column n and row k is 32 n + k. Of four lanes the first describes columns 0 to 15, the second 16 to 31: a
+    row in the low half, the eighth below it in the high one; the third and fourth are not read (PTX ISA, metadata of k32)."""
+    words = np.tile(np.array([0xEEEE4444, 0xCCCC9999, 0xFFFFFFFF, 0], np.uint32), 32)
+    kept = {"low": [(0, 1)] * 4 + [(1, 2)] * 4, "high": [(2, 3)] * 4 + [(0, 3)] * 4}
+    columns = {name: [4 * i + j for i, pair in enumerate(pairs) for j in pair] for name, pairs in kept.items()}
+    memory = Memory()
+    out = memory.alloc(128 * 16, name="out")
+    arguments = struct.pack("<QQ", memory.upload(words, "words"), out)
+    launch(load(SPARSE), (1, 1, 1), (128, 1, 1), 0, arguments, memory, options=options)
+    got = memory.view(out).view(np.float32).reshape(4, 8, 4, 2, 2)  # warp, row, lane of four, half, column of two
+    for half, name in enumerate(("low", "high")):
+        want = [sum(32 * n + k for k in columns[name]) for n in range(8)]
+        np.testing.assert_array_equal(got[:, :, :, half].reshape(32, 8), np.tile(want, (32, 1)))
