@@ -49,6 +49,9 @@ struct Async {
 
 namespace {
 
+// Whether an operation is done later than it is issued: always, or by chance where a seed draws orders.
+inline bool later(Block& k) { return k.launch->late || (k.launch->seed && (k.random() & 1)); }
+
 enum AgentOf : u64 { COPIES = 0, STORES = 1ull << 32, PRODUCTS = 2ull << 32 };  // | address, warp, warpgroup
 
 // The number of an agent. Where there are more of them than numbers, some share one: an order may then go unmissed.
@@ -162,6 +165,7 @@ constexpr u8 BY_STATE = SIGNED;  // a wait: for the phase that a state names, no
 template <bool CHECK>
 inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) {
     u32 ready = 0, kept = m;
+    const bool missed = in.sub == M_TRY && k.launch->seed && (k.random() & 7) == 0;  // it may fail, the ISA says, at any time
     for (u32 r = m; r; r &= r - 1) {
         const u32 lane = __builtin_ctz(r);
         auto word = [&](int n) { return ((const u32*)operand(k, w, in.o[n]))[lane]; };
@@ -179,8 +183,10 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
             }
             bool done = in.flags & BY_STATE ? b.phase != ((const u64*)operand(k, w, in.o[2]))[lane] : (b.phase & 1) != (word(2) & 1);
             if (!(in.flags & BY_STATE) && word(2) > 1) fault("mbarrier", pc, 1u << lane, format("parity %u: it is 0 or 1", word(2)));
+            const bool overlooked = done && missed;
+            done &= !missed;
             if (done) learn(k, w, b.done_known, b.done_fenced), b.awaited |= b.phase > b.copied;
-            ready |= (u32)done << lane, found = digest(digest(found | 1, at), b.phase);
+            ready |= (u32)done << lane, found = digest(digest(found | 1, at), b.phase + overlooked);
         }
     }
     if (in.sub < M_TRY) {

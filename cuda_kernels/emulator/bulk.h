@@ -1,6 +1,6 @@
 // cp.async.bulk and cp.async.bulk.tensor: copies between global and shared memory by the asynchronous proxy.
 //
-// A load ends at an mbarrier. Early its bytes land when it is issued; late when somebody waits at the mbarrier and only bytes are
+// A load ends at an mbarrier. Early its bytes land when it is issued; late, and by chance with a seed, when somebody waits at the mbarrier and only bytes are
 // missing there: the source is read then, and what was in shared memory is lost from the start. Whoever reads without that wait is
 // not ordered behind it. A store reads its source, at the latest, when its thread waits for that (.read), and writes when it waits
 // for all of it or the block ends.
@@ -117,7 +117,7 @@ inline void move_out(Block& k, Copy& c, bool read, bool write) {
         if (write && first != last) memcpy((u8*)global + first, &c.read[n + first], last - first);
         n += 16;
     });
-    c.landed = true;
+    c.landed |= read, c.written |= write;
 }
 
 template <bool CHECK>
@@ -149,7 +149,7 @@ inline void load_bulk(Block& k, Warp& w, Copy& c) {
         Shadow{k, as, c.pc}.write(at, 16, c.lane, PENDING);
     });
     b.flying += c.bytes, b.awaited = false, b.copied = b.phase, b.pc = c.pc;
-    if (!k.launch->late) return land<CHECK>(k, c);
+    if (!later(k)) return land<CHECK>(k, c);
     each_piece(c, [&](u32 at, u64, u32, u32) { memset(k.smem + at, 0xff, 16); });
     k.async->copies.push_back(std::move(c));
 }
@@ -164,7 +164,7 @@ inline void store_bulk(Block& k, Warp& w, Copy& c) {
         Shadow{k, as, c.pc}.read(at, 16, c.lane, false);
     });
     written_globally(k, w, c, false);
-    if (!k.launch->late) move_out(k, c, true, true);
+    if (!later(k)) move_out(k, c, true, true);
     k.async->copies.push_back(std::move(c));
 }
 
@@ -185,8 +185,8 @@ inline void wait_stores(Block& k, Warp& w, const Ins& in, u32 m) {
         Copy& c = copies[i];
         bool covered = c.store && c.warp == w.index && (m >> c.lane & 1) && (s64)c.group < (s64)w.copy_groups[c.lane] - in.imm;
         if (covered) {
-            const bool all = !(in.flags & BULK_READ), late = k.launch->late;
-            if (late) move_out(k, c, !c.landed, all);
+            const bool all = !(in.flags & BULK_READ);
+            move_out(k, c, !c.landed, all && !c.written);
             w.known[c.agent] = std::max(w.known[c.agent], c.epoch);
             c.source_free = true;
             if (all) {
@@ -223,7 +223,7 @@ inline void end_bulk(Block& k) {
         if (!c.source_free) fault("pending", c.pc, 1u << c.lane, c.store
             ? "the block ends while a bulk store may still read its shared memory: no cp.async.bulk.wait_group covers it"
             : "the block ends while a bulk copy is on its way into its shared memory");
-        if (k.launch->late) move_out(k, c, false, true);
+        if (!c.written) move_out(k, c, false, true);
     }
     k.async->copies.clear();
 }

@@ -28,6 +28,7 @@ struct Copy {
     u32 pc, warp, lane, epoch, agent;
     bool store, tensor;
     bool landed = false;                 // a load's bytes are in shared memory, a store's have been read from there
+    bool written = false;                // a store's are in global memory
     bool source_free = false;            // of a store: its thread has waited for that
     u32 shared, bytes, barrier;          // barrier: where a load ends
     u32 group;                           // of a store: commits of its thread before it

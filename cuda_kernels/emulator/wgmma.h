@@ -142,7 +142,6 @@ inline void begin(Block& k, Step& s, u32 first_warp) {
     };
     if (!shape.a) reads(s.values[0], in.sub & A_ALONG_MN, 64, shape.stored);
     reads(s.values[1], in.sub & B_ALONG_MN, 8 * shape.n8, shape.depth);
-    if (!k.launch->late) compute(k, s, first_warp);
 }
 
 // A descriptor or a predicate that all lanes must share.
@@ -190,7 +189,12 @@ inline void issue(Block& k, Warp& w, const Ins& in, u32 pc) {
     take_registers<CHECK>(k, w, in, shape, scale != 0, pc);
     Step& s = agree(k, w, g, pc, a, b, scale != 0);
     s.product = true, s.commit = w.commits;
-    if (s.warps == 15) begin<CHECK>(k, s, w.index & ~3u);
+    if (s.warps == 15) {
+        begin<CHECK>(k, s, w.index & ~3u);
+        if (!later(k))
+            for (Step& before : g.steps)  // in their order
+                if (before.product && !before.done && before.warps == 15) compute(k, before, w.index & ~3u);
+    }
     advance(k, g, w);
 }
 
