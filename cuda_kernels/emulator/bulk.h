@@ -26,7 +26,7 @@ inline TensorMap map_at(Block& k, u64 address, const Copy& c) {
     } else if ((address & WINDOW_MASK) || !inside(k, address, address + sizeof t))
         wrong_copy(c, "a tensor map that lies neither in a parameter nor in global memory");
     memcpy(&t, p, sizeof t);
-    if (t.magic != TENSOR_MAP) wrong_copy(c, "what it takes for a tensor map is none");
+    if (!is_map(t)) wrong_copy(c, "what it takes for a tensor map is none");
     return t;
 }
 
@@ -60,7 +60,9 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
         for (u32 d = 0; d < in.vec; d++) c.at[d] = (s32)word(4 + (int)d);
         for (u32 d = 0; d < 3; d++) c.offset[d] = word(9 + (int)d) & 0xffff;
         check_map(in, c);
-        c.bytes = c.map.row_bytes() * c.map.rows();
+        const u64 bytes = c.map.row_bytes() * c.map.rows();
+        if (bytes >> 20) wrong_copy(c, format("a box of %llu bytes", (unsigned long long)bytes));
+        c.bytes = (u32)bytes;
     } else {
         c.global = address, c.bytes = word(2), c.map.element = 1;
         if ((address | c.shared | c.bytes) % 16)
@@ -71,20 +73,30 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
     return c;
 }
 
+// use(addresses of all lanes, bytes): what a copy accesses in global memory, each time within a sector.
+template <class F>
+inline void each_global(const Copy& c, F use) {
+    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
+        for (u64 a = global + first, end = global + last, next; a < end; a = next) {
+            next = std::min(end, (a | 31) + 1);
+            u64 ad[LANES];
+            for (u64& x : ad) x = a;
+            use(ad, (u32)(next - a));
+        }
+    });
+}
+
 // Bounds of what it reads or writes in global memory, and with CHECK what is counted and known of it.
 template <bool CHECK>
 inline void account(Block& k, Warp& w, const Copy& c) {
-    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        if (first == last) return;
-        u64 ad[LANES];
-        for (u64& a : ad) a = global + first;
-        const u32 lane = 1u << c.lane;
-        global_bounds(k, ad, ad[0], ad[0], lane, last - first, c.pc, c.store ? "bulk store" : "bulk load");
+    const u32 lane = 1u << c.lane;
+    each_global(c, [&](const u64* ad, u32 n) {
+        global_bounds(k, ad, ad[0], ad[0], lane, n, c.pc, c.store ? "bulk store" : "bulk load");
         if (!CHECK) return;
         if (k.launch->dependent && !(w.waited & lane)) early(k, ad, lane, c.store, c.pc);
-        bool written = count_global(k, c.pc, ad, lane, last - first, c.store ? STORED : LOADED);
-        if (c.store) mark_global(k, ad, lane, last - first, true, c.pc);
-        else if (written && k.run->many) check_writer(k, ad, lane, last - first, c.pc);
+        const bool written = count_global(k, c.pc, ad, lane, n, c.store ? STORED : LOADED);
+        if (c.store) mark_global(k, ad, lane, n, true, c.pc);
+        else if (written && k.run->many) check_writer(k, ad, lane, n, c.pc);
     });
 }
 
@@ -93,11 +105,7 @@ inline void written_globally(Block& k, Warp& w, const Copy& c, bool done) {
     if (!k.launch->checks || !k.run->many) return;
     const u32 fences = k.fences;
     if (!done) k.fences = Writer::MOST;  // no fence covers it
-    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        u64 ad[LANES];
-        for (u64& a : ad) a = global + first;
-        if (first != last) remember_writer(k, w, ad, 1u << c.lane, last - first);
-    });
+    each_global(c, [&](const u64* ad, u32 n) { remember_writer(k, w, ad, 1u << c.lane, n); });
     k.fences = fences;
 }
 

@@ -299,8 +299,10 @@ def mapped(change=lambda source: source, **words) -> None:
 
 REFUSED = {
     "bulk copy: a tensor map of 4 dimensions, the instruction has 3": {"rank": 3, "at": "0, 0, 0"},
-    "bulk copy: a tensor map of the other kind": {"form": IM2COL, "change": lambda m: m[:99] + b"\0" + m[100:]},
+    "bulk copy: a tensor map of the other kind": {"form": TILED},
     "bulk copy: what it takes for a tensor map is none": {"change": lambda m: bytes(128)},
+    "bulk copy: what it takes for a tensor map is n": {"change": lambda m: m[:94] + b"\0" + m[95:]},
+    "bulk copy: a box of 33554432 bytes": {"change": lambda m: m[:68] + struct.pack("<4H", 64, 256, 256, 4) + m[76:]},
     "bulk copy: im2col from coordinate 0 of dimension 1": {"form": IM2COL, "at": "0, 0, -1, 0"},
     "bulk copy: im2col from coordinate 7 of dimension 2": {"form": IM2COL, "at": "0, -1, 7, 0"},
     "bulk copy: im2col offset 256": {"form": IM2COL, "at": "0, -1, -1, 0", "off": "256, 0"},
