@@ -207,7 +207,7 @@ inline Warpgroup& group_of(Block& k, const Warp& w, u32 pc) {
 }
 
 // Take the warpgroup's next step: what its other warps have done as that must be the same.
-inline Step& agree(Block& k, Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
+inline Step& agree(Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
     const u64 at = w.steps++ - g.first;
     if (at == g.steps.size()) {
         g.steps.emplace_back();
@@ -252,7 +252,7 @@ inline After set_registers(Block& k, Warp& w, const Ins& in, u32 pc) {
         w.state = WAITS;
         return AGAIN;
     }
-    agree(k, w, g, pc, wanted);
+    agree(w, g, pc, wanted);
     k.async->pool -= more, w.registers = wanted;
     advance(k, g, w);
     for (auto& v : k.warps)

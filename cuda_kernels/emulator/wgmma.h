@@ -187,7 +187,7 @@ inline void issue(Block& k, Warp& w, const Ins& in, u32 pc) {
         fault("wgmma", pc, FULL, "a register that it adds to or reads was accessed, and no wgmma.fence stands between on every way here");
     const u64 a = shape.a ? 0 : uniform(k, w, in.o[1], pc), b = uniform(k, w, in.o[2], pc);
     take_registers<CHECK>(k, w, in, shape, scale != 0, pc);
-    Step& s = agree(k, w, g, pc, a, b, scale != 0);
+    Step& s = agree(w, g, pc, a, b, scale != 0);
     s.product = true, s.commit = w.commits;
     if (s.warps == 15) {
         begin<CHECK>(k, s, w.index & ~3u);
@@ -225,7 +225,7 @@ inline After wait_products(Block& k, Warp& w, const Ins& in, u32 pc) {
         }
     }
     if (!any) w.flying.clear();
-    agree(k, w, g, pc);
+    agree(w, g, pc);
     advance(k, g, w);
     return NEXT;
 }
