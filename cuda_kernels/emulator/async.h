@@ -12,7 +12,7 @@ struct MBarrier {
     u32 count, pending;       // arrivals that a phase expects, and that are missing
     s64 bytes = 0;            // transaction count
     u64 phase = 0;            // phases completed
-    u32 agent, by, epoch;     // of the copies that end here; the warp that initialised it, and when
+    u32 agent = 0, by, epoch; // of the copies that end here, from the first on; the warp that initialised it, and when
     u32 pc;                   // of the copy issued last
     bool visible = false;     // to the asynchronous proxy: fence.mbarrier_init
     bool awaited = true;      // somebody has waited since the phase of the last copy was completed
@@ -54,12 +54,13 @@ inline bool later(Block& k) { return k.launch->late || (k.launch->seed && (k.ran
 
 enum AgentOf : u64 { COPIES = 0, STORES = 1ull << 32, PRODUCTS = 2ull << 32 };  // | address, warp, warpgroup
 
-// The number of an agent. Where there are more of them than numbers, some share one: an order may then go unmissed.
+// The number of an agent. Where there are more of them than numbers, some share one: a missing order may then go unseen.
 inline u32 agent(Block& k, u64 what, const char* name) {
     auto found = k.async->agents.find(what);
     if (found != k.async->agents.end()) return found->second;
     const u32 warps = (u32)k.warps.size(), room = 32 - warps;
-    if (!room) fault("asynchronous", 0, 0, "asynchronous operations in a block of 1,024 threads: at most 992 can be watched");
+    if (!room) fault("asynchronous", k.warps[k.last].pc, FULL, "copies in bulk or wgmma in a block of more than 992 threads: the check of races has "
+            "numbers for at most 992 threads beside them");
     u32 number = warps + (u32)k.async->agents.size() % room;
     k.async->agents[what] = number, k.actors[number] = name;
     if (number >= k.clocks) k.clocks = number + 1;
@@ -118,7 +119,6 @@ inline void init(Block& k, Warp& w, u32 at, u32 count, u32 lane, u32 pc, bool ch
     if (check) Shadow{k, w, pc}.write(at, 8, lane, PENDING | OBJECT);
     MBarrier b;
     b.count = b.pending = count, b.by = w.index, b.epoch = w.epoch, b.pc = pc;
-    b.agent = agent(k, COPIES | at, "a bulk copy");
     k.async->barriers.emplace(at, b);
 }
 

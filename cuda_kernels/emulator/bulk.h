@@ -149,6 +149,7 @@ inline void load_bulk(Block& k, Warp& w, Copy& c) {
     if (!b.visible && w.fenced[b.by] < b.epoch && !k.launch->unfenced)
         fault("mbarrier", c.pc, 1u << c.lane, format("no fence.mbarrier_init or fence.proxy.async stands between the initialisation of the "
             "mbarrier at shared address 0x%x and this copy", c.barrier));
+    if (!b.agent) b.agent = agent(k, COPIES | c.barrier, "a bulk copy");
     c.agent = b.agent;
     Warp& as = acting(k, c.agent, c.epoch, w.known, w.fenced);
     account<CHECK>(k, w, c);

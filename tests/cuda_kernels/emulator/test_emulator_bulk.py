@@ -391,3 +391,22 @@ def test_another_block_reads_a_store_that_was_waited_for(options):
         with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match="^global order"):
             launch(program_, (2, 1, 1), (32, 1, 1), 0, struct.pack("<QQQ", y, flag, out), memory, options=how)
             np.testing.assert_array_equal(memory.view(out).view(np.uint32), np.arange(32))
+
+
+@pytest.mark.parametrize("threads, right", [(992, True), (1024, False)])
+def test_a_block_leaves_a_number_to_its_copies(threads, right):
+    """Warps and asynchronous operations share 32 numbers in the check of races."""
+    text = program(256, PLAIN.format(256)).replace(".maxntid 64", f".maxntid {threads}")
+    memory = Memory()
+    address = memory.upload(np.arange(64, dtype=np.uint32), "x")
+    params = bytes(256) + struct.pack("<QQ", memory.alloc(256, name="seen"), address)
+    words = "^asynchronous: .* at most 992 threads"
+    with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match=words):
+        launch(
+            load(text.replace("add.u32 %r4, %r4, 64", f"add.u32 %r4, %r4, {threads}"), "kernel"),
+            (1, 1, 1),
+            (threads, 1, 1),
+            0,
+            params,
+            memory,
+        )
