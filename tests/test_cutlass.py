@@ -6,17 +6,20 @@ import re
 import pytest
 
 from tests.independent import packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, ptx, run
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, SPARSE_SM90, ptx, run
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
-# convolutions, each alone, then in one launch
+# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products
 RUNS = [
     ("sparse_gemm", (), 8192),
     ("conv_fprop", CONV, 73728),
     ("conv_depthwise", DEPTHWISE, 0),
     ("two_convs", (), 336128),
+    ("wgmma", (), 5392),
+    ("conv_sm90", (), 27136),
+    ("sparse_gemm_sm90", SPARSE_SM90, 6144),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -25,7 +28,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:4], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:7], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)
@@ -38,6 +41,21 @@ def test_an_example_of_cutlass_is_right(name, arguments, products, order):
 def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, seed):
     out, code = run(name, arguments, "--seed", str(seed), *["--late"] * (seed % 2))
     assert code == 0 and "Pass" in out and f"after {products} products" in out, out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed, mode", [(1, ()), (2, ("--late",)), (3, ("--seed", "5"))])
+def test_a_convolution_for_hopper_is_right_for_any_problem(seed, mode):
+    """Tensor maps of pixels, by CUTLASS's own arithmetic of corners, coordinates and offsets."""
+    out, code = run("conv_sm90", ("300", str(seed)), *mode)
+    assert code == 0 and "Passed: 300 of 300" in out, out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10, 30))
+def test_a_convolution_for_hopper_is_right_for_thousands_of_problems(seed):
+    out, code = run("conv_sm90", ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
+    assert code == 0 and "Passed: 100 of 100" in out, out
 
 
 WRONG = {

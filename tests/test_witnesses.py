@@ -101,6 +101,24 @@ def test_exchanged_registers_are_noticed(m):
             assert noticed(m, m.ptx.replace(line, other)), other
 
 
+# ---- Hopper's instructions, before a kernel of ours uses them
+
+ASYNCHRONOUS = ("wgmma", "mbarrier", "cp.async.bulk", "elect", "stmatrix", "fence.proxy")
+HOPPER = {
+    f: name for name in ("matmul_hopper", "tma_64x64x32") for f in forms(committed(name).ptx) if f.startswith(ASYNCHRONOUS)
+}
+HARMLESS = {"mbarrier.inval.b64"}  # a kernel that is right with it is right without
+
+
+@pytest.mark.parametrize("wanted", sorted(HOPPER))
+def test_a_kernel_for_hopper_notices(wanted):
+    assert notices(committed(HOPPER[wanted]), wanted) == (wanted not in HARMLESS)
+
+
+def test_which_of_hoppers_instructions_are_asked():
+    assert len(HOPPER) == 15 and set(HOPPER) > HARMLESS
+
+
 # ---- the record
 
 

@@ -31,12 +31,14 @@ void* emu_program(const Ins* ins, u64 n, const u8* consts, u64 const_bytes, cons
         if (i.kind == K_TEST) i.fn = (void*)ops[(u64)i.fn].test;
         p->has_nc |= i.kind == K_LD && (i.flags & NC);
         p->has_wait |= i.kind == K_GRID_WAIT;
+        p->asynchronous |= i.kind >= K_MBARRIER;
     }
     p->consts = (u8*)aligned_alloc(256, (const_bytes + 511) / 256 * 256);
     memcpy(p->consts, consts, const_bytes);
     p->tables.assign(tables, tables + n_tables);
     p->specials.assign(specials, specials + n_specials);
     p->warp_bytes = sizes[0], p->pred_bytes = sizes[1], p->local_bytes = sizes[2], p->cell_shift = sizes[3], p->global_shift = sizes[4];
+    p->thread_registers = sizes[5];
     return p;
 }
 void emu_program_free(void* p) { delete (Program*)p; }

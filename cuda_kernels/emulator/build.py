@@ -23,7 +23,7 @@ from cuda_kernels.compile import CompileError
 from cuda_kernels.files import cache_dir, keep, open_regular
 
 SOURCES = Path(__file__).parent
-UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
+UNITS = ("alu.cpp", "interp.cpp", "hopper.cpp", "schedule.cpp", "api.cpp")
 # GPU_RUNTIME_EMULATOR_MARCH names an instruction set, native this CPU's own: answers must not depend on it.
 MARCH = os.environ.get("GPU_RUNTIME_EMULATOR_MARCH", "")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.

@@ -74,6 +74,22 @@ inline void reduce(Block& k, Warp& w, const Ins& in, u32 m) {
     broadcast(k, w, in.o[0], r, m);
 }
 
+// elect.sync: which lane it is, the ISA leaves open. CUTLASS lets the elected lane do what it asks of lane 0: it is the lowest.
+inline void elect(Block& k, Warp& w, const Ins& in, u32 m) {
+    const u32 leader = m & (~m + 1);
+    if (in.o[0] >= 0) broadcast(k, w, in.o[0], (u32)__builtin_ctz(leader), m);
+    u32* d = pred(w, in.o[1]);
+    *d = (*d & ~m) | leader;
+}
+
+inline void movmatrix(Block& k, Warp& w, const Ins& in) {
+    u16 s[8][8], t[8][8];
+    memcpy(s, operand(k, w, in.o[1]), sizeof s);
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++) t[c][r] = s[r][c];
+    memcpy(operand(k, w, in.o[0]), t, sizeof t);
+}
+
 template <bool CHECK>
 inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const bool acc16 = in.sub & MMA_ACC16;

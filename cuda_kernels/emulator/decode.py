@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from cuda_kernels.emulator import opcodes, opcodes_memory, opcodes_move, opcodes_warp
+from cuda_kernels.emulator import opcodes, opcodes_async, opcodes_memory, opcodes_move, opcodes_warp
 from cuda_kernels.emulator.decoder import Decoder, Opcode
-from cuda_kernels.emulator.operands import SPECIALS, DecodeError
+from cuda_kernels.emulator.layout import thread_registers
+from cuda_kernels.emulator.operands import SPECIALS, UNFENCED, DecodeError
 from cuda_kernels.emulator.parse import Function, Instr, Module
 from cuda_kernels.emulator.programs import INS, Decoded
-from cuda_kernels.emulator.registers import allocate
+from cuda_kernels.emulator.registers import allocate, in_flight, unfenced
 
 FIELDS = ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "order", "line")  # copied unchanged from a record
-OPCODES: dict[str, Opcode] = opcodes.OPCODES | opcodes_move.OPCODES | opcodes_memory.OPCODES | opcodes_warp.OPCODES
+OPCODES: dict[str, Opcode] = (
+    opcodes.OPCODES | opcodes_move.OPCODES | opcodes_memory.OPCODES | opcodes_warp.OPCODES | opcodes_async.OPCODES
+)
 
 
 def decode(module: Module, kernel: str | None = None) -> Decoded:
@@ -31,6 +34,8 @@ def decode(module: Module, kernel: str | None = None) -> Decoded:
 
 def _decoded(module: Module, kernel: Function) -> Decoder:
     dec = Decoder(module, kernel, OPCODES)
+    if kernel.limits.get("reqnctapercluster", 1) > 1:
+        dec.fail(opcodes_async.CLUSTERS)
     dec.function(kernel, {})
     if not dec.code or not dec.code[-1].ends:
         dec.ins = next((i for i in reversed(kernel.body) if isinstance(i, Instr)), dec.ins)
@@ -54,7 +59,11 @@ def _branch_tables(dec: Decoder) -> list[int]:
 
 def _arrays(dec: Decoder) -> Decoded:
     tables = _branch_tables(dec)
-    slots, count = allocate(dec.code, set(dec.labels.values()), dec.classes, set(dec.specials.values()))
+    labels = set(dec.labels.values())
+    in_flight(dec.code)
+    for i in unfenced(dec.code, labels):
+        dec.code[i].flags |= UNFENCED
+    slots, count = allocate(dec.code, labels, dec.classes, set(dec.specials.values()))
     pred_bytes = -(-4 * count["p"] // 128) * 128 or 128
     base = {"p": 0, "r": pred_bytes, "d": pred_bytes + 128 * count["r"]}
     size = {"p": 4, "r": 128, "d": 256}
@@ -72,13 +81,16 @@ def _arrays(dec: Decoder) -> Decoded:
         if m.kind == "ROW":
             o += [1] * (5 - len(o))  # the constant at offset 0
         operands[i, : len(o)] = o
+        if m.extra:
+            m.imm = len(tables)
+            tables += map(operand, m.extra)
     for name in FIELDS:
         code[name] = [getattr(m, name) for m in dec.code]
     code["kind"] = [dec.kinds[m.kind] for m in dec.code]
     code["guard"] = [-1 if m.guard is None else operand(m.guard) for m in dec.code]
     specials = np.array([(SPECIALS[n], at[v] // 2) for n, v in dec.specials.items()], np.uint32).reshape(-1, 2)
-    cells = [dec.cell.bit_length() - 1, dec.global_cell.bit_length() - 1]
-    sizes = np.array([base["d"] + 256 * count["d"], pred_bytes, -(-dec.local_bytes // 16) * 16, *cells], np.uint32)
+    cells, registers = [dec.cell.bit_length() - 1, dec.global_cell.bit_length() - 1], thread_registers(dec.kernel)
+    sizes = np.array([base["d"] + 256 * count["d"], pred_bytes, -(-dec.local_bytes // 16) * 16, *cells, registers], np.uint32)
     numbers = {opcode: i for i, opcode in enumerate(dict.fromkeys(m.opcode for m in dec.code))}
     places = np.array([(m.line, *m.loc, numbers[m.opcode]) for m in dec.code], np.int32)
     return Decoded(

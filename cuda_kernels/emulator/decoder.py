@@ -192,8 +192,11 @@ class Decoder:
             v = self.temp(c)
             self.emit("CLOCK", [v], defs=(v,), sub=int(name.startswith("globaltimer")), flags=WIDE if c == "d" else 0)
             return v
-        if name in ("gridid", "envreg0") or name.startswith("pm"):
-            return self.const(0, 64 if c == "d" else 32)
+        name = re.sub(r"^(n?)clusterid\b", r"\1ctaid", name)  # clusters of one block
+        if name in ("gridid", "envreg0", "cluster_ctarank") or name.startswith(
+            ("pm", "cluster_ctaid.", "cluster_nctaid.", "cluster_nctarank")
+        ):
+            return self.const(int("ncta" in name), 64 if c == "d" else 32)
         if name not in SPECIALS:
             self.fail(f"special register '%{name}'")
         v = self.specials[name] = self.vreg(("special", name), "r")
@@ -271,6 +274,7 @@ class Decoder:
         order: int = 0,
         labels: Sequence[tuple[int, int]] = (),
         ends: bool = False,
+        extra: Sequence[int] = (),
     ) -> None:
         """Append a record. `ends`: it ends this path, unless it is guarded."""
         ins, guard = self.ins, None
@@ -301,6 +305,7 @@ class Decoder:
                 labels,
                 ends and guard is None,
                 [],
+                extra,
             )
         )
 

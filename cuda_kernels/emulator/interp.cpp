@@ -29,8 +29,8 @@ namespace {
 inline void take(Warp& w, size_t i) {
     w.pc = w.groups[i].pc, w.active = w.groups[i].mask;
     w.groups.erase(w.groups.begin() + i);
-    w.watch = ~0u;
-    for (auto& g : w.groups)
+    w.watch = w.flying.empty() ? ~0u : 0;  // 0: every instruction is looked at
+    if (w.watch) for (auto& g : w.groups)
         if (g.pc > w.pc && g.pc < w.watch) w.watch = g.pc;
 }
 
@@ -109,13 +109,8 @@ void barrier_done(Block& k, Barrier& b) {
     for (u32 m = b.waiting; m; m &= m - 1) {
         Warp& w = k.warps[__builtin_ctz(m)];
         w.state = RUNNABLE;
-        w.epoch = k.epochs;
-        u32 least = ~0u;
-        for (u32 v = 0; v < k.warps.size(); v++) {
-            if (b.joined[v] > w.known[v]) w.known[v] = b.joined[v];
-            if (v != w.index && w.known[v] < least) least = w.known[v];
-        }
-        w.min_known = least;
+        w.epoch = w.synced = k.epochs;
+        learn(k, w, b.joined, b.fenced);
         const Ins& in = k.prog->ins[w.barrier_pc];
         if (in.sub >= 2) {  // bar.red
             if (in.sub == 2) {
@@ -151,10 +146,7 @@ bool barrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     if (b.arrived && b.expected != count)
         fault("barrier", pc, m, format("barrier %u is waited for with %u threads here and %u by another warp", id, count, b.expected));
     b.expected = count, b.arrived += 32;
-    for (u32 v = 0; v < k.warps.size(); v++) {
-        u32 known = v == w.index ? w.epoch : w.known[v];
-        if (known > b.joined[v]) b.joined[v] = known;
-    }
+    join(k, w, b.joined, b.fenced);
     if (in.sub >= BAR_POPC) {
         u32 p = *(u32*)operand(k, w, in.o[3]);
         if (in.flags & PRED_NOT) p = ~p;
@@ -189,6 +181,7 @@ bool members(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         if (in.kind == K_SHFL) shuffle(k, w, in, part);
         else if (in.kind == K_VOTE) vote(k, w, in, part);
         else if (in.kind == K_MATCH) match(k, w, in, part);
+        else if (in.kind == K_ELECT) elect(k, w, in, part);
         else reduce(k, w, in, part);
     }
     return true;
@@ -223,6 +216,17 @@ bool found_again(Block& k, Warp& w, u32 pc, u32 m, u64 found) {
 }
 }  // namespace
 
+// A register that a wgmma in flight reads or writes must not be touched by others; they look themselves.
+__attribute__((noinline)) void not_in_flight(const Warp& w, const Ins& in) {
+    u32 m = in.guard < 0 ? FULL : *pred(w, in.guard) ^ (in.flags & GUARD_NOT ? FULL : 0);
+    if (in.kind >= K_WGMMA || !(m & w.active)) return;
+    for (s32 o : in.o)
+        if (o >= 0 && !(o & 1) && w.flying[o >> 8])
+            fault("wgmma", w.pc, w.active, w.flying[o >> 8] == 1
+                ? "accesses a register that a wgmma in flight reads: no wgmma.wait_group has covered it"
+                : "accesses a sum of a wgmma in flight: no wgmma.wait_group has covered it");
+}
+
 template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum) {
     const Ins* const code = k.prog->ins.data();
@@ -239,8 +243,11 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
     };
     while (left) {
         if (w.pc >= w.watch) {
-            w.groups.push_back({w.pc, w.active, 0});
-            choose(k, w);
+            if (w.flying.empty() || !w.groups.empty()) {
+                w.groups.push_back({w.pc, w.active, 0});
+                choose(k, w);
+            }
+            if (!w.flying.empty()) not_in_flight(w, code[w.pc]);
         }
         const u32 pc = w.pc;
         const Ins& in = code[pc];
@@ -324,7 +331,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
                 if (!met(m, need)) continue;
-                if (CHECK && !(w.alive & ~need)) w.epoch = ++k.epochs;  // all lanes' stores lie before what any of them does now
+                if (CHECK && !(w.alive & ~need)) w.epoch = w.synced = ++k.epochs;  // all lanes' stores lie before what any of them does now
                 break;
             }
             case K_LD: {
@@ -342,21 +349,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 load_store<CHECK>(k, w, in, m, pc);
                 if (in.space != LOCAL) progress(k, w);
                 break;
-            case K_LD_PARAM: {
-                const u8* p = k.launch->params + in.imm;
-                for (u32 j = 0; j < in.vec; j++, p += in.size) {
-                    u64 v = 0;
-                    memcpy(&v, p, in.size);
-                    if (in.flags & SIGNED) v = (u64)((s64)(v << (64 - 8 * in.size)) >> (64 - 8 * in.size));
-                    u8* d = m == FULL ? at(in.o[j]) : k.scratch[0];
-                    if (in.flags & WIDE)
-                        for (int i = 0; i < LANES; i++) ((u64*)d)[i] = v;
-                    else
-                        for (int i = 0; i < LANES; i++) ((u32*)d)[i] = (u32)v;
-                    if (m != FULL) in.flags & WIDE ? blend64(at(in.o[j]), d, m) : blend32(at(in.o[j]), d, m);
-                }
-                break;
-            }
+            case K_LD_PARAM: load_param(k, w, in, m); break;
             case K_ATOM: {
                 u64 found = atomic<CHECK>(k, w, in, m, pc);
                 if (!found) progress(k, w);
@@ -381,20 +374,17 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 if (!w.async.empty()) cp_wait<CHECK>(k, w, m, in.imm, in.flags & ASYNC_ALL, pc);
                 break;
             case K_LDMATRIX:
+            case K_STMATRIX:
                 if (!met(m, FULL)) continue;
-                if (m != FULL) fault("convergence", pc, m, format("ldmatrix needs all 32 lanes, has 0x%08x", m));
+                if (m != FULL) fault("convergence", pc, m, format("ldmatrix or stmatrix needs all 32 lanes, has 0x%08x", m));
                 ldmatrix<CHECK>(k, w, in, pc);
+                if (in.kind == K_STMATRIX) progress(k, w);
                 break;
-            case K_MOVMATRIX: {
+            case K_MOVMATRIX:
                 if (!met(m, FULL)) continue;
                 if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
-                u16 s[8][8], t[8][8];
-                memcpy(s, at(in.o[1]), sizeof s);
-                for (int r = 0; r < 8; r++)
-                    for (int c = 0; c < 8; c++) t[c][r] = s[r][c];
-                memcpy(at(in.o[0]), t, sizeof t);
+                movmatrix(k, w, in);
                 break;
-            }
             case K_MMA:
             case K_MMA_SP:
                 if (!met(m, FULL)) continue;
@@ -405,6 +395,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_VOTE:
             case K_MATCH:
             case K_REDUX:
+            case K_ELECT:
                 if (members(k, w, in, m, pc)) break;
                 parked();
                 continue;
@@ -427,7 +418,15 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 *d = (*d & ~m) | (r & m);
                 break;
             }
-            default: fault("internal", pc, m, format("instruction kind %u", in.kind));
+            default: {
+                if ((in.flags & ALIGNED) && !met(m, FULL)) continue;
+                u64 found = 0;
+                After then = asynchronous<CHECK>(k, w, in, m, pc, found);
+                if (then == NEXT) break;
+                if (then == FAILED) found_again(k, w, pc, m, found), w.pc++;
+                else parked();
+                goto out;
+            }
         }
         w.pc++;
     }

@@ -14,7 +14,9 @@
 #define KINDS(X)                                                                                                          \
     X(ROW) X(TEST) X(PRED) X(BRA) X(BRX) X(EXIT) X(BAR) X(BAR_WARP) X(LD) X(ST) X(LD_PARAM) X(ATOM) X(CP_ASYNC)           \
     X(CP_COMMIT) X(CP_WAIT) X(LDMATRIX) X(MOVMATRIX) X(MMA) X(MMA_SP) X(SHFL) X(VOTE) X(MATCH) X(REDUX) X(ACTIVEMASK)     \
-    X(NOP) X(FENCE) X(GRID_WAIT) X(TRAP) X(CLOCK) X(ISSPACEP)
+    X(NOP) X(FENCE) X(GRID_WAIT) X(TRAP) X(CLOCK) X(ISSPACEP) X(ELECT)                                                    \
+    X(STMATRIX) X(MBARRIER) X(FENCE_PROXY) X(FENCE_INIT) X(SETMAXNREG) X(BULK) X(BULK_COMMIT) X(BULK_WAIT) X(MAPA)        \
+    X(WGMMA) X(WGMMA_FENCE) X(WGMMA_COMMIT) X(WGMMA_WAIT)
 enum Kind : u16 {
 #define X(k) K_##k,
     KINDS(X)
@@ -26,6 +28,7 @@ constexpr u64 SHARED_WINDOW = 1ull << 60, LOCAL_WINDOW = 2ull << 60, PARAM_WINDO
 
 enum Order : s32 { SYNC = 1, ACQUIRE = 2, RELEASE = 4 };  // SYNC: strong, at the device's scope
 enum Flag : u8 { GUARD_NOT = 1, WIDE = 2, SIGNED = 4, NC = 8, ADDR64 = 16, STRONG = 32, PRED_NOT = 64, ASYNC_ALL = 128 };
+constexpr u8 UNFENCED = NC, ALIGNED = ASYNC_ALL;  // of wgmma: a register it uses is not fenced; all 32 lanes execute it together
 
 // Operands are byte offsets * 2 into the warp's registers, or with the low bit set into the program's constants.
 struct Ins {
@@ -60,6 +63,8 @@ struct Program {
     u32 warp_bytes = 0, pred_bytes = 0, local_bytes = 0;
     u32 cell_shift = 2, global_shift = 4;  // log2 of the smallest access to shared, and to global memory
     bool has_nc = false, has_wait = false;  // ld.global.nc; griddepcontrol.wait
+    bool asynchronous = false;              // it uses what async.h has
+    u32 thread_registers = 0;               // the most that a thread may start with, for setmaxnreg; 0: not declared
     ~Program() { free(consts); }
 };
 
@@ -83,6 +88,7 @@ struct Launch {  // filled by run.py
     u32 checks, late, threads, resident;  // resident: blocks at a time, 0 for one per thread
     u32 any_shared_read, same_value;      // checks left out: reads of shared memory nobody wrote, races that change nothing
     u32 sum_bits;                         // of tensor cores' sums, see Sums in mma.h; 0: every sum is rounded
+    u32 unfenced;                         // no check of fence.proxy.async
     u32 dependent;                        // it may begin before the launch ahead has ended
     u32 low_ends, high_ends;              // approximate instructions that are as wrong as documented: see Ends in rows.h
 };
@@ -113,7 +119,7 @@ struct Spin {  // a read that found what it had found before: where, which lanes
     u64 found, registers;
 };
 
-enum WarpState : u8 { RUNNABLE, AT_BARRIER, DONE };
+enum WarpState : u8 { RUNNABLE, AT_BARRIER, WAITS, DONE };  // WAITS: for its warpgroup or for registers
 
 struct Warp {
     u8* regs = nullptr;
@@ -133,13 +139,19 @@ struct Warp {
     // race detection: this warp's epoch, and up to which epoch of every other warp it is ordered after
     u32 epoch = 1, min_known = 0;
     u32 known[32] = {};
+    // the same for what the asynchronous proxy may read, see clocks.h; the epoch since all lanes were last together
+    u32 fenced[32] = {}, synced = 1;
+    // Hopper, see async.h: registers per thread, steps taken with the warpgroup, groups of wgmma and of bulk copies
+    u32 registers = 0, commits = 0, copy_groups[LANES] = {};
+    u64 steps = 0;
+    std::vector<u8> flying;  // per row of registers what a wgmma in flight has it for; empty when none is
 };
 
 struct Barrier {
     u32 expected = 0, arrived = 0;  // threads
     u32 waiting = 0;                // warps, as a mask
     u32 popc = 0, all = 1, any = 0;
-    u32 joined[32] = {};
+    u32 joined[32] = {}, fenced[32] = {};
 };
 
 struct Cell {  // shadow of 16 bytes of shared memory, or of one element (1, 2 or 4 bytes: the smallest access in the program)
@@ -147,7 +159,7 @@ struct Cell {  // shadow of 16 bytes of shared memory, or of one element (1, 2 o
     u8 writer, flags;
     u16 lane;
 };
-enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8, SPLIT = 16 };
+enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8, SPLIT = 16, OBJECT = 32 };  // OBJECT: of an mbarrier
 
 struct Readers {  // of a cell, as a mask of warps, in an epoch before its last; `next`: more of the cell, see shadow.h
     u32 mask, epoch, next;
@@ -161,6 +173,7 @@ struct Sectors {  // what sectors.h knows of the sectors this worker's blocks to
 };
 
 struct Run;
+struct Async;  // async.h
 
 struct FenceBy {  // a fence: lanes of a warp, its epoch, and up to which epoch of every other warp it is ordered after
     u32 warp, mask, epoch;
@@ -186,7 +199,9 @@ struct Block {
     u32 rounds = 0, circles = 0;
     std::vector<Warp> warps;
     Barrier barriers[16];
-    u32 epochs = 1;
+    u32 epochs = 1, clocks = 0;  // clocks: warps, and what else has an epoch (clocks.h)
+    const char* actors[32] = {};  // names of the latter
+    std::shared_ptr<Async> async;
     std::vector<Cell> lines, cells;  // see shadow.h
     std::vector<Readers> more_readers;
     std::vector<u32> first_of_line, first_of_cell;  // of more_readers, where a line or cell has any
@@ -247,6 +262,14 @@ template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum);
 void recount(Block& k);           // a warp has ended: barriers for the whole block may be complete
 void work(Run& run, u32 thread);  // a host thread's life
+
+// Execute an instruction of Hopper's asynchronous kind. FAILED: a wait that found nothing (`found` says where), AGAIN: the warp is
+// not runnable and executes it once more. `change`: whether memory changed.
+enum After : u32 { NEXT, FAILED, AGAIN };
+template <bool CHECK>
+After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found);
+void begin_asynchronous(Block& k);  // a block starts; the last warp of one has ended
+void end_asynchronous(Block& k);
 
 [[noreturn]] void fault(const char* check, u32 pc, u32 lanes, std::string detail);
 std::string format(const char* f, ...) __attribute__((format(printf, 1, 2)));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -59,6 +60,16 @@ def _reachable(module: Module, kernel: Function) -> Iterator[Instr]:
                 yield item
                 if item.opcode.startswith("call"):
                     todo += [module.functions[o] for o in item.operands if o in module.functions]
+
+
+def thread_registers(kernel: Function) -> int:
+    """The most registers that a thread may start with, as its launch bounds leave them; 0 without any. ptxas gives so many to a
+    kernel with setmaxnreg: 168 to each of 384 threads."""
+    limits = kernel.limits
+    threads = -(-math.prod(kernel.maxntid or (0,)) // 32) * 32 * limits.get("minnctapersm", 1)
+    by_threads = 65536 // threads // 8 * 8 if threads else 0
+    known = [n for n in (by_threads, limits.get("maxnreg", 0) // 8 * 8) if n]
+    return min([*known, 248]) if known else 0
 
 
 def parameter_layout(kernel: Function) -> tuple[dict[str, int], int]:

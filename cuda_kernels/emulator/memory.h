@@ -344,7 +344,24 @@ inline void cp_wait(Block& k, Warp& w, u32 m, s64 keep, bool everything, u32 pc)
     w.async.resize(left);
 }
 
-// ---- ldmatrix
+// ---- parameters
+
+inline void load_param(Block& k, const Warp& w, const Ins& in, u32 m) {
+    const u8* p = k.launch->params + in.imm;
+    for (u32 j = 0; j < in.vec; j++, p += in.size) {
+        u64 v = 0;
+        memcpy(&v, p, in.size);
+        if (in.flags & SIGNED) v = (u64)((s64)(v << (64 - 8 * in.size)) >> (64 - 8 * in.size));
+        u8* d = m == FULL ? operand(k, w, in.o[j]) : k.scratch[0];
+        if (in.flags & WIDE)
+            for (int i = 0; i < LANES; i++) ((u64*)d)[i] = v;
+        else
+            for (int i = 0; i < LANES; i++) ((u32*)d)[i] = (u32)v;
+        if (m != FULL) in.flags & WIDE ? blend64(operand(k, w, in.o[j]), d, m) : blend32(operand(k, w, in.o[j]), d, m);
+    }
+}
+
+// ---- ldmatrix, stmatrix
 
 template <bool CHECK>
 inline void ldmatrix(Block& k, Warp& w, const Ins& in, u32 pc) {
@@ -354,24 +371,31 @@ inline void ldmatrix(Block& k, Warp& w, const Ins& in, u32 pc) {
     for (int i = 0; i < LANES; i++) ad[i] = ad[i & (lanes - 1)];
     if (in.space == GENERIC)
         for (int i = 0; i < LANES; i++) {
-            if (space_of(ad[i]) != SHARED) fault("out of bounds", pc, 1u << i, "ldmatrix address is not in shared memory");
+            if (space_of(ad[i]) != SHARED) fault("out of bounds", pc, 1u << i, "the address of a matrix's row is not in shared memory");
             ad[i] &= ~WINDOW_MASK;
         }
     range(ad, lo, hi, all);
-    aligned(ad, all, m, 16, pc, "ldmatrix row");
-    shared_bounds(k, ad, lo, hi, m, 16, pc, "ldmatrix row");
+    const bool store = in.kind == K_STMATRIX;
+    const char* what = store ? "stmatrix row" : "ldmatrix row";
+    aligned(ad, all, m, 16, pc, what);
+    shared_bounds(k, ad, lo, hi, m, 16, pc, what);
     if (CHECK) {
         count_shared(k.counts[pc], ad, m, 16);
         Shadow shadow{k, w, pc};
-        shadow.read_lanes(ad, m, 16, false);
+        store ? shadow.write_lanes(ad, m, 16, VALID) : shadow.read_lanes(ad, m, 16, false);
     }
     for (u32 j = 0; j < in.vec; j++) {
         u8* d = operand(k, w, in.o[j]);
-        if (!in.sub)
+        if (!in.sub && !store)
             for (int r = 0; r < 8; r++) memcpy(d + 16 * r, k.smem + ad[8 * j + r], 16);
+        else if (!in.sub)
+            for (int r = 0; r < 8; r++) memcpy(k.smem + ad[8 * j + r], d + 16 * r, 16);
         else
             for (int r = 0; r < 8; r++)
-                for (int c = 0; c < 8; c++) memcpy(d + 16 * c + 2 * r, k.smem + ad[8 * j + r] + 2 * c, 2);
+                for (int c = 0; c < 8; c++) {
+                    u8 *at = k.smem + ad[8 * j + r] + 2 * c, *lane = d + 16 * c + 2 * r;
+                    store ? memcpy(at, lane, 2) : memcpy(lane, at, 2);
+                }
     }
 }
 

@@ -222,7 +222,9 @@ FIXED = {
         f"{order}{scope}": kind
         for order in ("", "sc.", "acq_rel.")
         for scope, kind in (("cta", "NOP"), ("cluster", "NOP"), ("gpu", "FENCE"), ("sys", "FENCE"))
-    },
+    }
+    | {f"proxy.async{space}": "FENCE_PROXY" for space in ("", ".shared::cta", ".shared::cluster")}
+    | {"proxy.async.global": "NOP", "mbarrier_init.release.cluster": "FENCE_INIT"},
 }
 
 

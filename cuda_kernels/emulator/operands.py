@@ -17,6 +17,7 @@ TYPES = {
 FLOATS = {"f32": "<f", "f64": "<d"}
 # Bits of a record's `flags`, and of its `order` (interp.h's Order).
 GUARD_NOT, WIDE, SIGNED, NC, ADDR64, STRONG, PRED_NOT, ASYNC_ALL = 1, 2, 4, 8, 16, 32, 64, 128
+UNFENCED, ALIGNED, BY_STATE = NC, ASYNC_ALL, SIGNED  # of Hopper's instructions (interp.h, async.h)
 SYNC, ACQUIRE, RELEASE = 1, 2, 4
 # State spaces in a record's `space`; 0 is the generic space, which no modifier names.
 SPACES = {"global": 1, "const": 1, "shared": 2, "shared::cta": 2, "local": 3, "param": 4}
@@ -91,3 +92,4 @@ class Micro:
     labels: Sequence[tuple[int, int]]  # the targets of branches
     ends: bool
     targets: list[int]  # the targets as indices of records, known after decoding
+    extra: Sequence[int]  # operands beyond those a record has room for; `imm` is then their place among the tables

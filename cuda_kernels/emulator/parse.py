@@ -7,6 +7,7 @@ few other directives end with the line, everything else with a semicolon.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class Function:
     scope: Scope
     body: list[Instr | Label] = field(default_factory=list)  # in order
     maxntid: tuple[int, ...] | None = None
+    limits: dict[str, int] = field(default_factory=dict)  # minnctapersm, maxnreg, reqnctapercluster (its product)
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets lists
 
 
@@ -281,6 +283,8 @@ class _Parser:
         self.function = Function(name, kind == "entry", variables(params), variables(returns), line, self.scope)
         if limit:
             self.function.maxntid = tuple(int(v) for v in limit[1].split(",") if v.strip())
+        for limited, numbers in re.findall(r"\.(minnctapersm|maxnreg|reqnctapercluster)\s+([\d,\s]+)", tail or ""):
+            self.function.limits[limited] = math.prod(int(v) for v in numbers.split(",") if v.strip())
         self.loc = (0, 0)
 
     def close(self, number: int) -> None:

@@ -33,7 +33,7 @@ ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: dtype and sh
     "places": ("<i4", (-1, 4)),
     "tables": ("<u4", (-1,)),
     "specials": ("<u4", (-1, 2)),
-    "sizes": ("<u4", (5,)),
+    "sizes": ("<u4", (6,)),
     "consts": ("u1", (-1,)),
 }
 HASH_BYTES = 32
@@ -48,7 +48,7 @@ class Decoded:
     consts: np.ndarray
     tables: np.ndarray
     specials: np.ndarray
-    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell
+    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell, registers of a thread
     places: np.ndarray  # per instruction: PTX line, file, line of the file, opcode
     opcodes: list[str]
     files: dict[str, str]  # number -> name

@@ -97,6 +97,45 @@ def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[in
     return first, last
 
 
+def in_flight(code: Sequence[Micro]) -> None:
+    """Keep the registers of every wgmma alive until a wait, as if that read them: until then the hardware may."""
+    flying = {v for m in code if m.kind == "WGMMA" for v in (*m.extra, m.o[3]) if v >= 0}
+    for m in code:
+        if m.kind == "WGMMA_WAIT":
+            m.uses = (*m.uses, *flying)
+
+
+def unfenced(code: Sequence[Micro], labels: set[int]) -> list[int]:
+    """The records of wgmma that some way reaches with a register of theirs accessed and no wgmma.fence since: the first wgmma
+    needs one too (PTX ISA, wgmma.fence, which names sums and A: CUTLASS writes metadata behind it). Other wgmmas and the waits
+    access no register in that sense."""
+    if not any(m.kind == "WGMMA" for m in code):
+        return []
+    blocks, every = _blocks(code, labels), -1
+    dirty = [0] * len(blocks)  # at a block's start: bit masks, of all registers at the kernel's
+    dirty[0], todo, found = every, [0], set[int]()
+    visited = set[int]()
+    while todo:
+        b = todo.pop()
+        visited.add(b)
+        now = dirty[b]
+        for i in range(blocks[b].start, blocks[b].end):
+            m = code[i]
+            if m.kind == "WGMMA":
+                if any(v >= 0 and now >> v & 1 for v in m.extra):
+                    found.add(i)
+            elif m.kind == "WGMMA_FENCE":
+                now = 0
+            elif m.kind != "WGMMA_WAIT":
+                for v in (*m.uses, *m.defs):
+                    now |= 1 << v
+        for s in blocks[b].successors:
+            if dirty[s] | now != dirty[s] or s not in visited:
+                dirty[s] |= now
+                todo.append(s)
+    return sorted(found)
+
+
 def allocate(code: Sequence[Micro], labels: set[int], classes: list[str], pinned: set[int]) -> tuple[list[int], dict[str, int]]:
     """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and the number of slots per class.
 

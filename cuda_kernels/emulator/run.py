@@ -46,8 +46,11 @@ class Options:
     counted per byte (with checks on). `resident_blocks`: the number of blocks that run at a time, like SMs x occupancy on a
     GPU; 0 for one per host thread. A block that waits for a non-resident block is a deadlock, and an error (unless its loop
     changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
-    off. Two checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may be
-    read before it is written; without `same_value_races` unordered threads may store the value that is already there.
+    off. Three checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may
+    be read before it is written; without `same_value_races` unordered threads may store the value that is already there;
+    without `proxy_fences` asynchronous operations see ordinary stores that no fence.proxy.async covers, as CUTLASS's loops of
+    cp.async expect. A wgmma computes when its fourth warp issues it, a bulk copy
+    when it is issued; "late" at the first wait for it, with a seed at one of both. Then mbarrier.try_wait may fail, too.
     `sum_bits`: 0 rounds each sum of tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h).
     `dependent`: the launch may begin before the previous one has ended, so until griddepcontrol.wait it may read constants
     only, even if the kernel never waits. A kernel that waits is always checked so. Instructions of APPROXIMATE are correctly
@@ -63,6 +66,7 @@ class Options:
     resident_blocks: int = 0
     uninitialised_shared: bool = True
     same_value_races: bool = True
+    proxy_fences: bool = True
     sum_bits: int = 0
     dependent: bool = False
     low_ends: tuple[str, ...] = ()
@@ -298,6 +302,7 @@ class _Launch(ctypes.Structure):
         ("any_shared_read", ctypes.c_uint32),
         ("same_value", ctypes.c_uint32),
         ("sum_bits", ctypes.c_uint32),
+        ("unfenced", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
         ("low_ends", ctypes.c_uint32),
         ("high_ends", ctypes.c_uint32),
@@ -389,6 +394,7 @@ def _record(
         any_shared_read=not options.uninitialised_shared,
         same_value=not options.same_value_races,
         sum_bits=options.sum_bits,
+        unfenced=not options.proxy_fences,
         dependent=options.dependent,
         low_ends=_bits(options.low_ends),
         high_ends=_bits(options.high_ends),

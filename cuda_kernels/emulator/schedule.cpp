@@ -47,6 +47,8 @@ std::string where_warps_are(Block& k) {
         else if (w.state == AT_BARRIER)
             text += format(" warp %u: at barrier %u, @pc%u@, %u of %s threads there;", w.index, w.barrier, w.barrier_pc,
                 k.barriers[w.barrier].arrived, k.barriers[w.barrier].expected ? format("%u", k.barriers[w.barrier].expected).c_str() : "all");
+        else if (w.state == WAITS)
+            text += format(" warp %u: at @pc%u@, for the other warps of its warpgroup or for registers;", w.index, w.pc);
         else text += format(" warp %u: at @pc%u@;", w.index, w.pc);
     }
     return text;
@@ -88,7 +90,8 @@ void start(Block& k, u64 linear) {
     }
     k.rng = l.seed ? (l.seed * 0x9e3779b97f4a7c15ull) ^ (linear + 1) * 0xd1342543de82ef95ull : 1;
     if (!k.rng) k.rng = 1;
-    k.last = n - 1, k.live = true;
+    k.last = n - 1, k.live = true, k.clocks = n;
+    if (k.prog->asynchronous) begin_asynchronous(k);
 }
 
 [[noreturn]] void fault_in(const Block& k, Fault f) {
@@ -103,16 +106,17 @@ void turn(Block& k) {
     const u64 seed = k.launch->seed;
     u32 n = (u32)k.warps.size(), pick = n, runnable = 0, alive = 0;
     for (auto& w : k.warps) runnable += w.state == RUNNABLE, alive += w.state != DONE;
-    if (!alive) {
-        k.live = false;
-        return;
-    }
     try {
+        if (!alive) {
+            k.live = false;
+            if (k.prog->asynchronous) end_asynchronous(k);
+            return;
+        }
         if (!runnable) {
             k.last = 0;
-            while (k.warps[k.last].state != AT_BARRIER) k.last++;
+            while (k.warps[k.last].state == DONE) k.last++;
             const Warp& w = k.warps[k.last];
-            fault("deadlock", w.barrier_pc, w.active, "no warp of the block can run:" + where_warps_are(k));
+            fault("deadlock", w.state == AT_BARRIER ? w.barrier_pc : w.pc, w.active, "no warp of the block can run:" + where_warps_are(k));
         }
         if (seed) {
             u32 nth = (u32)(k.random() % runnable);

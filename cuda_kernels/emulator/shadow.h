@@ -4,6 +4,7 @@
 // they are ordered after each other. A cell remembers who wrote it last and who has read it since, with the epoch;
 // an access is a race unless the accessing warp is ordered after those.
 #pragma once
+#include "clocks.h"
 #include "order.h"
 
 namespace {
@@ -20,11 +21,16 @@ struct Shadow {
     static constexpr u32 NONE = ~0u;       // ends a list of them
     u32 shift() const { return k.prog->cell_shift; }
 
+    std::string name(u32 v) const { return v < k.warps.size() ? format("warp %u", v) : k.actors[v]; }
     [[noreturn]] void race(const char* kind, u32 at, u32 other, const char* was, u32 lane) {
-        fault("race", pc, 1u << lane, format("%s at shared address 0x%x: warp %u %s it and no barrier orders that before this access",
-            kind, at, other, was));
+        fault("race", pc, 1u << lane, format("%s at shared address 0x%x: %s %s it and no barrier orders that before this access",
+            kind, at, name(other).c_str(), was));
     }
     [[noreturn]] void pending(const char* what, u32 at, const Cell& c, u32 lane) {
+        if (c.flags & OBJECT)
+            fault("mbarrier", pc, 1u << lane, format("%s shared address 0x%x, where an mbarrier is: its bits are opaque", what, at));
+        if (c.writer >= k.warps.size())
+            fault("in flight", pc, 1u << lane, format("%s shared address 0x%x, to which %s is on its way", what, at, k.actors[c.writer]));
         fault("cp.async", pc, 1u << lane, format("%s shared address 0x%x, which a cp.async of warp %u lane %u writes and that thread "
             "has not waited for", what, at, c.writer, c.lane));
     }

@@ -31,7 +31,8 @@ class LineStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters of one launch. Instructions, MMAs and cp.async bytes always; the rest with checks on. Requests are per warp.
+    """Counters of one launch. Instructions, MMAs (a wgmma counts as so many of m16n8)
+    and bytes of asynchronous copies always; the rest with checks on. Requests are per warp.
 
     `*_unique_*bytes`: 32 x distinct 32-byte sectors of global memory touched (loaded, stored; an atomic does both, cp.async
     loads its source), counted once per launch - what DRAM must move - or once per block, summed over blocks."""
@@ -79,7 +80,7 @@ def of_counts(d: Decoded, totals: np.ndarray, counts: np.ndarray, writes: dict[i
     for (_, file, line, number), row in zip(d.places[ran].tolist(), counts[ran].tolist(), strict=True):
         executed, nbytes, sectors, ideal, wavefronts, fewest = row
         opcode = d.opcodes[number]
-        if opcode.startswith("mma"):
+        if opcode.startswith(("mma", "wgmma.mma")):
             mma[opcode] += executed
         if not (wavefronts or sectors):
             continue

@@ -25,6 +25,7 @@ from pathlib import Path
 from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch, load
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
+from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
 from tests.independent import faults, interpreter, packages
 
 HERE = Path(__file__).parent
@@ -37,13 +38,15 @@ FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended
 @dataclass(frozen=True, slots=True)
 class Example:
     """A source below CUTLASS's examples/, or `beside` this file: a main() of ours that calls a library's kernels. `edits`:
-    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor.
-    `reads_ahead`: it loads shared memory that nobody has written, and does not use what it finds."""
+    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor; `special`: the
+    letter of a device's own instructions, as in sm_90a. `reads_ahead`: it loads shared memory that nobody has written, and does
+    not use what it finds."""
 
     source: str
     edits: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     capability: int = 80
+    special: str = ""
     reads_ahead: bool = False
 
 
@@ -86,6 +89,11 @@ EXAMPLES = {
     "grid_sync": Example("grid_sync.cu", beside=True),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
+    "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
+    "sparse_gemm_sm90": Example(
+        "62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", {"Shape<_1,_2,_1>": "Shape<_1,_1,_1>"}, capability=90, special="a"
+    ),
+    "conv_sm90": Example("conv_sm90.cu", beside=True, capability=90, special="a"),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -94,6 +102,7 @@ EXAMPLES = {
 CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
+SPARSE_SM90 = "--m=256 --n=128 --k=256 --iterations=0".split()
 DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
 ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before them, and a seed starts them in any order
 
@@ -134,11 +143,13 @@ def program(name: str) -> Path:
         if text.count(old) != 1:
             raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
         text = text.replace(old, new)
-    return shared_object(name, text, (source / "examples/common", original.parent), capability=example.capability)
+    return shared_object(
+        name, text, (source / "examples/common", original.parent), capability=f"{example.capability}{example.special}"
+    )
 
 
 def shared_object(
-    name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int = 80
+    name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int | str = 80
 ) -> Path:
     """A CUDA source, compiled with its headers beside CUTLASS's, and with `values` as macros."""
     virtual = f"compute_{capability}"
@@ -183,6 +194,27 @@ IMAGE, KERNEL = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c
 LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_void_p), C.c_uint64, C.c_int)
 
 
+class Given(C.Structure):
+    """The arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col."""
+
+    _fields_ = [
+        *((n, C.c_uint32) for n in ("im2col", "type", "rank", "interleave", "swizzle", "nan_fill", "channels", "pixels")),
+        ("address", C.c_uint64),
+        ("dims", C.c_uint64 * 5),
+        ("strides", C.c_uint64 * 4),
+        ("box", C.c_int32 * 5),
+        ("steps", C.c_int32 * 5),
+        ("lower", C.c_int32 * 3),
+        ("upper", C.c_int32 * 3),
+    ]
+
+
+ENCODE = C.CFUNCTYPE(C.c_int, C.POINTER(Given), C.c_void_p)
+# By their numbers in cuda.h, as far as they are executed.
+ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
+SWIZZLES = (0, 32, 64, 128)
+
+
 class Hooks(C.Structure):
     _fields_ = [
         ("allocate", ALLOCATE),
@@ -191,6 +223,7 @@ class Hooks(C.Structure):
         ("kernel", KERNEL),
         ("launch", LAUNCH),
         ("capability", C.c_int),
+        ("encode", ENCODE),
     ]
 
 
@@ -221,6 +254,7 @@ class Device:
             KERNEL(self.kernel),
             LAUNCH(self.launch),
             capability,
+            ENCODE(self.encode),
         )
 
     def allocate(self, size: int) -> int:
@@ -238,6 +272,25 @@ class Device:
 
     def kernel(self, host: int, name: bytes) -> None:
         self.names[host] = name.decode()
+
+    def encode(self, pointer: C._Pointer[Given], out: int) -> int:
+        m = pointer.contents
+        try:
+            if m.interleave:
+                raise ValueError("interleave: only none is executed")
+            rank = m.rank
+            dims, strides, steps = m.dims[:rank], m.strides[: rank - 1], m.steps[:rank]
+            element, how = ELEMENTS[m.type], (steps, SWIZZLES[m.swizzle], bool(m.nan_fill))
+            if m.im2col:
+                corners = m.lower[: rank - 2], m.upper[: rank - 2]
+                made = encode_im2col(element, m.address, dims, strides, *corners, m.channels, m.pixels, *how)
+            else:
+                made = encode_tiled(element, m.address, dims, strides, m.box[:rank], *how)
+        except (KeyError, ValueError) as e:
+            print(f"tensor map refused: {e}", flush=True)
+            return 1
+        C.memmove(out, made, len(made))
+        return 0
 
     def launch(self, host: int, sizes: Sequence[int], arguments: Sequence[int], shared: int, dependent: int) -> int:
         try:
@@ -278,6 +331,8 @@ def main() -> int:
         raise SystemExit(f"{given.name} has no {given.fault}; it has {', '.join(sorted(faults.forms(ptx(given.name))))}")
 
     def change(text: str) -> str:
+        if EXAMPLES[given.name].special:  # Hopper's programs count on shared memory that begins at a multiple of 1,024 bytes
+            text = text.replace(".extern .shared .align 16 .b8", ".extern .shared .align 1024 .b8")
         for old, new in json.loads(given.replace or "{}").items():
             text = re.sub(old, new, text)
         if given.fault in faults.forms(text):

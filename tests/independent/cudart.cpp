@@ -1,5 +1,6 @@
 // Stands for NVIDIA's libcudart under programs compiled with `nvcc -cudart none`: as much as CUTLASS's examples, CUB and others call. Device memory is
 // host memory; what concerns the device goes to Python (cuda_programs.py), which runs launches in the emulator. Everything is synchronous.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -7,6 +8,11 @@
 #include <vector>
 
 namespace {
+struct TensorMap {  // what is given to cuTensorMapEncode*; cuda_programs.py mirrors it
+    uint32_t im2col, type, rank, interleave, swizzle, nan_fill, channels, pixels;
+    uint64_t address, dims[5], strides[4];
+    int32_t box[5], steps[5], lower[3], upper[3];
+};
 struct Hooks {  // cuda_programs.py mirrors it
     uint64_t (*allocate)(uint64_t bytes);
     void (*release)(uint64_t address);
@@ -14,6 +20,7 @@ struct Hooks {  // cuda_programs.py mirrors it
     void (*kernel)(const void* host, const char* name);
     int (*launch)(const void* host, const uint32_t* grid_and_block, void** arguments, uint64_t shared, int dependent);
     int capability;  // 10 x major + minor
+    int (*encode)(const TensorMap* map, void* out);
 } hooks;
 
 struct Configuration {
@@ -70,6 +77,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* host, v
     bool dependent = false;
     for (unsigned i = 0; i < c->numAttrs; i++) {
         const cudaLaunchAttribute& a = c->attrs[i];
+        const auto& cluster = a.val.clusterDim;
+        if (a.id == cudaLaunchAttributeClusterDimension && cluster.x * cluster.y * cluster.z == 1) continue;
         if (a.id != cudaLaunchAttributeProgrammaticStreamSerialization) return kept(cudaErrorNotSupported);
         dependent |= a.val.programmaticStreamSerializationAllowed != 0;
     }
@@ -95,6 +104,36 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind k, cudaStream_t) { return cudaMemcpy(to, from, n, k); }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
+
+// ---- tensor maps
+static TensorMap described(CUtensorMapDataType type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* steps,
+    CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapFloatOOBfill fill) {
+    TensorMap m{};
+    m.type = type, m.rank = rank, m.address = (uint64_t)address, m.interleave = interleave, m.swizzle = swizzle, m.nan_fill = fill;
+    for (uint32_t d = 0; d < rank && d < 5; d++) m.dims[d] = dims[d], m.steps[d] = (int32_t)steps[d];
+    for (uint32_t d = 0; d + 1 < rank && d < 4; d++) m.strides[d] = strides[d];
+    return m;
+}
+static CUresult tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+    const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+    CUtensorMapFloatOOBfill fill) {
+    TensorMap m = described(type, rank, address, (const uint64_t*)dims, (const uint64_t*)strides, steps, interleave, swizzle, fill);
+    for (uint32_t d = 0; d < rank && d < 5; d++) m.box[d] = (int32_t)box[d];
+    return hooks.encode(&m, out) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+static CUresult im2col(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+    const int* lower, const int* upper, cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* steps, CUtensorMapInterleave interleave,
+    CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+    TensorMap m = described(type, rank, address, (const uint64_t*)dims, (const uint64_t*)strides, steps, interleave, swizzle, fill);
+    m.im2col = 1, m.channels = channels, m.pixels = pixels;
+    for (uint32_t d = 0; d + 2 < rank && d < 3; d++) m.lower[d] = lower[d], m.upper[d] = upper[d];
+    return hooks.encode(&m, out) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found) {
+    *function = !strcmp(name, "cuTensorMapEncodeTiled") ? (void*)tiled : !strcmp(name, "cuTensorMapEncodeIm2col") ? (void*)im2col : nullptr;
+    *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
 
 // ---- errors, the device, occupancy
 cudaError_t cudaGetLastError() {

@@ -63,6 +63,12 @@ def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
     stem, mods = opcode.split(".")[0], opcode.split(".")[1:]
     if stem == "mma":
         yield f"{opcode} {', '.join([ops[0], exchanged(ops[1], 1, 2), *ops[2:]])};"
+    elif stem == "wgmma" and "mma_async" in mods:
+        yield f"{opcode} {', '.join([ops[0], exchanged(ops[1], 1, 2) if ops[1][0] == '{' else ops[2], *ops[2:]])};"
+    elif stem == "stmatrix":
+        yield f"{opcode} {ops[0]}, {exchanged(ops[1], 0, 1)};"
+    elif stem == "elect":
+        yield f"setp.ne.u32 {ops[0].split('|')[-1]}, 0, 0;"
     elif stem == "ldmatrix":
         if "x1" not in mods:
             yield f"{opcode} {exchanged(ops[0], 0, 1)}, {ops[1]};"
@@ -71,7 +77,7 @@ def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
         yield f"mov.b32 {', '.join(ops)};"
     elif opcode.startswith(("cp.async.ca.", "cp.async.cg.")):
         yield f"{opcode} {', '.join(ops[:3])}{', 0' if len(ops) == 3 else ''};"
-    elif stem in ("bar", "barrier", "cp", "griddepcontrol", "membar", "fence", "st", "red"):
+    elif stem in ("bar", "barrier", "cp", "griddepcontrol", "membar", "fence", "mbarrier", "st", "red", "wgmma"):
         yield ""
     elif stem == "shfl":
         yield f"{opcode} {', '.join([*ops[:2], '0', '31', ops[4]])};"

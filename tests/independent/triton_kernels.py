@@ -3,7 +3,7 @@ none of it written here.
 
     python -m tests.independent.triton_kernels NAME ...
 
-prints {name: {ptx, entry, shared, warps, dependent, arguments, constants}} as JSON.
+prints {name: {ptx, entry, shared, warps, dependent, arguments, constants, sm, maps}} as JSON.
 
 Needs the extra [truth]. The sources are plain on purpose: pipelines, swizzles, fragments and barriers are the compiler's.
 """
@@ -35,6 +35,44 @@ def matmul(a, b, c, M, N, K, a_m, a_k, b_k, b_n, BM: tl.constexpr, BN: tl.conste
         right = tl.load(b + k[:, None] * b_k + n[None, :] * b_n, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
         total = tl.dot(left, right, total, out_dtype=SUM)
     tl.store(c + m[:, None] * N + n[None, :], total.to(c.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def copied_product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """c = a b, all three by tensor maps that the host makes: copies in bulk, mbarriers, wgmma."""
+    m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([m, k]), b.load([k, n]), total)
+    c.store([m, n], total.to(tl.float16))
+
+
+# A box of a tensor, plus 1, into the same place of another one: in one to five dimensions.
+
+
+@triton.jit
+def box_1(x, y, i):
+    y.store([i], x.load([i]) + 1)
+
+
+@triton.jit
+def box_2(x, y, i, j):
+    y.store([i, j], x.load([i, j]) + 1)
+
+
+@triton.jit
+def box_3(x, y, i, j, k):
+    y.store([i, j, k], x.load([i, j, k]) + 1)
+
+
+@triton.jit
+def box_4(x, y, i, j, k, m):
+    y.store([i, j, k, m], x.load([i, j, k, m]) + 1)
+
+
+@triton.jit
+def box_5(x, y, i, j, k, m, n):
+    y.store([i, j, k, m, n], x.load([i, j, k, m, n]) + 1)
 
 
 @triton.jit
@@ -285,6 +323,20 @@ def product(a=HALF, c=HALF, tile=(64, 64, 32), one=("a_k", "b_n"), total=tl.floa
     return Case(matmul, types, constants, **how, by_16=tuple(sizes) if even else ())
 
 
+def copied(tile, **how) -> Case:
+    bm, bn, bk = tile
+    maps = {
+        name: f"tensordesc<fp16[{rows}, {columns}]>" for name, rows, columns in (("a", bm, bk), ("b", bk, bn), ("c", bm, bn))
+    }
+    return Case(copied_product, maps | dict.fromkeys("MNK", "i32"), {"BM": bm, "BN": bn, "BK": bk}, **how, sm=90)
+
+
+def box(*sizes: int) -> Case:
+    kernel = (box_1, box_2, box_3, box_4, box_5)[len(sizes) - 1]
+    described = f"tensordesc<fp16[{', '.join(map(str, sizes))}]>"
+    return Case(kernel, {"x": described, "y": described, **dict.fromkeys("ijkmn"[: len(sizes)], "i32")}, {}, sm=90)
+
+
 def by_rows(kernel, x: str, y: str, block: int, *more: str) -> Case:
     return Case(kernel, {"x": x, **dict.fromkeys(more, SINGLE), "y": y, "columns": "i32"}, {"B": block})
 
@@ -298,10 +350,20 @@ CASES = {
     "matmul_half_sums": product(total=tl.float16), "matmul_bfloat16": product(BRAIN, SINGLE),
     "matmul_odd": product(even=False), "matmul_float_result": product(c=SINGLE, tile=(64, 128, 32), stages=5),
     "matmul_float": product(SINGLE, SINGLE),
+    "matmul_hopper": product(sm=90), "matmul_hopper_128x128": product(tile=(128, 128, 64), warps=8, stages=4, sm=90),
+    "matmul_hopper_transposed_b": product(tile=(64, 128, 64), one=("a_k", "b_k"), sm=90),
+    "tma_64x64x32": copied((64, 64, 32)), "tma_64x64x16": copied((64, 64, 16)),
+    "tma_128x128x64": copied((128, 128, 64)), "tma_128x128x64_8_warps": copied((128, 128, 64), warps=8),
+    **{f"box_{len(sizes)}d_{2 * sizes[-1]}_bytes": box(*sizes) for sizes in (
+        (256,), (16, 8), (8, 16), (16, 32), (8, 64), (8, 128), (4, 2, 64), (2, 8, 16), (2, 4, 2, 32), (1, 2, 2, 4, 64),
+        (2, 1, 2, 4, 8),
+    )},
     **{f"conv_stride{stride}": Case(conv, IMAGE, {"STRIDE": stride, "BM": 64, "BN": 64, "BK": 32}, by_16=("C", "K"))
        for stride in (1, 2)},
     "attention": Case(attention, {**dict.fromkeys("qkvo", HALF), "L": "i32", "scale": "fp32"}, {"BM": 64, "BN": 64, "D": 64},
                       stages=2),
+    "attention_hopper": Case(attention, {**dict.fromkeys("qkvo", HALF), "L": "i32", "scale": "fp32"},
+                             {"BM": 64, "BN": 64, "D": 64}, stages=2, sm=90),
     "softmax": by_rows(softmax, HALF, HALF, 1024), "layer_norm": by_rows(layer_norm, HALF, HALF, 512, "scale", "shift"),
     "scan": by_rows(scan, SINGLE, SINGLE, 1024), "sort": by_rows(sort, INT, INT, 256),
     "argmax": by_rows(argmax, SINGLE, INT, 512),
@@ -341,6 +403,8 @@ def compiled(case: Case) -> dict:
         "dependent": about.launch_pdl,
         "arguments": {n: signature[n] for n in names if n in case.types},
         "constants": {n: v for n, v in case.constants.items() if isinstance(v, int)},
+        "sm": case.sm,
+        "maps": [[m["block_size"], m["swizzle"]] for m in about.tensordesc_meta or ()],
     }
 
 

@@ -20,23 +20,23 @@ from cuda_kernels.files import cache_dir, write
 HERE = Path(__file__).parent
 SOURCE = HERE / "triton_kernels.py"
 FOLDER = HERE / "triton"
-# Committed, 100 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
+# Committed, 130 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
 # device library. Between them: mma, ldmatrix with and without .trans, cp.async in a pipeline, warp and block reductions,
 # launches that may begin early, whole numbers of 8 to 64 bits, comparisons.
 # fmt: off
 COMMITTED = (
     "matmul", "attention", "softmax", "transpose", "dependent", "words", "shorts", "compared", "masks", "carried",
-    "gathered_lanes", "gathered_half", "rounded",
+    "gathered_lanes", "gathered_half", "rounded", "matmul_hopper", "tma_64x64x32",
 )
 # fmt: on
-ABOUT = ("entry", "shared", "warps", "dependent", "arguments", "constants")
+ABOUT = ("entry", "shared", "warps", "dependent", "arguments", "constants", "sm", "maps")
 SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text
 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
     """A compiled kernel. `arguments`: name -> type, in order; `constants`: what it was compiled for; `dependent`: its launches
-    may begin before the one ahead has ended."""
+    may begin before the one ahead has ended; `maps`: of tensor maps the box, and 0 to 3 for no swizzle to one of 128 bytes."""
 
     name: str
     ptx: str
@@ -46,6 +46,8 @@ class Triton:
     dependent: bool
     arguments: dict[str, str]
     constants: dict[str, int]
+    sm: int
+    maps: list
 
 
 def installed() -> str:

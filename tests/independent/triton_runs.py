@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from math import erf
 import numpy as np
 
 from cuda_kernels.emulator import Memory, Options, Stats, launch, load
+from cuda_kernels.tensor_maps import encode_tiled
 from tests.independent.micro import bfloat16
 from tests.independent.triton_programs import Triton
 
@@ -40,28 +42,53 @@ class Run:
     launches: int = 1
 
 
+def type_of(kernel: Triton, name: str) -> type:
+    kind = kernel.arguments[name]
+    return np.float16 if kind.startswith("tensordesc<fp16") else TYPES[kind]
+
+
+def described(address: int, shape: tuple[int, ...], box: list[int], swizzle: int) -> bytes:
+    """A tensor descriptor as Triton's launcher passes it: the map, then sizes and strides."""
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    tiles = encode_tiled(
+        "float16", address, shape[::-1], [2 * s for s in strides[-2::-1]], box[::-1], swizzle=16 << swizzle if swizzle else 0
+    )
+    packed = tiles + struct.pack(f"<{len(shape)}i", *shape)
+    return packed + b"\0" * (-len(packed) % 8) + struct.pack(f"<{len(shape)}q", *strides)
+
+
+def for_hopper(ptx: str) -> str:
+    """Triton's PTX with what it leaves to hardware: shared memory that begins at a multiple of 1,024 bytes; and new mbarriers
+    that the asynchronous proxy sees without a fence, of which CUDA's guide says that it is needed."""
+    ptx = ptx.replace(".align 16 .b8 global_smem", ".align 1024 .b8 global_smem")
+    return re.sub(r"(mbarrier\.init[^;]*;)", r"\1 fence.mbarrier_init.release.cluster;", ptx)
+
+
 def execute(kernel: Triton, run: Run, options: Options) -> tuple[np.ndarray, Stats]:
     """(what the launches leave in `run.out`, as its type; the last one's counters)."""
     memory, packed, out = Memory(), bytearray(), 0
-    kind = TYPES[kernel.arguments[run.out]]
-    size = run.expected.size * np.dtype(kind).itemsize
+    size, maps = run.expected.size * np.dtype(type_of(kernel, run.out)).itemsize, iter(kernel.maps)
     for name, kind_of in kernel.arguments.items():
-        if not kind_of.startswith("*"):
+        if not kind_of.startswith(("*", "tensordesc")):
             code, value = ("f", run.scalars[name]) if kind_of == "fp32" else ("i", int(run.scalars[name]))
         elif name == run.out:
             code, value = "Q", memory.alloc(size, fill=0 if run.zeroed else 0xCB, name=name)
             out = int(value)
         else:
-            code, value = "Q", memory.upload(run.inputs[name].astype(TYPES[kind_of], copy=False), name)
-        packed += b"\0" * (-len(packed) % struct.calcsize(code)) + struct.pack(f"<{code}", value)
+            code, value = "Q", memory.upload(run.inputs[name].astype(type_of(kernel, name), copy=False), name)
+        if kind_of.startswith("tensordesc"):
+            shape = run.expected.shape if name == run.out else run.inputs[name].shape
+            packed += b"\0" * (-len(packed) % 64) + described(int(value), shape, *next(maps))
+        else:
+            packed += b"\0" * (-len(packed) % struct.calcsize(code)) + struct.pack(f"<{code}", value)
     packed += b"\0" * (-len(packed) % 8) + struct.pack("<QQ", 0, 0)  # scratch memory of Triton's, not used
     # Triton's histogram lets all warps store the same zeros.
     options = replace(options, same_value_races=kernel.name != "histogram", dependent=kernel.dependent)
-    program = load(kernel.ptx, kernel.entry)
+    program = load(for_hopper(kernel.ptx) if kernel.sm >= 90 else kernel.ptx, kernel.entry)
     for _ in range(run.launches):
         stats = launch(program, run.grid, (32 * kernel.warps, 1, 1), kernel.shared, bytes(packed), memory, options=options)
     memory.check_red_zones()
-    return memory.read(out, size).view(kind).reshape(run.expected.shape), stats
+    return memory.read(out, size).view(type_of(kernel, run.out)).reshape(run.expected.shape), stats
 
 
 def measure(kernel: Triton, run: Run, options: Options) -> float:
@@ -98,6 +125,28 @@ def matmuls(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
         scalars = {"M": m, "N": n, "K": depth, "a_m": depth, "a_k": m, "b_k": n, "b_n": depth}
         want = a.astype(np.float64) @ b.astype(np.float64)
         yield Run((tiles(m, bm), tiles(n, bn), 1), {"a": given(left), "b": given(right)}, "c", want, scalars)
+
+
+def copied_products(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    """Whole tiles; several; tiles of which a part lies outside, also of K."""
+    bm, bn, bk = (k.constants[name] for name in ("BM", "BN", "BK"))
+    for m, n, depth in ((bm, bn, 2 * bk), (2 * bm, bn, 5 * bk), (bm + 24, bn + 8, 3 * bk + 8)):
+        a, b = whole(rng, m, depth, most=3), whole(rng, depth, n, most=3)
+        want = a.astype(np.float64) @ b.astype(np.float64)
+        yield Run((tiles(m, bm), tiles(n, bn), 1), {"a": a, "b": b}, "c", want, {"M": m, "N": n, "K": depth})
+
+
+def boxes(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    """Inside, across each edge, and outside; of what lies outside nothing is stored."""
+    inner = 2 * int(k.name.split("_")[2]) // 4
+    box = [int(n) for n in k.arguments["x"].removeprefix("tensordesc<fp16[").removesuffix("]>").split(",")]
+    assert box[-1] == inner
+    shape = tuple(2 * b + 1 for b in box[:-1]) + (2 * inner + 8,)
+    for at in ([0] * len(box), [1] * len(box), [b + 2 for b in box], [-1] * len(box), [*[0] * (len(box) - 1), 2 * inner + 8]):
+        x, want = whole(rng, *shape, most=1000), np.zeros(shape)
+        part = tuple(slice(max(c, 0), max(c + b, 0)) for c, b in zip(at, box, strict=True))
+        want[part] = x[part] + 1.0
+        yield Run((1, 1, 1), {"x": x}, "y", want, dict(zip("ijkmn", at, strict=False)), zeroed=True)
 
 
 def convs(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
@@ -289,7 +338,8 @@ def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 # fmt: off
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
-    "matmul": matmuls, "conv": convs, "attention": attentions, "transpose": transposes, "histogram": histograms,
+    "matmul": matmuls, "tma": copied_products, "box": boxes, "conv": convs, "attention": attentions, "transpose": transposes,
+    "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
     "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,
 }

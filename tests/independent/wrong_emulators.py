@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_kernels.emulator import EmulatorError, Options, build
 from tests.independent import cuda_programs, interpreter
-from tests.independent.cuda_programs import ALL_AT_ONCE
+from tests.independent.cuda_programs import ALL_AT_ONCE, SPARSE_SM90
 from tests.independent.products import Mma, loaded_wrong, moved_wrong, wrong
 from tests.independent.triton_programs import Triton, committed
 from tests.independent.triton_runs import execute, runs, worst
@@ -77,16 +77,20 @@ def placed() -> bool:
     return not any(loaded_wrong(count, trans) for count in (1, 2, 4) for trans in (False, True)) and not moved_wrong()
 
 
-def cuda(sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None) -> bool:
-    """A CUDA program prints these words; with `change`, of its PTX by regular expressions."""
+def cuda(
+    sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None, given: Sequence[str] = ()
+) -> bool:
+    """A CUDA program, of the arguments `given`, prints these words; with `change`, of its PTX by regular expressions."""
     more = ("--replace", json.dumps(dict(change))) if change else ()
-    out, _ = cuda_programs.run(name, (), *options, *more, "--emulator", str(sources))
+    out, _ = cuda_programs.run(name, given, *options, *more, "--emulator", str(sources))
     if "Traceback" in out:
         raise RuntimeError(f"{name} was not run:\n{out}")
     return re.search(words, out) is not None
 
 
 GRID, ORDER = ("--resident", "8"), "launch refused: global order"
+GROUPS, PROXIES = "wgmma.wait_group.sync.aligned {};", "fence.proxy.async.shared::cta;"
+BULK_WAIT = "cp.async.bulk.wait_group \t0;"
 WAITS, BARRIER = "cp.async.wait_group \t{};", "bar.sync \t0;"
 WITNESSES: dict[str, Callable[[Path], bool]] = {
     "CuTe's fragments of mma": lambda s: not any(wrong(m) for m in (*DENSE, *SPARSE)),
@@ -106,6 +110,20 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "Triton's gathered_lanes": lambda s: right("gathered_lanes"),
     "Triton's dependent": lambda s: right("dependent"),
     "Triton's dependent, no wait": lambda s: refused(changed("dependent", "griddepcontrol.wait ;", ""), "dependent launch"),
+    "Triton's matmul for Hopper": lambda s: right("matmul_hopper"),
+    "Triton's matmul for Hopper, a wait short": lambda s: refused(
+        changed("matmul_hopper", GROUPS.format(1), GROUPS.format(2)), "race"
+    ),
+    "Triton's matmul for Hopper, no proxy fence": lambda s: refused(changed("matmul_hopper", PROXIES, ""), "proxy fence"),
+    "Triton's matmul for Hopper, no last wait": lambda s: refused(changed("matmul_hopper", GROUPS.format(0), ""), "wgmma"),
+    "Triton's TMA": lambda s: right("tma_64x64x32"),
+    "Triton's TMA, late copies": lambda s: right("tma_64x64x32", late=True),
+    "Triton's TMA, a wait short": lambda s: refused(changed("tma_64x64x32", GROUPS.format(1), GROUPS.format(2)), "race"),
+    "Triton's TMA, no proxy fence": lambda s: refused(changed("tma_64x64x32", PROXIES, ""), "proxy fence"),
+    "Triton's TMA, no last wait": lambda s: refused(changed("tma_64x64x32", BULK_WAIT, ""), "pending"),
+    "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
+    "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
+    "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "nvcc's loops that lanes leave": lambda s: cuda(s, "divergence", "Passed"),
     "CUB's scan": lambda s: cuda(s, "scan", "Passed", *ALL_AT_ONCE),
     "CUB's scan, no acquire": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"membar\.gl;": ""}),
@@ -114,7 +132,7 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
     "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
 }
-NEED_CUDA = ("CUB", "cooperative", "nvcc")
+NEED_CUDA = ("CUB", "cooperative", "nvcc", "CuTe's wgmma", "CUTLASS")
 
 
 # ---- faults

@@ -1,0 +1,144 @@
+"""Tensor maps for the emulator: what cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col make for hardware, whose 128 bytes are
+opaque, by the same arguments and rules (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
+
+The innermost dimension comes first in every tuple. Refused, as nothing witnesses them: interleaved layouts and types that flush
+subnormal numbers. ValueError names the argument that breaks a rule.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+SIZES = {  # of an element's type, in bytes; its place is its number in a map
+    **{"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
+    **{"float16": 2, "float32": 4, "float64": 8, "bfloat16": 2, "tfloat32": 4},
+}
+FLOATS = ("float16", "float32", "float64", "bfloat16", "tfloat32")
+SWIZZLES = {0: 1, 32: 2, 64: 4, 128: 8}  # bytes of a pattern's row -> 16-byte units
+CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # rank -> the corners of an im2col box lie in [-n, n)
+MAGIC = 0x70616D726F736E74
+TILED, IM2COL = 0, 1
+LAYOUT = struct.Struct("<QQ4Q5I5H3h3hHH5B6B23x")  # emulator/tensor_map.h mirrors it
+assert LAYOUT.size == 128
+
+
+def encode_tiled(
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int] | None = None,
+    swizzle: int = 0,
+    nan_fill: bool = False,
+) -> bytes:
+    """A map for copies of boxes. `strides`: bytes, of all dimensions but the innermost; `element_strides`: every n-th element
+    of a dimension is copied, from the first of the box on; `swizzle`: 0, 32, 64 or 128 bytes."""
+    steps = tuple(element_strides or [1] * len(dims))
+    _check(1 <= len(dims) <= 5, "dims", "1 to 5 dimensions", dims)
+    _check(len(box) == len(dims), "box", "a size for each dimension", box)
+    _check(all(1 <= b <= 256 for b in box), "box", "sizes from 1 to 256", box)
+    common = _common(element, address, dims, strides, steps, swizzle, nan_fill, box[0])
+    return _packed(TILED, *common, box=tuple(box))
+
+
+def encode_im2col(
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    lower: Sequence[int],
+    upper: Sequence[int],
+    channels: int,
+    pixels: int,
+    element_strides: Sequence[int] | None = None,
+    swizzle: int = 0,
+    nan_fill: bool = False,
+) -> bytes:
+    """A map for columns of `pixels` with `channels` each, of a tensor C, W, H, D, N. Pixels lie in the box whose first corner
+    is `lower` and whose last is `upper` from the last pixel on, every `element_strides`-th of them; W comes first."""
+    steps = tuple(element_strides or [1] * len(dims))
+    _check(3 <= len(dims) <= 5, "dims", "3 to 5 dimensions", dims)
+    most = CORNERS[len(dims)]
+    for name, corner in (("lower", lower), ("upper", upper)):
+        _check(len(corner) == len(dims) - 2, name, "a number for each dimension but the first and last", corner)
+        _check(all(-most <= c < most for c in corner), name, f"numbers from {-most} to {most - 1}", corner)
+    box = [d - 1 + b - a for d, a, b in zip(dims[1:-1], lower, upper, strict=True)]
+    _check(min(box) >= 0, "upper", "a box that is not empty", upper)
+    _check(1 <= channels <= 256, "channels", "1 to 256", channels)
+    _check(1 <= pixels <= 1024, "pixels", "1 to 1024", pixels)
+    common = _common(element, address, dims, strides, steps, swizzle, nan_fill, channels)
+    return _packed(IM2COL, *common, lower=tuple(lower), upper=tuple(upper), channels=channels, pixels=pixels)
+
+
+Common = tuple[str, int, Sequence[int], Sequence[int], Sequence[int], int, bool]
+
+
+def _common(
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    steps: Sequence[int],
+    swizzle: int,
+    nan_fill: bool,
+    inner: int,
+) -> Common:
+    """The arguments of both kinds, checked; `inner`: elements in a row of shared memory."""
+    _check(element in SIZES, "element", f"one of {', '.join(SIZES)}", element)
+    _check(address % 16 == 0 and 0 < address < 1 << 64, "address", "a multiple of 16", address)
+    _check(all(1 <= d <= 1 << 32 for d in dims), "dims", "sizes from 1 to 2^32", dims)
+    _check(len(strides) == len(dims) - 1, "strides", "one for each dimension but the innermost", strides)
+    _check(all(s % 16 == 0 and 0 <= s < 1 << 40 for s in strides), "strides", "multiples of 16 below 2^40", strides)
+    _check(len(steps) == len(dims) and all(1 <= s <= 8 for s in steps), "element_strides", "1 to 8 for each dimension", steps)
+    _check(swizzle in SWIZZLES, "swizzle", "0, 32, 64 or 128", swizzle)
+    row = inner * SIZES[element]
+    _check(row % 16 == 0, "box", "rows of a multiple of 16 bytes", row)
+    _check(not swizzle or row <= swizzle, "box", f"rows of at most {swizzle} bytes, the swizzle's", row)
+    _check(not nan_fill or element in FLOATS, "nan_fill", "a type that has NaN", element)
+    return element, address, dims, strides, steps, swizzle, nan_fill
+
+
+def _check(holds: bool, name: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
+def _packed(
+    kind: int,
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    steps: Sequence[int],
+    swizzle: int,
+    nan_fill: bool,
+    *,
+    box: Sequence[int] = (),
+    lower: Sequence[int] = (),
+    upper: Sequence[int] = (),
+    channels: int = 0,
+    pixels: int = 0,
+) -> bytes:
+    def padded(values: Sequence[int], count: int) -> list[int]:
+        return [*values, *[0] * (count - len(values))]
+
+    return LAYOUT.pack(
+        MAGIC,
+        address,
+        *padded(strides, 4),
+        *padded([d - 1 for d in dims], 5),
+        *padded(box, 5),
+        *padded(lower, 3),
+        *padded(upper, 3),
+        channels,
+        pixels,
+        *padded(steps, 5),
+        kind,
+        len(dims),
+        SIZES[element],
+        SWIZZLES[swizzle],
+        nan_fill,
+        list(SIZES).index(element),
+    )
