@@ -11,8 +11,6 @@ Names: networks, or "six", which take a minute; without, all models in GPU_RUNTI
 that are planned in seconds, and the topologies.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -6,8 +6,6 @@ those whose error is at least JUMP times that of all that they read. What they r
 (gpu_runtime.precision.cliffs).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

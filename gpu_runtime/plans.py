@@ -1,7 +1,5 @@
 """Plans of one model for several GPUs and batches, as a sequence, a table and a page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """candidates(problem, device): every tactic that can run it there; rejected(problem, device): the others, with reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -10,8 +10,6 @@ No library does this: msgspec reads no unions of dataclasses and accepts their u
 engines with the packages that it has.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass

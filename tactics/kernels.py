@@ -11,8 +11,6 @@ A new kernel is a row here and a file in tactics/families, its family, with
     tables(problem, tactic)           of kernels with `tables`: the sections that follow from the problem alone
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,8 +9,6 @@ and is never fitted to it. A library tries TILES, with K split where tiles are f
 in whole rounds of tiles, while DRAM delivers what L2 does not hold. All of it is an array over problems.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

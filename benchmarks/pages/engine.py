@@ -3,8 +3,6 @@
 python -m benchmarks.pages.engine
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, is_dataclass

@@ -6,8 +6,6 @@ The keys and their types are read off an engine that has every kind of them; wha
 meaning, or a meaning without a key, is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

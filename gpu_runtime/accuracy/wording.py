@@ -1,7 +1,5 @@
 """The output of `gpu-runtime compare`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

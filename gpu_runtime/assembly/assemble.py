@@ -1,7 +1,5 @@
 """A plan -> the contents of an engine: layers in execution order, places in memory, packed weights. Plain records out."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and a few repairs of the best one (blocks that end at the top are placed earlier
 is the largest sum of sizes alive in one step.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arrays that an engine is timed on: random ones, the same each time, or those of files, named as for trtexec."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

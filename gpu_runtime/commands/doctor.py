@@ -1,7 +1,5 @@
 """`gpu-runtime doctor`: whether this machine's GPU computes what it should, and how fast."""
 
-from __future__ import annotations
-
 import json
 
 import click

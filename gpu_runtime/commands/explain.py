@@ -1,7 +1,5 @@
 """`gpu-runtime explain ENGINE`: why each layer runs as it does, and what if it did not."""
 
-from __future__ import annotations
-
 import json
 
 import click

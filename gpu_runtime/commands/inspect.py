@@ -1,8 +1,6 @@
 """`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model. `gpu-runtime inspect-sparsity MODEL`: whether
 weights are 2:4, and where that would pay."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`gpu-runtime plan MODEL --devices`: one model on several GPUs, and at several batches."""
 
-from __future__ import annotations
-
 import json
 
 import click

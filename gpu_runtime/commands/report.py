@@ -1,7 +1,5 @@
 """`gpu-runtime report ENGINE -o report.html`: the plan as a page to look at."""
 
-from __future__ import annotations
-
 import click
 
 from gpu_runtime.commands.console import say

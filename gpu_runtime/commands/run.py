@@ -1,7 +1,5 @@
 """`gpu-runtime run ENGINE`: outputs of arrays in files."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -5,8 +5,6 @@ Each device model, as the timing cache identifies it, has a file with a record p
 finding is valid only for these. Other content of a file is ignored with a warning.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,8 +1,6 @@
 """The speed of this machine's GPU compared with the tables of `device` and `rates`: clocks, bandwidth, launches, tensor
 cores."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An examination as text, and as plain data for a bug report: without names of folders, of users and of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

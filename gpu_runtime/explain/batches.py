@@ -1,7 +1,5 @@
 """One model planned for several batches and devices: the time of an image, with our kernels and with a library's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from gpu_runtime.explain.figures import PREDICTED, dense_us, fastest_dense_us, rates_text, ratio_text, us_text

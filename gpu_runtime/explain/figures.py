@@ -1,8 +1,6 @@
 """Facts of a plan as every text has them: times, a predicted one with a `~`, ratios, probabilities, how sure the plan is, what
 it proves, counts of layers, and the network in a few sentences."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How far each launch of a plan is above its floor: by kind of layer, and the worst layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

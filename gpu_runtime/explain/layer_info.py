@@ -1,7 +1,5 @@
 """Layer information and profiles in TensorRT's schema, from an engine's record (gpu_runtime.runtime.plan_record)."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an ONNX model contains, and whether and how an engine can be built from it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """What each reason of a sparsity row means to people: one table, which the log, the tables, the full account and the comparison
 of devices read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

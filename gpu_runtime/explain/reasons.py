@@ -1,7 +1,5 @@
 """Which layers could run 2:4 sparse, which do, and the numbers behind it for each: plain data, put into words by `explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

@@ -3,8 +3,6 @@
 Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and returns plain text.
 """
 
-from __future__ import annotations
-
 from gpu_runtime.explain.facts import ends_of, facts_of
 from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text
 from gpu_runtime.explain.wording import sparsity_text

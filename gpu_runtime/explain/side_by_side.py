@@ -1,7 +1,5 @@
 """One model planned for several devices: which layers go sparse where, and why they differ."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

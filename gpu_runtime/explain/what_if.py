@@ -4,8 +4,6 @@
 some layers held to sparse, to dense or to a format.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

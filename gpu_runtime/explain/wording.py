@@ -1,7 +1,5 @@
 """Why layers run sparse or dense, in words: the sparsity log and the full account of a layer, from the engine's plan alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -3,8 +3,6 @@
 Every complaint is a ModelError of one clear message.
 """
 
-from __future__ import annotations
-
 import graphlib
 import math
 from collections import Counter

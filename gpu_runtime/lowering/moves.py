@@ -4,8 +4,6 @@ A rule returns one problem or several in a row. Each may be stated over another 
 tensors have: `lower` puts views in between. So an axis of a tensor of any rank becomes one of four (`frame`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

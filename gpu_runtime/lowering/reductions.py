@@ -1,7 +1,5 @@
 """Reductions, softmax and normalizations -> problems over rows; `lower` puts views in between where shapes differ."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -14,8 +14,6 @@ Nothing computes the zeros beside x and p: the convolution that gives these has 
 any of this have columns of zeros. It costs products and bytes for nothing, so it is an option.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -1,8 +1,6 @@
 """What the plan would be otherwise: with a layer forced the other way, without merged branches, without sparse kernels, in one
 format. The plan is solved again nowhere else: explanation reads these answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What may run one op: the tactics worth a time, and the planner's entries that they make, in every place of its tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product

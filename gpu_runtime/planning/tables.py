@@ -1,7 +1,5 @@
 """A lowered network and the times of its tactics -> the planner's graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The time that each layer's 2:4 kernel saves in the plan of the pruned network, and the weight energy that pruning removes."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ of single places add up, and scipy's linear assignment finds the best reinsertio
 weights with many rows the search uses an even sample of the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What `prune` returns: a row for each weight, the effect on the outputs, and the model."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ The merged weights are in no file, so finding them needs an import of the model.
 unsupported operator, a reason replaces the sums; each stored weight can still be inspected alone.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The output of `gpu-runtime prune`: a row for each weight, and the overall result."""
 
-from __future__ import annotations
-
 import math
 
 from gpu_runtime.accuracy.errors import Accuracy

@@ -1,7 +1,5 @@
 """One model planned for several batches as an HTML page without scripts: on each device the time of an image over the batch."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence

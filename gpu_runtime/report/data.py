@@ -4,8 +4,6 @@ Everything comes from the engine's record: nothing is planned or timed here. Of 
 with the same formats, the fastest dense and the fastest sparse one.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

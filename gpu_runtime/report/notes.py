@@ -3,8 +3,6 @@
 The trace follows the Trace Event Format of Chrome (complete events "X", counters "C", metadata "M", all in microseconds).
 """
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections.abc import Sequence

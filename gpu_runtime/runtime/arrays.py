@@ -4,8 +4,6 @@ GPU arrays are CuPy's, or another library's through DLPack or __cuda_array_inter
 objects that NumPy reads. Numbers, single or in lists, become an array of the expected type, if it represents their values.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

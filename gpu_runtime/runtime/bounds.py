@@ -4,8 +4,6 @@ The hashes in a file detect changes, not a writer's errors. The fields' types an
 allocated, compiled or launched.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Arrays have ONNX's shape and the type of the plan's input or output, independent
 changes formats inside plans also converts inputs and outputs, and no call waits for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial

@@ -1,8 +1,6 @@
 """Records: the types of their fields, which tactics.codec reads and writes, each with its bounds; and what Python users see of
 a record, a short text, and plain data on request."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any

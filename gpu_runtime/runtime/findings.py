@@ -1,8 +1,6 @@
 """Records of an engine's file that are not needed to run it: why each layer runs sparse or dense, the plan's quality, the
 tensors beyond FP16's range, and the planner's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Library functions as tactics: one per combination of types at the network's edge, all of them on linear memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import product

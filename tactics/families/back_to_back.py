@@ -4,8 +4,6 @@ All channels between the two fit one block's tile, so they stay in shared memory
 launch; paid for is a tile that has as many rows as they need, and one epilogue in the way of the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -9,8 +9,6 @@ Prediction: a block costs the largest of
 plus its latency (a thread waits once per input row), which other resident blocks hide.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import lru_cache

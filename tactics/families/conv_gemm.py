@@ -10,8 +10,6 @@ plus filling the pipeline and the epilogue, which other resident blocks hide in 
 1904.01691) and the shared-memory model that reproduces published wgmma latencies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ Prediction: a block loads everything it reads, computes, stores; blocks of one S
 its tensor cores, shared memory, L2 and instruction issue over all its blocks, plus the latency of each round of blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ from there: element (tap, pixel) is the half at base(pixel) + offset(tap). One l
 of one bank; the packed weights' columns follow that order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

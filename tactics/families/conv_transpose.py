@@ -6,8 +6,6 @@ pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem an
 and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32). All are linear: their rows
 and columns are the last two axes."""
 
-from __future__ import annotations
-
 from math import prod
 
 from cuda_kernels.device import Device

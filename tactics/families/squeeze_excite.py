@@ -4,8 +4,6 @@ Apart these are two or three launches of a few microseconds each that fill no GP
 multiplies its share of the average with the first layer's weights, and the last of an image's blocks does the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Each kind of problem names what its values must keep away from (`INPUTS`) and which weights it has (`WEIGHTS`).
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One tactic on a small problem, run on a GPU or in the emulator, and judged by the problem's reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Problems as JSON and back, by the rules of tactics.codec: {"type": "ConvProblem", field: value, ...}."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tactics import codec

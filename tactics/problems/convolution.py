@@ -1,8 +1,6 @@
 """Convolutions and pools, and launches of more than one of them,
 as problems (problem.py says what those are)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property

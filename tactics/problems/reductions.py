@@ -4,8 +4,6 @@ A row is all elements that differ along `axes` only, a substring of "nchw". As i
 `reference()` the meaning over FP32 arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Attention with few scores over long rows (cross_covariance.cu), as where channels attend to each other over all tokens."""
 
-from __future__ import annotations
-
 import math
 
 from cuda_kernels.device import Device

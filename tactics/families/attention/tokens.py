@@ -1,7 +1,5 @@
 """Attention with rows of scores of any length (attention.cu): 64 rows of one head in a block, scores in registers only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Kernels that follow tables: gather (any permutation and any index per axis, also Concat along any axis) and resize."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 

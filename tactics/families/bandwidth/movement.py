@@ -1,7 +1,5 @@
 """Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product

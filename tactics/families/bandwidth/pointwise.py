@@ -1,7 +1,5 @@
 """The pointwise kernel: chains of elementwise stages over tensors that may be broadcast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product

@@ -1,8 +1,6 @@
 """The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization; behind
 these, a chain of elementwise stages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product

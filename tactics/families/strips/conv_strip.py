@@ -9,8 +9,6 @@ turn has the share of the tensor cores' peak that is simulated for one of 3x3 ta
 of the next strip a turn at most. The first strip of a tile is waited for.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a convolution is cut into strips, tiles and turns, what that takes of shared memory, and which it cannot be."""
 
-from __future__ import annotations
-
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import padded_channels

@@ -1,7 +1,5 @@
 """Branches that may run as one convolution: what `inspect-sparsity` says of them, and what `prune` makes of them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

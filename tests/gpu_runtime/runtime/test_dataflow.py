@@ -1,7 +1,5 @@
 """What layers read is what was written for them: proven by boxes in every build, element by element here, and both agree."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
