@@ -48,7 +48,7 @@ def same(given: Any, *_: object, **__: object) -> Any:
 OFFERS = {
     "attention": "offer", "blocks": "offer", "channels": "offer", "upsampling": "offer", "shared_concats": "share",
     "siblings": "merge", "pieces": "offer", "squeeze_excite": "offer", "back_to_back": "offer", "chained": "offer",
-    "norms": "offer", "windows": "offer",
+    "norms": "offer", "windows": "offer", "transposed": "offer",
 }
 WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     **{name: (f"gpu_runtime.rewrites.{name}", function, same) for name, function in OFFERS.items()},

@@ -232,10 +232,11 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 def named(name: str) -> Device:
     """The device of that name. Raises ValueError naming the known ones."""
-    if name.lower() in REFUSED:
-        raise ValueError(f"device {name}: {REFUSED[name.lower()]}")
+    lower = str(name).lower()
+    if lower in REFUSED:
+        raise ValueError(f"device {name}: {REFUSED[lower]}")
     try:
-        return NAMED[name.lower()]
+        return NAMED[lower]
     except KeyError:
         raise ValueError(f"unknown device {name!r}: expected one of {', '.join(sorted(NAMED))}") from None
 

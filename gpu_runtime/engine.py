@@ -24,6 +24,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
@@ -104,6 +105,8 @@ class Engine(EngineData):
         """Write the plan, or two plans side by side, as one HTML page to that path."""
         from gpu_runtime.report import page
 
+        if not isinstance(other, (Engine, NoneType)):
+            raise TypeError(f"other: expected an Engine or None, got {type(other).__name__}")
         files.write(path, page.report(self.record, other.record if other else None))
 
     @property

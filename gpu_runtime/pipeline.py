@@ -118,7 +118,7 @@ def _summary(engine: Engine) -> str:
 def plan(
     model: ModelLike,
     devices: str | Sequence[str],
-    batches: Sequence[int] = (),
+    batches: int | Sequence[int] = (),
     *,
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -127,17 +127,38 @@ def plan(
 ) -> Plans:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
     are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
-    mode, progress = _mode(sparsity), logged(progress)
+    names = tuple(dict.fromkeys(np.atleast_1d(devices).tolist()))
+    sizes = tuple(dict.fromkeys(np.atleast_1d(batches).tolist()))
+    if bad := [n for n in sizes if type(n) is not int or n < 1]:
+        raise ValueError(f"batches: expected whole numbers of at least 1, got {bad[0]!r}")
+    if not names:
+        raise ValueError("devices: expected at least one name, as 'a100'")
+    plans = outlooks(model, names, sizes, sparsity, shapes, risk, logged(progress))
+    report(plans.__str__)
+    return plans
+
+
+def outlooks(
+    model: ModelLike,
+    devices: Sequence[str],
+    batches: tuple[int, ...],
+    sparsity: str,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    risk: float,
+    progress: Listener,
+) -> Plans:
+    """What `plan` returns; the logger is told nothing."""
+    mode = _mode(sparsity)
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
     from gpu_runtime.rewrites.alternatives import alternatives
 
-    targets = [named(name) for name in dict.fromkeys([devices] if isinstance(devices, str) else devices)]
-    batches = tuple(dict.fromkeys(batches))
+    targets = [named(name) for name in devices]
     loaded, points = _loaded(source_of(model), shapes, sparsity == "force", batches=batches)
-    found = []
+    found: list[Outlook] = []
+    known: ranges.Known = {}  # networks too large for a run at each batch are run for one image
     for sizes in points:
-        network, reached = _fitted(loaded, sizes, None, progress)
+        network, reached = _fitted(loaded, sizes, None, progress, known)
         network = alternatives(network)
         inputs = {t.name: t.shape for t in network.inputs}
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
@@ -146,9 +167,7 @@ def plan(
             planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
             sparse, solution = _explained(loaded, _Planned(*planner(network), reached), planner)
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
-    plans = Plans(tuple(found), batches)
-    report(plans.__str__)
-    return plans
+    return Plans(tuple(found), batches)
 
 
 def _mode(sparsity: str) -> Sparsity:
@@ -242,7 +261,11 @@ def _loaded(
 
 
 def _fitted(
-    loaded: importer.Loaded, shapes: Shapes | None, calibration: Mapping[str, Any] | None, progress: Listener
+    loaded: importer.Loaded,
+    shapes: Shapes | None,
+    calibration: Mapping[str, Any] | None,
+    progress: Listener,
+    known: ranges.Known | None = None,
 ) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
@@ -255,7 +278,7 @@ def _fitted(
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
     smaller = functools.partial(sample.smaller, loaded, lowered)
-    network, found = ranges.fit(lowered, calibration, smaller, loaded.maskable)
+    network, found = ranges.fit(lowered, calibration, smaller, loaded.maskable, known)
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"

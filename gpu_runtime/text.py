@@ -136,3 +136,8 @@ def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
     while sum(widths) > room and (able := [i for i, w in enumerate(widths) if w > least[i]]):
         widths[min(able, key=lambda i: (folded(i, widths[i] - 1) - folded(i, widths[i]), -widths[i]))] -= 1
     return widths
+
+
+def several(count: int, what: str) -> str:
+    """1 sample, 2 samples."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

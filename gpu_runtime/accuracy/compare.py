@@ -44,6 +44,11 @@ class Tolerance:
     rtol: float | None = None
     atol: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}: expected a number from 0 on, got {value!r}")
+
     @property
     def is_given(self) -> bool:
         return self.rtol is not None or self.atol is not None
@@ -97,7 +102,9 @@ def compare(
     `metric`: as for `prune`. `rtol`, `atol`: an element of the engine's outputs may differ by atol + rtol * |model|; without
     both, an output by 8 times the error of FP16 storage alone, by norms. Raises ModelError or ValueError."""
     sessions.require()
-    judged, progress = judge(labels, metric), logged(progress)
+    judged, tolerance, progress = judge(labels, metric), Tolerance(rtol, atol), logged(progress)
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine: expected an Engine, as gpu_runtime.load gives it, got {type(engine).__name__}")
     if judged and inputs is None:
         raise ValueError("labels: they need inputs, the samples that they belong to")
     models = _Models.of(source_of(model), engine)
@@ -105,7 +112,7 @@ def compare(
     if judged:
         judged.check({o.name: ((o.shape[0] * len(samples), *o.shape[1:]), o.dtype) for o in engine.outputs if o.shape})
     with engine.context(device="emulator" if emulate else None, graph=False) as context:
-        found = _run(models, engine, context, samples, Tolerance(rtol, atol), judged, inputs is not None, progress)
+        found = _run(models, engine, context, samples, tolerance, judged, inputs is not None, progress)
     found = replace(found, text=wording.text(found))
     report(found.__str__)
     return found

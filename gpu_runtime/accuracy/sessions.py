@@ -57,8 +57,11 @@ def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arr
     """Arrays split along their first axes into the model's batches; `inputs`: name, shape (non-numbers are dynamic) and type of
     each. Raises ValueError for other names or shapes, and for types that lose values."""
     wanted = {name for name, *_ in inputs}
-    if set(given) != wanted:
-        raise ValueError(f"inputs: expected the names {sorted(wanted)}, got {sorted(given)}")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"inputs: expected a mapping of names to arrays, {{'x': x}}, got {type(given).__name__}")
+    if others := set(given) ^ wanted:
+        cure = "; --labels NAME, labels= in Python, says which array holds classes" if others < set(given) else ""
+        raise ValueError(f"inputs: expected the names {sorted(wanted)}, got {sorted(given)}{cure}")
     fitted = {name: _fitted(name, shape, dtype, np.asarray(given[name])) for name, shape, dtype in inputs}
     counts = {_count(shape, fitted[name]) for name, shape, _ in inputs}
     if len(counts) > 1:
@@ -78,7 +81,7 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
     pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
     whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
     first = shape[0] if shape and isinstance(shape[0], int) else None
-    if not whole or (first is not None and (a.shape[0] % first or not a.shape[0])):
+    if not whole or (shape and not a.shape[0]) or (first is not None and a.shape[0] % first):
         text = "x".join(str(d) if isinstance(d, int) else "?" for d in shape)
         raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {_text(a.shape)}")
     if a.dtype != dtype and (a.dtype.kind != "f" or dtype.kind != "f"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gpu_runtime.accuracy.comparison import Comparison, Row, Scores
-from gpu_runtime.text import table, wrap
+from gpu_runtime.text import several, table, wrap
 
 MOST_ROWS = 12  # of layers, without --all-layers
 
@@ -79,7 +79,7 @@ def verdict(c: Comparison) -> list[str]:
         lines += wrap(_scores_text(c.scores, c.samples))
     if c.pruning is not None:
         share = c.pruning.agreement
-        same = "" if share is None else f", top-1 is the same for {100 * share:.2f} % of the {c.samples} samples"
+        same = "" if share is None else f", top-1 is the same for {100 * share:.2f} % of {several(c.samples, 'sample')}"
         changed = "" if c.pruning_error is None else f" by {100 * c.pruning_error:.1f} %"
         line = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
         lines += wrap(f"{line}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
@@ -90,7 +90,7 @@ def _scores_text(s: Scores, samples: int) -> str:
     was = "" if s.original is None else f", of the model before pruning {s.judge.text(s.original)}"
     of = "its model in FP32" if s.original is None else "the pruned model in FP32"
     engine, model = s.judge.text(s.engine), s.judge.text(s.model)
-    return f"On {samples} samples, the {s.judge.name} of the engine is {engine}, of {of} {model}{was}"
+    return f"On {several(samples, 'sample')}, the {s.judge.name} of the engine is {engine}, of {of} {model}{was}"
 
 
 def number(value: float) -> str:

@@ -63,6 +63,7 @@ def compare_command(
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime import EngineError, load
     from gpu_runtime.accuracy import compare, wording
+    from gpu_runtime.text import several
 
     try:
         loaded = load(engine, allow_cubins=allow_cubins)
@@ -88,11 +89,8 @@ def compare_command(
     else:
         source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {_samples(found.samples)} of {source}\n")
+        count = several(found.samples, "sample")
+        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {count} of {source}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:
         context.exit(NOT_PASSED)
-
-
-def _samples(count: int) -> str:
-    return f"{count} sample{'' if count == 1 else 's'}"

@@ -102,13 +102,14 @@ def inspect_sparsity_command(
 
     rows, merged, unknown = sums.inspect_file(model, sizes)
     progress = listening()
-    plan = benefit.forecast(model, checked_device(device) or benefit.NO_DEVICE, sizes, progress).outlook
+    forecast = benefit.forecast(model, checked_device(device) or benefit.NO_DEVICE, sizes, progress)
+    plan = forecast.outlook
     progress.end()
     ranked = benefit.ranking(rows, plan) if plan else []
     if as_json:
         found: dict[str, Any] = {"summary": pattern.summary(rows), "pruning": pattern.pruning(rows), "layers": rows}
         found |= {"merged": sums.data(merged), "merged_unknown": unknown or None}
-        found |= {"device": plan.device.name, "ranking": benefit.data(ranked)} if plan else {}
+        found |= {"device": plan.device.name, "gain": forecast.gain, "ranking": benefit.data(ranked)} if plan else {}
         say(json.dumps(found, indent=1))
     else:
         say(pattern.text(rows) + sums.text(merged, unknown) + (benefit.text(ranked, plan) if plan else ""), nl=False)

@@ -75,7 +75,7 @@ class ProgressLine:
         """Show what is being done, if it is time for that."""
         with console.OUTPUT:
             now = self._clock()
-            if now - self._began < FIRST_S:
+            if now - self._began < FIRST_S or console.QUIET.is_set():
                 return
             if self._redrawn:
                 text = _cut(self._text(now), self._columns() - 1 - len("^C"))

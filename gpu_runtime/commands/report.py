@@ -20,7 +20,7 @@ def report_command(engine: str, output: str, other: str | None) -> None:
     from gpu_runtime import load
     from gpu_runtime.report import page
 
-    records = [load(name, allow_cubins=True).record for name in (engine, other) if name]  # only read, never run
+    records = [load(name, allow_cubins=True).record for name in (engine, other) if name is not None]  # only read, never run
     data = page.report(*records)
     write_all({paths["--output"]: data})
     say(f"Wrote {output}: {len(data)} bytes; open it in a browser, it needs no network")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.explain.figures import PREDICTED, dense_us, fastest_dense_us, ratio_text, us_text
+from gpu_runtime.explain.figures import PREDICTED, dense_us, fastest_dense_us, rates_text, ratio_text, us_text
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
@@ -17,8 +17,8 @@ SERIES: tuple[tuple[str, Callable[[Outlook], float | None]], ...] = (
 )
 LEGEND = (
     "Microseconds per image: of the plan; of the best plan without sparse kernels; of that plan with the convolutions at the "
-    "estimated times of a library's kernels (cuBLAS, CUTLASS), dense or 2:4. Gain: over our dense plan, and over the faster of "
-    "both dense plans"
+    "estimated times of a library's kernels (cuBLAS, CUTLASS), dense, or 2:4 where that is faster. Gain: over our dense plan, "
+    "and over the faster of both dense plans"
 )
 
 
@@ -38,9 +38,9 @@ def text(plans: Sequence[Outlook]) -> str:
     rows = [_row(p) for p in by_device(plans)]
     lines = [*wrap(printable(f"{head}are predicted, marked ~; none was measured")), ""]
     lines += [*table(header, rows, right=range(1, len(header))), "", *wrap(LEGEND)]
-    known = {p.device.name: p.solution.rivals.library for p in plans if p.solution.rivals.library}
-    for name, library in known.items():
-        lines += wrap(f"The library's rates on {name}{'' if library.timed else ', by analogy'}: {library.source}")
+    for name in dict.fromkeys(p.device.name for p in plans):
+        if known := rates_text([p for p in plans if p.device.name == name]):
+            lines += wrap(f"{name}: {known}")
     return "\n".join(lines) + "\n"
 
 

@@ -170,9 +170,22 @@ def library_text(record: Explained) -> str:
         f"dense kernels of a library (cuBLAS, CUTLASS) would take an estimated {us}, {100 * RANGE:.0f} % likely {low} to {high}"
     )
     if found.sparse_us is not None:
-        text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED)}"
+        faster = found.us - found.sparse_us >= SHOWN_US
+        text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED) if faster else 'no less'}"
     text += f"; {found.layers} of {found.layers + found.own} launches are estimated, the others count at our time"
     return text if found.timed else f"{text}; the library's rates on this GPU are by analogy"
+
+
+def rates_text(plans: Sequence[Explained]) -> str:
+    """The error of a library's times on the device of these plans, and where its rates come from; empty without times."""
+    found = [library for p in plans if (library := p.solution.rivals.library)]
+    if not found:
+        return ""
+    each = [(round(100 * (x.high_us / x.us - 1)), x.own) for x in found]
+    error, own = (f"{min(of)} to {max(of)}" if min(of) < max(of) else str(of[0]) for of in zip(*each, strict=True))
+    times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error} %"
+    known = "" if found[0].timed else "by analogy, "
+    return f"{times}; launches that count at our time: {own}; rates: {known}{found[0].source}"
 
 
 def gain_text(record: Explained) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.explain.figures import tactic_text, us_text
-from gpu_runtime.runtime.plan_record import EngineRecord
+from gpu_runtime.explain.figures import RESOURCES, tactic_text, us_text
+from gpu_runtime.runtime.plan_record import EngineRecord, Timing
 from gpu_runtime.text import printable, table, wrap
 from tactics.roofline import least_us
 
@@ -21,6 +21,7 @@ class Gap:
 
     layer: str
     type: str
+    problem: str
     tactic: str
     us: float
     floor_us: float
@@ -45,7 +46,9 @@ def gaps(record: EngineRecord) -> tuple[Gap, ...]:
     for layer in record.plan.layers:
         if layer.problem is not None and layer.tactic is not None:
             floor, bound = least_us(layer.problem, layer.tactic, record.device)
-            found.append(Gap(layer.name, layer.type, tactic_text(layer.tactic), layer.time_us, floor, bound))
+            found.append(
+                Gap(layer.name, layer.type, str(layer.problem), tactic_text(layer.tactic), layer.time_us, floor, bound)
+            )
     return tuple(found)
 
 
@@ -55,12 +58,14 @@ def text(record: EngineRecord) -> str:
     total, floor = sum(g.us for g in found), sum(g.floor_us for g in found)
     head = (
         f"{record.model.name} on {record.device.title}, {timing.label}: the launches take {us_text(total, timing)}; at the "
-        f"device's peak rates, each product and byte once, no kernels of these layers take less than {floor:.2f} us"
+        f"device's peak rates, each product and byte once, no kernels of these layers take less than {us_text(floor, timing)}"
     )
-    kinds = [[kind, *_numbers(of)] for kind, of in by_kind(found).items()]
+    kinds = [[kind, *_numbers(of, timing)] for kind, of in by_kind(found).items()]
     header = ["launches", "us", "floor us", "above us", "times"]
     lines = [*wrap(printable(head)), "", *table(["kind", *header], kinds, range(1, 6)), ""]
-    rows = [[_names(of), of[0].type, *_numbers(of), of[0].bound, of[0].tactic] for of in alike(found)[:MOST_ROWS]]
+    rows = [
+        [_names(of), of[0].type, *_numbers(of, timing), RESOURCES[of[0].bound], of[0].tactic] for of in alike(found)[:MOST_ROWS]
+    ]
     lines += [*table(["farthest above the floor", "kind", *header, "floor is", "tactic"], rows, range(2, 7)), ""]
     far = sum(g.is_far for g in found)
     lines += wrap(f"{far} of {len(found)} launches take more than {FAR:g} times their floor and {LONG_US:g} us")
@@ -79,9 +84,9 @@ def _names(of: Sequence[Gap]) -> str:
     return printable(of[0].layer + (f" and {len(of) - 1} alike" if len(of) > 1 else ""))
 
 
-def _numbers(of: Sequence[Gap]) -> list[str]:
+def _numbers(of: Sequence[Gap], timing: Timing) -> list[str]:
     us, floor = sum(g.us for g in of), sum(g.floor_us for g in of)
-    return [str(len(of)), f"{us:.2f}", f"{floor:.2f}", f"{us - floor:.2f}", f"{us / floor:.1f}"]
+    return [str(len(of)), *(us_text(t, timing, unit="") for t in (us, floor, us - floor)), f"{us / floor:.1f}"]
 
 
 def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
@@ -94,16 +99,5 @@ def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
 
 def data(record: EngineRecord) -> dict[str, Any]:
     """As JSON: every launch."""
-    rows = [
-        {
-            "layer": g.layer,
-            "type": g.type,
-            "tactic": g.tactic,
-            "us": g.us,
-            "floor_us": g.floor_us,
-            "bound": g.bound,
-            "far": g.is_far,
-        }
-        for g in gaps(record)
-    ]
+    rows = [asdict(g) | {"far": g.is_far} for g in gaps(record)]
     return {"schema_version": 1, "device": record.device.name, "timing": record.timing.label, "launches": rows}

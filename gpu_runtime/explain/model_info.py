@@ -59,7 +59,9 @@ def text(info: ModelInfo) -> str:
         ("sparsity", info.sparsity),
     ]
     if info.unsupported:
-        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {_some(info.unsupported)}"))
+        kinds = {node.partition(" ")[0]: node for node in info.unsupported[::-1]}  # of each operator
+        nodes = dict.fromkeys([*reversed(kinds.values()), *info.unsupported])
+        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {_some(list(nodes))}"))
     if info.problem:
         first, *more = info.problem.splitlines()
         rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]

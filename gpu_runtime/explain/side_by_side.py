@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.explain.figures import PREDICTED, RESOURCES, dense_us, fastest_dense_us, held_text, ratio_text, us_text
+from gpu_runtime.explain.figures import (
+    PREDICTED,
+    RESOURCES,
+    dense_us,
+    fastest_dense_us,
+    held_text,
+    rates_text,
+    ratio_text,
+    us_text,
+)
 from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.runtime.findings import LibraryPlan, SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
@@ -45,8 +54,8 @@ def text(plans: Sequence[Outlook]) -> str:
         d = p.device
         held = f"; {held_text(d)}" if held_text(d) else ""
         lines += wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
-        if library := p.solution.rivals.library:
-            lines += wrap(f"{d.name}, a library's times (tactics/peers.py): {library.source}")
+        if known := rates_text([p]):
+            lines += wrap(f"{d.name}: {known}")
     return "\n".join(lines) + "\n"
 
 

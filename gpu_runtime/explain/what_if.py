@@ -138,6 +138,8 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     """The best plan with each layer named, or that a pattern fits, held to "sparse", "dense", a format ("hwc8", in and out) or
     a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. Raises ValueError for an unknown layer
     or a wish that no kernel grants, EngineError where the engine holds no tables."""
+    if not isinstance(wishes, Mapping) or not all(isinstance(text, str) for pair in wishes.items() for text in pair):
+        raise TypeError(f"wishes: expected layers and their kinds or formats, {{'conv1': 'sparse'}}, got {wishes!r}")
     plan, stored = record.plan, record.plan.choices
     if stored is None:
         raise EngineError("this engine does not contain the planner's tables: build it again")

@@ -26,7 +26,7 @@ from gpu_runtime.explain.figures import (
 )
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
-from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, OtherChoice, SparsityRow, Summary
+from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, LibraryPlan, OtherChoice, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import lost_text, printable, table, wrap
@@ -252,11 +252,13 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Shown):
-    """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `text`: the account in
+    """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `library`: its
+    estimate of the network; `text`: the account in
     words."""
 
     timing: str
     summary: Summary | None
+    library: LibraryPlan | None
     layers: tuple[SparsityRow, ...]
     text: str = field(default="", metadata=codec.DERIVED)
 
@@ -268,4 +270,5 @@ def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation
     """Of the layers named, as `rows_of` finds them; all without a name."""
     rows = rows_of(record, layers)
     worded = tuple(replace(row, sentence=sentence(row, record)) for row in rows)
-    return Explanation(record.timing.label, record.plan.sparsity.summary, worded, explain_text(record, rows))
+    summary, library = record.sparsity.summary, record.solution.rivals.library
+    return Explanation(record.timing.label, summary, library, worded, explain_text(record, rows))

@@ -196,8 +196,8 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
     count = "1 node has" if len(bad) == 1 else f"{len(bad)} nodes have"
     raise ModelError(
         f"{count} an operator that is not supported: {unsupported_text(bad)}\n"
-        "export the model without them, or compute them outside it; `gpu-runtime inspect` lists all, docs/operators.md the "
-        "supported ones"
+        "export the model without them, or compute them outside it; `gpu-runtime inspect --json` lists all, docs/operators.md "
+        "the supported ones"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class ModelInfo:
     def command(self) -> str:
         """What builds an engine of it."""
         sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in self.shapes.items())
-        return f"build-engine {self.file} -o {Path(self.file).stem}.engine" + (f" --shapes={sizes}" if sizes else "")
+        words = ["build-engine", self.file, "-o", f"{Path(self.file).stem}.engine", *([f"--shapes={sizes}"] if sizes else [])]
+        return shlex.join(words)
 
 
 def describe(path: Path) -> ModelInfo:

@@ -225,12 +225,20 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     return found
 
 
+def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """ModelError for an input that there is not, or a size that it does not admit."""
+    given, names = _sizes(shapes), [v.name for v in inputs]
+    if unknown := [n for n in given if n not in names]:
+        raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
+    for v in inputs:
+        if v.name in given:
+            _fixed(v.name, _declared(v), given[v.name])
+
+
 def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Give every input its static shape. A batch that is open, and nothing else of the input, is 1 where no shape is given,
     which is said."""
-    names = [v.name for v in inputs]
-    if unknown := [n for n in shapes if n not in names]:
-        raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
+    check_shapes(inputs, shapes)
     missing, batches = [], []
     for v in inputs:
         declared = _declared(v)

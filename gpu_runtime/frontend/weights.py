@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -17,6 +16,7 @@ from onnx import TensorProto, helper
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values, to_array
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
+from gpu_runtime.frontend.source import source_of
 from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # what leaves the pattern as it is
@@ -84,9 +84,9 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
 
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
     """The model of a file, its graph and constants checked, its nodes named. Raises ModelError."""
-    path = Path(path)
-    with named(path):
-        proto = load_whole(path)
+    source = source_of(path)
+    with named(source):
+        proto = load_whole(source)
         check_graph(proto.graph)
         check_values(proto.graph)
         name_nodes(proto.graph.node)

@@ -48,6 +48,7 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 
 
 Smaller = Callable[[bool], Network | None]
+Known = dict[tuple[tuple[int, ...], ...], dict[str, float]]  # shapes of inputs -> what a run on random values of them reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,16 @@ def fit(
     calibration: Mapping[str, np.ndarray] | None = None,
     smaller: Smaller = lambda images: None,
     maskable: Container[str] = (),
+    earlier: Known | None = None,
 ) -> tuple[Network, Ranges]:
-    """The network with tensors in FP16's range as far as possible, and the findings.
+    """The network with tensors in FP16's range as far as possible, and the findings. `earlier`: runs on random values, also
+    of other sizes of its inputs; this one is added.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. Beyond execution's budgets it runs fewer
     images, or random values for smaller inputs with the network from `smaller`. `maskable`: inputs that may contain -infinity.
     Raises ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
     """
-    run, source = _reached(network, calibration, smaller, maskable)
+    run, source = _reached(network, calibration, smaller, maskable, {} if earlier is None else earlier)
     known = constants.reach(network, maskable)
     masked = tuple(t for t, r in known.items() if r.infinite)
     given = {t: r.finite for t, r in known.items() if r.finite > HIGH and network.formats(t)[0].dtype == "fp16"}
@@ -149,6 +152,7 @@ def _reached(
     calibration: Mapping[str, np.ndarray] | None,
     smaller: Smaller,
     maskable: Container[str],
+    earlier: Known,
 ) -> tuple[dict[str, float] | None, str]:
     """(tensor -> its largest magnitude, the inputs used); (None, why) if no run is possible."""
     if calibration is not None:
@@ -163,9 +167,10 @@ def _reached(
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
     if run is not network:
         source += f", for inputs of {', '.join('x'.join(map(str, t.shape)) for t in run.inputs)}"
-    rng = np.random.default_rng(0)
-    found = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
-    return {t: v for t, v in found.items() if t in network.tensors}, source
+    if (sizes := tuple(t.shape for t in run.inputs)) not in earlier:
+        rng = np.random.default_rng(0)
+        earlier[sizes] = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
+    return {t: v for t, v in earlier[sizes].items() if t in network.tensors}, source
 
 
 def _calibrated(

@@ -12,13 +12,14 @@ from cuda_kernels.device import relative
 from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import wording
-from gpu_runtime.explain.figures import gain_text, library_text
+from gpu_runtime.explain.figures import gain_text, library_text, us_text
 from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.target import pick_device
 from gpu_runtime.text import lost_text, table, wrap
+from tactics import predict
 
 NO_DEVICE = "none"
 
@@ -65,7 +66,7 @@ def forecast(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes that were guessed are in the texts, FP16's range is no matter of times
-            return Forecast(pipeline.plan(model, [name], sparsity="force", shapes=shapes, progress=progress)[0])
+            return Forecast(pipeline.outlooks(model, [name], (), "force", shapes, predict.RISK, progress)[0])
     except ModelError as e:
         if device:
             raise
@@ -133,7 +134,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         rows = [
             [
                 ", ".join(b.layers),
-                f"{b.us:.2f}",
+                us_text(b.us, pruned.timing, unit=""),
                 lost_text(b.lost_energy),
                 "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}",
             ]
@@ -146,8 +147,8 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         lines += ["No layer is faster sparse on this GPU: pruning for it would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
         lines += wrap(
-            f"us saved: how much longer the plan ({total.total_us:.1f} us) takes if only this layer runs dense; "
-            f"without any sparse kernel it takes {total.saved_us:.1f} us longer"
+            f"us saved: how much longer the plan ({us_text(total.total_us, pruned.timing)}) takes if only this layer runs "
+            f"dense; without any sparse kernel it takes {us_text(total.saved_us, pruned.timing)} longer"
         )
     if gain := gain_text(pruned):
         lines += [*wrap(f"All of it together {gain}"), *wrap(library_text(pruned))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ import onnx
 
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.source import ModelLike, source_of
@@ -88,12 +90,17 @@ def prune(
     source, progress, judged = source_of(model), logged(progress), judge(labels, metric)
     if calibration is None and (judged, min_snr, max_drop) != (None, None, None):
         raise ValueError("labels, min_snr and max_drop need calibration, inputs by name: without it nothing is measured")
+    if max_drop is not None and not 0 <= max_drop <= (1 if metric is None else math.inf):
+        raise ValueError(f"max_drop: expected a share from 0 to 1, got {max_drop!r}")
+    if min_snr is not None and math.isnan(min_snr):
+        raise ValueError("min_snr: expected a number of dB, got nan")
     choice, auto = _choice(layers, skip, device)
     progress(Progress("import", str(source)))
     with named(source):
         whole = load_whole(source)
         reference = None if calibration is None else Reference.of(whole, calibration, judged, min_snr, max_drop)
         checked = _checked(whole)
+        importer.check_shapes(checked.graph.input, shapes or {})
         found = _rows(checked.graph, choice)
     gain = forecast(source, device, shapes, progress)
     if tell:

@@ -39,14 +39,12 @@ class Found:
 
 
 def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found:
-    """`shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE. Raises ModelError for an unknown input's
-    shape."""
+    """`shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE. ModelError where `shapes` do not fit."""
+    importer.check_shapes(proto.graph.input, shapes)
     ops = {node.op_type for node in proto.graph.node}
     if "Conv" not in ops or not ops & {"Add", "Sub", "Sum"}:
         return Found()
     sizes = {v.name: _size(v) for v in proto.graph.input}
-    if strange := [name for name in shapes if name not in sizes]:
-        raise ModelError(f"a shape is given for {strange[0]!r}, but the inputs are {', '.join(map(repr, sizes))}")
     copied = onnx.ModelProto()
     copied.CopyFrom(proto)
     try:

@@ -12,7 +12,7 @@ from gpu_runtime.pruning.benefit import Forecast, sizes_text
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
-from gpu_runtime.text import lost_text, printable, table, wrap
+from gpu_runtime.text import lost_text, printable, several, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
@@ -74,7 +74,7 @@ def summary(result: Result) -> list[str]:
     a = result.accuracy
     if a is None:
         return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines
-    lines += wrap(f"On {_number(a.samples, 'sample')}, against the original model: {_both(a.kept)}")
+    lines += wrap(f"On {several(a.samples, 'sample')}, against the original model: {_both(a.kept)}")
     if a.judge and a.score is not None and a.kept.score is not None:
         before, after = a.judge.text(a.score), a.judge.text(a.kept.score)
         lines += wrap(f"The {a.judge.name} on them was {before}, and is {after} with this pruning")
@@ -98,7 +98,7 @@ def _sums(result: Result) -> list[str]:
         alone = sum((r.by_itself or 0.0) * r.stored.energy for r in rows if r.stored) / (whole.energy or 1.0)
         span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
         line = (
-            f"{len(rows)} of these are in {_number(len(done), 'sum')} of branches that may run as one convolution. Branches "
+            f"{len(rows)} of these are in {several(len(done), 'sum')} of branches that may run as one convolution. Branches "
             f"of a sum share one pattern, so that the merged convolution is 2:4 and loses {' to '.join(span)} of its energy. "
             f"The branches lose {lost_text(whole.lost_energy)} of their energy, with --branches=separate {lost_text(alone)}"
         )
@@ -111,10 +111,6 @@ def _sums(result: Result) -> list[str]:
             )
         )
     return lines
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _restored(result: Result) -> str:

@@ -7,7 +7,8 @@ A rewrite asks the network what stands in a row, or who takes what (`Network.row
 (`network.joined`), and offers that (`network.Options.either`); one that makes another form of the whole network offers the
 form's differences (drafts).
 
-blocks: space-to-depth as taps of weights; windows: windows that do not overlap as products; channels: shuffles as columns of
+blocks: space-to-depth as taps of weights; windows: windows that do not overlap as products; transposed:
+transposed convolutions as one with depth-to-space; channels: shuffles as columns of
 weights; upsampling: residuals read where they are small; shared_concats; siblings: convolutions of one input as one; pieces:
 convolutions of pieces of one input; squeeze_excite and back_to_back: layers as one launch, and products in front of
 convolutions; chained: stages in the launch before them; norms: normalizations in front of convolutions; attention: attention

@@ -15,6 +15,7 @@ from gpu_runtime.rewrites import (
     shared_concats,
     siblings,
     squeeze_excite,
+    transposed,
     upsampling,
     windows,
 )
@@ -26,6 +27,7 @@ def alternatives(network: Network) -> Network:
         attention.offer,
         blocks.offer,
         windows.offer,
+        transposed.offer,
         channels.offer,
         upsampling.offer,
         shared_concats.share,

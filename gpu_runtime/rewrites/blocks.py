@@ -3,6 +3,9 @@
 Each corner of a block takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size.
 Either that is made, by one kernel where the order is SpaceToDepth's; or there is no such tensor, and the convolutions read the
 image with kernels and strides b times as large. Which, is an option of a group.
+
+Depth-to-space behind a convolution is its store, or a launch of its own: an option too, since a kernel that is faster may not
+store blocks, and needs a multiple of b*b channels.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from functools import partial
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, Options, computes, joined
+from gpu_runtime.network import APART, ONE, Network, Op, Options, computes, joined
+from gpu_runtime.rewrites.drafts import has_own_type
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
 
@@ -44,7 +49,25 @@ def offer(network: Network) -> Network:
             options.instead(blocks.op, blocks.made)
             made = [(op, _over_image(network, op, blocks)) for op in readers]
             options.either(f"space to depth {blocks.op.name}", (blocks.op, *blocks.only, *readers), made, IN_WEIGHTS)
+    for op in network.ops:
+        if computes(op, ConvProblem) and op.problem.epilogue.d2s > 1 and not has_own_type(network, op):
+            _offer_apart(options, op)
     return options.network()
+
+
+def _offer_apart(options: Options, op: Op[ConvProblem]) -> None:
+    """As an option, the convolution and depth-to-space as two launches; a residual of the larger size keeps them together."""
+    end, group, whole = op.problem.epilogue, f"depth to space of {op.name}", f"{op.output} (before depth to space)"
+    if end.residual:
+        return
+    problem = with_epilogue(op.problem, d2s=1, d2s_mode="dcr")
+    _, *out = op.problem.out_shape
+    move = MoveProblem(*problem.out_shape, f"d2s_{end.d2s_mode}", (out[0], out[1], out[2]), step=(1, end.d2s, end.d2s))
+    options.group(group, ONE, APART)
+    options.limit(op, group, ONE)
+    apart = (*op.when, (group, APART))
+    options.behind(op, replace(op, name=f"{op.name} (before depth to space)", problem=problem, output=whole, when=apart))
+    options.behind(op, Op(f"{op.name} (depth to space)", move, (whole,), op.output, when=apart))
 
 
 def _blocks(network: Network) -> Iterator[Blocks]:

@@ -1,11 +1,17 @@
-"""What a record says that a plan errs by on its calibration input, beside what it errs by from the model as given."""
+"""The error that a record states for a plan on its calibration input, beside the plan's error from the model as given.
+
+Two FP32 results of a product that cancels differ, too. So errors may exceed the record by the error of onnxruntime from the
+model in doubles, and by as much again: the error of NumPy, which is the reference of the record.
+"""
 
 from __future__ import annotations
 
 import warnings
 
 import numpy as np
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import gpu_runtime as gr
 from tests.reference_run import model, node, ort_run, relative_error
@@ -26,15 +32,29 @@ def cancelling(rng, eps, *, exact=False):
     return a.astype(np.float32), (half(b) if exact else b.astype(np.float32))
 
 
+def in_doubles(proto, feeds):
+    """The output "y" of the model as onnx's own reference computes it in doubles."""
+    wide = onnx.ModelProto.FromString(proto.SerializeToString())
+    for value in (*wide.graph.input, *wide.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for w in wide.graph.initializer:
+        w.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(w).astype(np.float64), w.name))
+    (y,) = ReferenceEvaluator(wide).run(["y"], {name: np.asarray(x, np.float64) for name, x in feeds.items()})
+    assert y.dtype == np.float64
+    return y
+
+
 def built(proto, feeds):
-    """(the engine for these calibration inputs, its output's error beside onnxruntime's, the error that its record states)."""
+    """(the engine for these calibration inputs, its output's error beside onnxruntime's, the error that its record states, and
+    onnxruntime's own error)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         engine = gr.build(proto, device="h200", calibration=feeds)
     with engine.context(device="emulator") as ctx:
         y = ctx.run(feeds)["y"]
     (row,) = (row for row in engine.plan.range.compared.outputs if row[0] == "y")
-    return engine, relative_error(y, ort_run(proto, feeds)["y"]), row[1]
+    expected = ort_run(proto, feeds)["y"]
+    return engine, relative_error(y, expected), row[1], relative_error(expected, in_doubles(proto, feeds))
 
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-3])
@@ -44,8 +64,8 @@ def test_products_that_cancel(eps, exact):
     a, b = cancelling(rng, eps, exact=exact)
     nodes = [node("Conv", "x a", "h"), node("Conv", "h b", "y")]
     proto = model(nodes, {"x": (1, C, 8, 8)}, "y", {"a": a[:, :, None, None], "b": b[:, :, None, None]})
-    engine, error, stated = built(proto, {"x": half(rng.uniform(-1, 1, (1, C, 8, 8)))})
-    assert error < 1e-3 and error < 1.25 * stated
+    engine, error, stated, noise = built(proto, {"x": half(rng.uniform(-1, 1, (1, C, 8, 8)))})
+    assert error < 1e-3 and error < 1.25 * stated + 2 * noise
     if not exact:
         assert [layer.tactic.kernel for layer in engine.plan.layers] == ["conv_fp32", "conv_fp32"]
 
@@ -81,5 +101,5 @@ def test_a_record_states_no_less_than_the_error(seed):
     ][rng.integers(3)]
     used = {n for step in (*first, *middle) for n in step.input}
     proto = model([*first, *middle], {"x": shape}, "y", {k: np.asarray(v, np.float32) for k, v in weights.items() if k in used})
-    _, error, stated = built(proto, {"x": half(rng.uniform(-1, 1, shape))})
-    assert error < 1.25 * stated, (error, stated)
+    _, error, stated, noise = built(proto, {"x": half(rng.uniform(-1, 1, shape))})
+    assert error < 1.25 * stated + 2 * noise, (error, stated, noise)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
@@ -66,6 +67,16 @@ def watched(line: ProgressLine, clock: Clock, seconds: float) -> None:
     for _ in range(round(seconds / progress.TICK_S)):
         clock.now += progress.TICK_S
         line.tick()
+
+
+def test_nothing_is_shown_where_quiet_was_asked(monkeypatch):
+    for stream in (io.StringIO(), Terminal()):
+        clock = Clock()
+        line = ProgressLine(clock=clock, stream=stream)
+        monkeypatch.setattr(console, "QUIET", threading.Event())
+        console.QUIET.set()
+        watched(line, clock, 10)
+        assert stream.getvalue() == ""
 
 
 def test_lines_where_there_is_no_terminal():

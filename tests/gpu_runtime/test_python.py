@@ -52,6 +52,7 @@ def test_names_are_the_same_after_every_module_was_imported(tmp_path):
 def test_records_are_what_the_commands_print(engine, file, cli):
     assert json.loads(cli(f"explain {file} --json")[1]) == jsoned(engine.explain())
     assert str(engine.explain()) == cli(f"explain {file}")[1]
+    assert engine.explain().to_dict()["library"]["us"] == engine.plan.solution.rivals.library.us
     layer = engine.explain().layers[0].layer
     assert json.loads(cli(f"explain {file} {layer} --json")[1]) == jsoned(engine.explain(layer))
     dense = engine.sparsity.picked[0]
@@ -109,9 +110,17 @@ def test_representations_are_short(engine):
 
 
 def test_what_nothing_grants_is_a_value_error(engine):
-    for call in (lambda: engine.explain("conv99"), lambda: engine.what_if({"conv99": "dense"}), lambda: engine.what_if({1: 2})):
-        with pytest.raises((ValueError, TypeError)):
+    for call in (lambda: engine.explain("conv99"), lambda: engine.what_if({"conv99": "dense"})):
+        with pytest.raises(ValueError, match="'conv99' is not a layer"):
             call()
+    for wishes in ({1: 2}, {"conv99": 2}, "conv99", None):
+        with pytest.raises(TypeError, match="wishes: expected layers and their kinds or formats, {'conv1': 'sparse'}, got "):
+            engine.what_if(wishes)
+    with pytest.raises(TypeError, match="other: expected an Engine or None, got str"):
+        engine.report("r.html", "other.engine")
+    for devices in (None, 3, ["l4", 3]):
+        with pytest.raises(ValueError, match="unknown device (None|'?3'?): expected one of a10, "):
+            gr.plan(PATH, devices)
 
 
 def test_the_logger_has_what_the_commands_print(file, cli, caplog):
@@ -122,6 +131,15 @@ def test_the_logger_has_what_the_commands_print(file, cli, caplog):
     assert told[0].startswith("reading ") and " ".join(told[-1].split()) in " ".join(printed.split())
     assert not [text for text in told if text.startswith("times of layers")]  # each is DEBUG
     assert cli(f"inspect {file}")[2] == "" and not logging.getLogger("gpu_runtime").level
+
+
+def test_pruning_tells_the_logger_each_stage_once(caplog):
+    with caplog.at_level(logging.INFO, "gpu_runtime"):
+        result = gr.prune(DIGITS / "digits_dense.onnx", device="a100", shapes=SHAPES)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(set(told)) == len(told) and told[-1] == str(result)
+    assert not [text for text in told if "\n" in text and text != str(result)]  # no table of the plan
+    assert any(text.startswith("choosing the plan of") for text in told)
 
 
 def test_an_exported_program_is_a_model(monkeypatch):

@@ -22,6 +22,7 @@ from gpu_runtime.planning import tables
 from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.format import Format
 from tactics.measure import timing
+from tests.conftest import ROOT
 
 DEVICE = named("h200")
 OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("gpu_runtime", "tactics", "cuda_kernels"))
@@ -135,6 +136,8 @@ def test_a_thousand_convolutions_are_planned_in_seconds(model):
 
 
 def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, monkeypatch):
+    page = (ROOT / "docs" / "planner.md").read_text()
+    assert f"more than {load.LARGEST_GRAPH['nodes']:,} nodes are refused" in page
     monkeypatch.setitem(load.LARGEST_GRAPH, "nodes", 10)
     monkeypatch.setattr(importer, "check_graph", None)
     with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -199,7 +200,11 @@ def test_accuracy_is_by_labels_and_none_is_read_off_random_values(tmp_path, monk
     assert found["pruning"]["agreement"] is not None
     words = " ".join(cli(f"compare {path} e.engine --inputs both.npz --labels y")[1].split())
     assert f"On 24 samples, the top-1 accuracy of the engine is {100 * (mine == y).mean():.2f} %" in words
-    assert "of the 24 samples" in words
+    assert "% of 24 samples" in words
+    one = str(
+        compare(path, gr.build(path, sparsity="force", device="h200", shapes={"x": (1, 1, 8, 8)}), {"x": x[:1]}, labels=y[:1])
+    )
+    assert "On 1 sample, the" in one and "% of 1 sample." in one
     random = compare(path, engine)
     assert random.pruning.agreement is None and "top-1" not in str(random) and random.samples == 12
     with pytest.raises(ValueError, match="labels: expected one for each of 24 samples, got 23"):
@@ -210,6 +215,21 @@ def test_accuracy_is_by_labels_and_none_is_read_off_random_values(tmp_path, monk
 
 def test_tolerances_are_by_element():
     assert Tolerance(rtol=0.1).is_given and Tolerance(atol=0.0).is_given and not Tolerance().is_given
+
+
+@pytest.mark.parametrize(
+    "options,error,message",
+    [
+        ({"rtol": math.nan}, ValueError, "rtol: expected a number from 0 on, got nan"),
+        ({"atol": math.inf}, ValueError, "atol: expected a number from 0 on, got inf"),
+        ({"rtol": -1}, ValueError, "rtol: expected a number from 0 on, got -1"),
+        ({"engine": "tiny.engine"}, TypeError, "engine: expected an Engine, as gpu_runtime.load gives it, got str"),
+        ({"inputs": np.ones(3)}, TypeError, "inputs: expected a mapping of names to arrays, .*, got ndarray"),
+    ],
+)
+def test_arguments_that_would_pass_anything_are_refused(options, error, message, chain):
+    with pytest.raises(error, match=message):
+        compare(**{"model": "tiny.onnx", "engine": gr.load("tiny.engine")} | options)
 
 
 def test_a_model_of_another_size_is_refused(chain, cli):

@@ -72,6 +72,21 @@ def test_models_that_cannot_be_read(files, refused):
     refused("inspect-sparsity nope.onnx", "error: nope.onnx: no such file")
 
 
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["report", "", "-o", "r.html"], "expected the path of an engine file, got an empty one"),
+        (["report", "tiny.engine", "-o", "r.html", "--compare", ""], "expected the path of an engine file, got an empty one"),
+        (["inspect-sparsity", ""], "expected the path of an ONNX model, got an empty one"),
+    ],
+)
+def test_empty_names(files, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(files)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(words)
+    assert ended.value.code == 1 and capsys.readouterr().err == f"error: {message}\n" and not (files / "r.html").exists()
+
+
 def test_unsupported_operators(files, refused):
     onnx.save(unsupported(), files / "odd.onnx")
     listed = "not supported: NonZero (nz), Det (last)\nexport the model without them, or compute them outside it; "

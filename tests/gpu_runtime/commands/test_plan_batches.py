@@ -13,6 +13,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime import pipeline
+from gpu_runtime.precision import ranges
 from gpu_runtime.report.curves import _apart, _ticks
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
@@ -36,6 +37,21 @@ def test_the_plans_are_those_of_separate_builds(sparsity):
         assert p.shapes == {i.name: i.shape for i in engine.inputs} == shapes(p.batch)
 
 
+def test_a_network_of_one_image_is_run_once_for_all_batches(monkeypatch, tmp_path):
+    net = Net("n", (1, 64, 28, 28))
+    proto = net.finish(net.conv(net.conv("x", "a", 128), "b", 64))
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.shape.dim[0].dim_param = "N"
+    runs, largest = [], ranges.largest
+    monkeypatch.setattr(ranges, "largest", lambda *given: [runs.append(given[0]), largest(*given)][1])
+    monkeypatch.setattr(ranges.execution, "QUICK", ranges.execution.Budget(1, 1))
+    found = gr.plan(proto, ["l4"], [1, 2, 9])
+    assert len(runs) == 1 and runs[0].inputs[0].shape == (1, 64, 28, 28)
+    for p in found:
+        assert p.solution == gr.build(proto, sparsity="enable", device="l4", shapes=p.shapes).plan.solution
+    assert len(runs) == 4
+
+
 @pytest.mark.full
 def test_a_model_is_read_once(tmp_path):
     """CPU time of four batches together beside separate builds, for a network with 40 MB of weights."""
@@ -52,7 +68,7 @@ def test_a_model_is_read_once(tmp_path):
     together, began = time.process_time() - began, time.process_time()
     for batch in (1, 2, 5, 9):
         gr.build(tmp_path / "n.onnx", sparsity="force", device="l4", shapes={"x": (batch, 64, 28, 28)})
-    assert together <= 0.6 * (time.process_time() - began)
+    assert together <= 0.6 * (time.process_time() - began)  # 0.33 on a busy machine
 
 
 @pytest.mark.slow
@@ -114,6 +130,32 @@ def test_inputs_that_share_the_batch(tmp_path):
         pipeline.plan(tmp_path / "m.onnx", ["l4"], batches=[6])
     (found,) = pipeline.plan(tmp_path / "m.onnx", ["l4"], batches=[6], shapes={"a": (1, 8, 5, 4), "b": (1, 8, 5, 4)})
     assert found.shapes["b"] == (6, 8, 5, 4)
+
+
+@pytest.mark.parametrize("batches", [[0], [1.5], ["1"], [math.nan], [True], [8, -1]])
+def test_batches_in_python(batches):
+    with pytest.raises(ValueError, match=f"batches: expected whole numbers of at least 1, got {batches[-1]!r}"):
+        gr.plan(DIGITS / "digits_sparse.onnx", "l4", batches)
+
+
+def test_devices_in_python():
+    with pytest.raises(ValueError, match="devices: expected at least one name"):
+        gr.plan(DIGITS / "digits_sparse.onnx", [])
+    one, same = (gr.plan(DIGITS / "digits_sparse.onnx", "l4", batches) for batches in (8, np.array([8])))
+    assert one.to_dict() == same.to_dict() and one.batches == (8,) and type(same.batches[0]) is int
+
+
+def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
+    for options in ("", " --batches 24,2048"):
+        words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
+        plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
+        errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
+        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; "
+        within += "launches that count at our time: 1; "
+        assert f"l4: estimates of a library's dense times {within}rates: by analogy, fitted to" in words
+        assert re.search(
+            r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; [^;]*; rates: fitted", words
+        )
 
 
 def test_ticks_and_names():

@@ -1,6 +1,7 @@
 """How far launches are above their floors: floors are below every prediction, sums are of all launches, JSON says the same."""
 
 import json
+import re
 
 import onnx
 import pytest
@@ -28,9 +29,9 @@ def test_no_launch_is_below_its_floor(engine):
 
 
 def test_a_launch_far_above_its_floor_is_counted():
-    near = gaps.Gap("a", "conv", "t", us=49.0, floor_us=10.0, bound="dram")
-    far = gaps.Gap("b", "conv", "t", us=51.0, floor_us=10.0, bound="dram")
-    short = gaps.Gap("c", "pool", "t", us=9.9, floor_us=1.0, bound="launch")
+    near = gaps.Gap("a", "conv", "p", "t", us=49.0, floor_us=10.0, bound="dram")
+    far = gaps.Gap("b", "conv", "p", "t", us=51.0, floor_us=10.0, bound="dram")
+    short = gaps.Gap("c", "pool", "p", "t", us=9.9, floor_us=1.0, bound="launch")
     assert [g.is_far for g in (near, far, short)] == [False, True, False]
     assert list(gaps.by_kind([short, near, far])) == ["conv", "pool"]
 
@@ -45,6 +46,10 @@ def test_the_command_prints_tables_and_json(engine, tmp_path, capsys):
         "farthest above the floor" in text
         and f"of {len(engine.plan.steps)} launches take more than 5 times their floor" in text
     )
+    cells = [
+        cell for line in text.splitlines() if " conv " in line for cell in line.split() if re.fullmatch(r"~?\d+\.\d\d", cell)
+    ]
+    assert cells and all(cell.startswith("~") for cell in cells) and "less than ~" in text and " mma " not in text
     inspect_command.main([path, "--gap", "--json"], standalone_mode=False)
     data = json.loads(capsys.readouterr().out)
     assert data["timing"] == "predicted(rtx3090)" and len(data["launches"]) == len(gaps.gaps(engine.record))

@@ -74,6 +74,15 @@ def test_depthwise_convolutions_count_at_our_time(tmp_path):
     assert "the library's rates on this GPU are by analogy" in library_text(engine.record)
 
 
+def test_no_number_is_told_where_no_2_4_kernel_of_a_library_is_faster(digits):
+    def worded(found):
+        solution = replace(digits.plan.solution, rivals=replace(digits.plan.solution.rivals, library=found))
+        return library_text(replace(digits.record, plans=(replace(digits.plan, solution=solution),)))
+
+    assert "its 2:4 kernels ~70.00 us; 5 of 6" in worded(ESTIMATE)
+    assert ", its 2:4 kernels no less; 5 of 6" in worded(replace(ESTIMATE, sparse_us=ESTIMATE.us))
+
+
 @pytest.mark.parametrize(
     "dense,library,sentence",
     [

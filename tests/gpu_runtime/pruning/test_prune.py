@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import onnx
@@ -250,6 +251,13 @@ def test_files_are_checked_before_channels_are_moved(digits, cli, monkeypatch):
     for options, message in (
         ({"labels": y}, "need calibration"),
         ({"calibration": x, "metric": len}, "metric: it needs labels"),
+        ({"calibration": x, "max_drop": 5}, "max_drop: expected a share from 0 to 1, got 5"),
+        ({"calibration": x, "max_drop": math.nan}, "max_drop: expected a share from 0 to 1, got nan"),
+        ({"calibration": x, "min_snr": math.nan}, "min_snr: expected a number of dB, got nan"),
+        ({"calibration": {"x": x["x"][:0]}}, "expected shape .x1x8x8 .or several along the first axis., got 0x1x8x8"),
+        ({"calibration": x | {"y": y}}, r"got \['x', 'y'\]; --labels NAME, labels= in Python, says which array holds"),
+        ({"shapes": {"x": (9, 1, 9, 8)}}, "the model declares Nx1x8x8, the shape given is 9x1x9x8"),
+        ({"shapes": {"z": (9, 1, 8, 8)}}, "a shape is given for 'z', but the inputs are 'x'"),
         ({"calibration": x, "labels": y, "metric": lambda *_: None}, "expected <lambda> to return a finite number, got None"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -296,7 +304,7 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
     args = f"inspect-sparsity dense.onnx --device {SPARSE_DEVICE} --shapes x:32x1x8x8"
     code, out, _ = cli(f"{args} --json")
     ranked = json.loads(out)["ranking"]
-    rows = {r["layer"]: r for r in json.loads(out)["layers"]}
+    rows, gain = {r["layer"]: r for r in json.loads(out)["layers"]}, json.loads(out)["gain"]
     able = {name for name, r in rows.items() if r["fit"] is not None}
     assert code == 0 and {layer for r in ranked for layer in r["layers"]} == able
     assert [r["us_per_percent"] for r in ranked] == sorted((r["us_per_percent"] for r in ranked), reverse=True)
@@ -307,10 +315,12 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
         assert bool(r["reason"]) != bool(r["saved_us"])
         assert len(r["layers"]) > 1 or r["lost_energy"] == rows[r["layers"][0]]["lost_energy"]
     text = cli(args)[1]
+    assert "over the fastest dense plan known" in gain and f"All of it together {gain}" in " ".join(text.split())
     assert (
         "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090), x 32x1x8x8:\n" in text
         and "us per % lost" in text
     )
+    assert all(f"~{r['saved_us']:.2f}" in text for r in ranked if r["saved_us"]) and "longer the plan (~" in text
     assert "\nSaves nothing: " in text and max(map(len, text.splitlines())) <= 120
 
 
@@ -320,6 +330,7 @@ def test_require_tells_a_script(digits, cli):
     assert err.startswith("--require: 15 weights that can be 2:4 are not: block1/conv1, ")
     assert cli("prune dense.onnx -o s.onnx")[0] == 0 == cli("inspect-sparsity s.onnx --require --json")[0]
     assert cli("inspect-sparsity s.onnx --shapes x:1x1x8x8")[0] == 0
+    assert "the shape given is 1x1x9x8" in cli("inspect-sparsity s.onnx --shapes x:1x1x9x8")[2]
 
 
 def test_nothing_to_rank(tmp_path, cli):

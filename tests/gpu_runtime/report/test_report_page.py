@@ -62,7 +62,7 @@ def test_layers_are_the_plan_s(record):
     assert [layer["us"] for layer in shown["layers"]] == [layer.time_us for layer in record.plan.layers]
     assert sum(layer["us"] for layer in shown["layers"]) == pytest.approx(shown["verdict"]["total_us"])
     kinds = [layer["kind"] for layer in shown["layers"]]
-    assert kinds == ["not_eligible", "other", "dense", "other", "not_eligible", "reformat"]
+    assert kinds == ["not_eligible", "other", "dense", "other", "dense", "reformat"]
     assert all(layer["low_us"] < layer["us"] < layer["high_us"] for layer in shown["layers"])
     for layer, own in zip(shown["layers"], record.plan.layers, strict=True):
         assert shown["tactics"][layer["tactic"]]["name"] == own.tactic.runner

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gpu_runtime as gr
 from gpu_runtime.network import Options, exists
 from gpu_runtime.rewrites import (
     back_to_back,
@@ -14,6 +15,7 @@ from gpu_runtime.rewrites import (
     upsampling,
 )
 from gpu_runtime.rewrites.alternatives import alternatives
+from tactics.problems.problem import ConvProblem, MoveProblem
 from tests.reference_run import check_against_ort, model, network, node
 
 rng = np.random.default_rng(11)
@@ -79,6 +81,25 @@ def test_all_options_of_one_rewrite_compute_the_same(name):
     before = network(_everything())
     net = check_against_ort(_everything(), ROUNDED if name == "back to back" else BOUND, rewrite=PASSES[name])
     assert net.groups != before.groups or name == "concats"
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_depth_to_space_is_a_store_or_a_launch(mode):
+    w = {"w": _w(18, 8, 3, 3), "b": _w(18), "s": np.abs(_w(2, 1, 1))}
+    nodes = [node("Conv", "x w b", "c", pads=(1, 1, 1, 1)), node("DepthToSpace", "c", "d", blocksize=3, mode=mode)]
+    nodes += [node("PRelu", "d s", "y")]
+    net = check_against_ort(model(nodes, {"x": (2, 8, 5, 6)}, "y", w), BOUND, rewrite=blocks.offer)
+    ((group, options),) = net.groups
+    apart = [op.problem for op in net.ops if exists(op, {group: options[1]})]
+    assert len(net.ops) == 3 and [type(p) for p in apart] == [ConvProblem, MoveProblem] and apart[0].epilogue.d2s == 1
+
+
+def test_a_plan_takes_depth_to_space_apart_where_that_is_faster():
+    """Nine channels at 224 x 224: a kernel that does not store blocks is faster by more than the launch."""
+    w = {"w": _w(9, 32, 3, 3), "b": _w(9)}
+    nodes = [node("Conv", "x w b", "c", pads=(1, 1, 1, 1)), node("DepthToSpace", "c", "y", blocksize=3)]
+    plan = gr.build(model(nodes, {"x": (1, 32, 224, 224)}, "y", w), device="h200").plan
+    assert [layer.type for layer in plan.layers if layer.type in ("conv", "move")] == ["conv", "move"]
 
 
 def test_options_stand_where_they_are_said_to_and_nothing_unread_stays():
