@@ -43,6 +43,21 @@ def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, s
     assert code == 0 and "Pass" in out and f"after {products} products" in out, out
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seed, mode", [(1, ()), (2, ("--late",)), (3, ("--seed", "5"))])
+def test_a_convolution_for_hopper_is_right_for_any_problem(seed, mode):
+    """Tensor maps of pixels, by CUTLASS's own arithmetic of corners, coordinates and offsets."""
+    out, code = run("conv_sm90", ("300", str(seed)), *mode)
+    assert code == 0 and "Passed: 300 of 300" in out, out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10, 30))
+def test_a_convolution_for_hopper_is_right_for_thousands_of_problems(seed):
+    out, code = run("conv_sm90", ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
+    assert code == 0 and "Passed: 100 of 100" in out, out
+
+
 WRONG = {
     # sparse metadata: the selector; the halves of a word; rows' kept values
     "selector": ("sparse_gemm", r"(mma\.sp\S+ [^;]*), 0x0;", r"\1, 0x1;"),

@@ -12,7 +12,7 @@ struct MBarrier {
     u32 count, pending;       // arrivals that a phase expects, and that are missing
     s64 bytes = 0;            // transaction count
     u64 phase = 0;            // phases completed
-    u32 agent, by, epoch;     // of the copies that end here; the warp that initialised it, and when
+    u32 agent = 0, by, epoch; // of the copies that end here, from the first on; the warp that initialised it, and when
     u32 pc;                   // of the copy issued last
     bool visible = false;     // to the asynchronous proxy: fence.mbarrier_init
     bool awaited = true;      // somebody has waited since the phase of the last copy was completed
@@ -49,14 +49,18 @@ struct Async {
 
 namespace {
 
+// Whether an operation is done later than it is issued: always, or by chance where a seed draws orders.
+inline bool later(Block& k) { return k.launch->late || (k.launch->seed && (k.random() & 1)); }
+
 enum AgentOf : u64 { COPIES = 0, STORES = 1ull << 32, PRODUCTS = 2ull << 32 };  // | address, warp, warpgroup
 
-// The number of an agent. Where there are more of them than numbers, some share one: an order may then go unmissed.
+// The number of an agent. Where there are more of them than numbers, some share one: a missing order may then go unseen.
 inline u32 agent(Block& k, u64 what, const char* name) {
     auto found = k.async->agents.find(what);
     if (found != k.async->agents.end()) return found->second;
     const u32 warps = (u32)k.warps.size(), room = 32 - warps;
-    if (!room) fault("asynchronous", 0, 0, "asynchronous operations in a block of 1,024 threads: at most 992 can be watched");
+    if (!room) fault("asynchronous", k.warps[k.last].pc, FULL, "copies in bulk or wgmma in a block of more than 992 threads: the check of races has "
+            "numbers for at most 992 threads beside them");
     u32 number = warps + (u32)k.async->agents.size() % room;
     k.async->agents[what] = number, k.actors[number] = name;
     if (number >= k.clocks) k.clocks = number + 1;
@@ -115,7 +119,6 @@ inline void init(Block& k, Warp& w, u32 at, u32 count, u32 lane, u32 pc, bool ch
     if (check) Shadow{k, w, pc}.write(at, 8, lane, PENDING | OBJECT);
     MBarrier b;
     b.count = b.pending = count, b.by = w.index, b.epoch = w.epoch, b.pc = pc;
-    b.agent = agent(k, COPIES | at, "a bulk copy");
     k.async->barriers.emplace(at, b);
 }
 
@@ -162,6 +165,7 @@ constexpr u8 BY_STATE = SIGNED;  // a wait: for the phase that a state names, no
 template <bool CHECK>
 inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) {
     u32 ready = 0, kept = m;
+    const bool missed = in.sub == M_TRY && k.launch->seed && (k.random() & 7) == 0;  // it may fail, the ISA says, at any time
     for (u32 r = m; r; r &= r - 1) {
         const u32 lane = __builtin_ctz(r);
         auto word = [&](int n) { return ((const u32*)operand(k, w, in.o[n]))[lane]; };
@@ -179,8 +183,10 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
             }
             bool done = in.flags & BY_STATE ? b.phase != ((const u64*)operand(k, w, in.o[2]))[lane] : (b.phase & 1) != (word(2) & 1);
             if (!(in.flags & BY_STATE) && word(2) > 1) fault("mbarrier", pc, 1u << lane, format("parity %u: it is 0 or 1", word(2)));
+            const bool overlooked = done && missed;
+            done &= !missed;
             if (done) learn(k, w, b.done_known, b.done_fenced), b.awaited |= b.phase > b.copied;
-            ready |= (u32)done << lane, found = digest(digest(found | 1, at), b.phase);
+            ready |= (u32)done << lane, found = digest(digest(found | 1, at), b.phase + overlooked);
         }
     }
     if (in.sub < M_TRY) {
@@ -201,7 +207,7 @@ inline Warpgroup& group_of(Block& k, const Warp& w, u32 pc) {
 }
 
 // Take the warpgroup's next step: what its other warps have done as that must be the same.
-inline Step& agree(Block& k, Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
+inline Step& agree(Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
     const u64 at = w.steps++ - g.first;
     if (at == g.steps.size()) {
         g.steps.emplace_back();
@@ -246,7 +252,7 @@ inline After set_registers(Block& k, Warp& w, const Ins& in, u32 pc) {
         w.state = WAITS;
         return AGAIN;
     }
-    agree(k, w, g, pc, wanted);
+    agree(w, g, pc, wanted);
     k.async->pool -= more, w.registers = wanted;
     advance(k, g, w);
     for (auto& v : k.warps)

@@ -1,6 +1,6 @@
 // cp.async.bulk and cp.async.bulk.tensor: copies between global and shared memory by the asynchronous proxy.
 //
-// A load ends at an mbarrier. Early its bytes land when it is issued; late when somebody waits at the mbarrier and only bytes are
+// A load ends at an mbarrier. Early its bytes land when it is issued; late, and by chance with a seed, when somebody waits at the mbarrier and only bytes are
 // missing there: the source is read then, and what was in shared memory is lost from the start. Whoever reads without that wait is
 // not ordered behind it. A store reads its source, at the latest, when its thread waits for that (.read), and writes when it waits
 // for all of it or the block ends.
@@ -26,7 +26,7 @@ inline TensorMap map_at(Block& k, u64 address, const Copy& c) {
     } else if ((address & WINDOW_MASK) || !inside(k, address, address + sizeof t))
         wrong_copy(c, "a tensor map that lies neither in a parameter nor in global memory");
     memcpy(&t, p, sizeof t);
-    if (t.magic != TENSOR_MAP) wrong_copy(c, "what it takes for a tensor map is none");
+    if (!is_map(t)) wrong_copy(c, "what it takes for a tensor map is none");
     return t;
 }
 
@@ -60,7 +60,9 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
         for (u32 d = 0; d < in.vec; d++) c.at[d] = (s32)word(4 + (int)d);
         for (u32 d = 0; d < 3; d++) c.offset[d] = word(9 + (int)d) & 0xffff;
         check_map(in, c);
-        c.bytes = c.map.row_bytes() * c.map.rows();
+        const u64 bytes = c.map.row_bytes() * c.map.rows();
+        if (bytes >> 20) wrong_copy(c, format("a box of %llu bytes", (unsigned long long)bytes));
+        c.bytes = (u32)bytes;
     } else {
         c.global = address, c.bytes = word(2), c.map.element = 1;
         if ((address | c.shared | c.bytes) % 16)
@@ -71,20 +73,30 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
     return c;
 }
 
+// use(addresses of all lanes, bytes): what a copy accesses in global memory, each time within a sector.
+template <class F>
+inline void each_global(const Copy& c, F use) {
+    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
+        for (u64 a = global + first, end = global + last, next; a < end; a = next) {
+            next = std::min(end, (a | 31) + 1);
+            u64 ad[LANES];
+            for (u64& x : ad) x = a;
+            use(ad, (u32)(next - a));
+        }
+    });
+}
+
 // Bounds of what it reads or writes in global memory, and with CHECK what is counted and known of it.
 template <bool CHECK>
 inline void account(Block& k, Warp& w, const Copy& c) {
-    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        if (first == last) return;
-        u64 ad[LANES];
-        for (u64& a : ad) a = global + first;
-        const u32 lane = 1u << c.lane;
-        global_bounds(k, ad, ad[0], ad[0], lane, last - first, c.pc, c.store ? "bulk store" : "bulk load");
+    const u32 lane = 1u << c.lane;
+    each_global(c, [&](const u64* ad, u32 n) {
+        global_bounds(k, ad, ad[0], ad[0], lane, n, c.pc, c.store ? "bulk store" : "bulk load");
         if (!CHECK) return;
         if (k.launch->dependent && !(w.waited & lane)) early(k, ad, lane, c.store, c.pc);
-        bool written = count_global(k, c.pc, ad, lane, last - first, c.store ? STORED : LOADED);
-        if (c.store) mark_global(k, ad, lane, last - first, true, c.pc);
-        else if (written && k.run->many) check_writer(k, ad, lane, last - first, c.pc);
+        const bool written = count_global(k, c.pc, ad, lane, n, c.store ? STORED : LOADED);
+        if (c.store) mark_global(k, ad, lane, n, true, c.pc);
+        else if (written && k.run->many) check_writer(k, ad, lane, n, c.pc);
     });
 }
 
@@ -93,11 +105,7 @@ inline void written_globally(Block& k, Warp& w, const Copy& c, bool done) {
     if (!k.launch->checks || !k.run->many) return;
     const u32 fences = k.fences;
     if (!done) k.fences = Writer::MOST;  // no fence covers it
-    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        u64 ad[LANES];
-        for (u64& a : ad) a = global + first;
-        if (first != last) remember_writer(k, w, ad, 1u << c.lane, last - first);
-    });
+    each_global(c, [&](const u64* ad, u32 n) { remember_writer(k, w, ad, 1u << c.lane, n); });
     k.fences = fences;
 }
 
@@ -117,7 +125,7 @@ inline void move_out(Block& k, Copy& c, bool read, bool write) {
         if (write && first != last) memcpy((u8*)global + first, &c.read[n + first], last - first);
         n += 16;
     });
-    c.landed = true;
+    c.landed |= read, c.written |= write;
 }
 
 template <bool CHECK>
@@ -141,6 +149,7 @@ inline void load_bulk(Block& k, Warp& w, Copy& c) {
     if (!b.visible && w.fenced[b.by] < b.epoch && !k.launch->unfenced)
         fault("mbarrier", c.pc, 1u << c.lane, format("no fence.mbarrier_init or fence.proxy.async stands between the initialisation of the "
             "mbarrier at shared address 0x%x and this copy", c.barrier));
+    if (!b.agent) b.agent = agent(k, COPIES | c.barrier, "a bulk copy");
     c.agent = b.agent;
     Warp& as = acting(k, c.agent, c.epoch, w.known, w.fenced);
     account<CHECK>(k, w, c);
@@ -149,7 +158,7 @@ inline void load_bulk(Block& k, Warp& w, Copy& c) {
         Shadow{k, as, c.pc}.write(at, 16, c.lane, PENDING);
     });
     b.flying += c.bytes, b.awaited = false, b.copied = b.phase, b.pc = c.pc;
-    if (!k.launch->late) return land<CHECK>(k, c);
+    if (!later(k)) return land<CHECK>(k, c);
     each_piece(c, [&](u32 at, u64, u32, u32) { memset(k.smem + at, 0xff, 16); });
     k.async->copies.push_back(std::move(c));
 }
@@ -164,7 +173,7 @@ inline void store_bulk(Block& k, Warp& w, Copy& c) {
         Shadow{k, as, c.pc}.read(at, 16, c.lane, false);
     });
     written_globally(k, w, c, false);
-    if (!k.launch->late) move_out(k, c, true, true);
+    if (!later(k)) move_out(k, c, true, true);
     k.async->copies.push_back(std::move(c));
 }
 
@@ -185,8 +194,8 @@ inline void wait_stores(Block& k, Warp& w, const Ins& in, u32 m) {
         Copy& c = copies[i];
         bool covered = c.store && c.warp == w.index && (m >> c.lane & 1) && (s64)c.group < (s64)w.copy_groups[c.lane] - in.imm;
         if (covered) {
-            const bool all = !(in.flags & BULK_READ), late = k.launch->late;
-            if (late) move_out(k, c, !c.landed, all);
+            const bool all = !(in.flags & BULK_READ);
+            move_out(k, c, !c.landed, all && !c.written);
             w.known[c.agent] = std::max(w.known[c.agent], c.epoch);
             c.source_free = true;
             if (all) {
@@ -223,7 +232,7 @@ inline void end_bulk(Block& k) {
         if (!c.source_free) fault("pending", c.pc, 1u << c.lane, c.store
             ? "the block ends while a bulk store may still read its shared memory: no cp.async.bulk.wait_group covers it"
             : "the block ends while a bulk copy is on its way into its shared memory");
-        if (k.launch->late) move_out(k, c, false, true);
+        if (!c.written) move_out(k, c, false, true);
     }
     k.async->copies.clear();
 }

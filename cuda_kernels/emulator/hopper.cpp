@@ -35,10 +35,10 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
             return NEXT;
         case K_SETMAXNREG: return set_registers(k, w, in, pc);
         case K_WGMMA: issue<CHECK>(k, w, in, pc); return NEXT;
-        case K_WGMMA_COMMIT: w.commits++;  // and a step, as a fence is
+        case K_WGMMA_COMMIT: w.commits++; [[fallthrough]];  // and a step, as a fence is
         case K_WGMMA_FENCE: {
             Warpgroup& g = group_of(k, w, pc);
-            agree(k, w, g, pc);
+            agree(w, g, pc);
             advance(k, g, w);
             return NEXT;
         }

@@ -49,7 +49,8 @@ class Options:
     off. Three checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may
     be read before it is written; without `same_value_races` unordered threads may store the value that is already there;
     without `proxy_fences` asynchronous operations see ordinary stores that no fence.proxy.async covers, as CUTLASS's loops of
-    cp.async expect. A wgmma computes when its fourth warp issues it; "late" at the first wait for it.
+    cp.async expect. A wgmma computes when its fourth warp issues it, a bulk copy
+    when it is issued; "late" at the first wait for it, with a seed at one of both. Then mbarrier.try_wait may fail, too.
     `sum_bits`: 0 rounds each sum of tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h).
     `dependent`: the launch may begin before the previous one has ended, so until griddepcontrol.wait it may read constants
     only, even if the kernel never waits. A kernel that waits is always checked so. Instructions of APPROXIMATE are correctly

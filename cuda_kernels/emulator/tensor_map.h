@@ -14,13 +14,21 @@ struct TensorMap {
     u8 step[5], kind, rank, element, swizzle, nan_fill, type;  // element: bytes; swizzle: 16-byte units in a row of the pattern
     u8 pad[23];
     u32 row_bytes() const { return (kind == IM2COL ? channels : box[0]) * element; }
-    u32 rows() const {
+    u64 rows() const {
         if (kind == IM2COL) return pixels;
-        u32 n = 1;
+        u64 n = 1;
         for (u32 d = 1; d < rank; d++) n *= (box[d] + step[d] - 1) / step[d];
         return n;
     }
 };
+// Whether it was encoded: what has other numbers would lead astray here.
+inline bool is_map(const TensorMap& t) {
+    auto power = [](u32 x) { return x && x <= 8 && !(x & (x - 1)); };
+    bool good = t.magic == TENSOR_MAP && t.kind <= IM2COL && t.rank >= 1 && t.rank <= 5 && power(t.element) && power(t.swizzle) &&
+        t.channels <= 256 && t.pixels <= 1024;
+    for (u32 d = 0; good && d < t.rank; d++) good = t.step[d] - 1u < 8 && (t.kind == IM2COL || t.box[d] - 1u < 256);
+    return good;
+}
 static_assert(sizeof(TensorMap) == 128, "tensor_maps.py builds this record");
 
 // A bulk copy, of one thread.
@@ -28,6 +36,7 @@ struct Copy {
     u32 pc, warp, lane, epoch, agent;
     bool store, tensor;
     bool landed = false;                 // a load's bytes are in shared memory, a store's have been read from there
+    bool written = false;                // a store's are in global memory
     bool source_free = false;            // of a store: its thread has waited for that
     u32 shared, bytes, barrier;          // barrier: where a load ends
     u32 group;                           // of a store: commits of its thread before it

@@ -142,7 +142,6 @@ inline void begin(Block& k, Step& s, u32 first_warp) {
     };
     if (!shape.a) reads(s.values[0], in.sub & A_ALONG_MN, 64, shape.stored);
     reads(s.values[1], in.sub & B_ALONG_MN, 8 * shape.n8, shape.depth);
-    if (!k.launch->late) compute(k, s, first_warp);
 }
 
 // A descriptor or a predicate that all lanes must share.
@@ -188,9 +187,14 @@ inline void issue(Block& k, Warp& w, const Ins& in, u32 pc) {
         fault("wgmma", pc, FULL, "a register that it adds to or reads was accessed, and no wgmma.fence stands between on every way here");
     const u64 a = shape.a ? 0 : uniform(k, w, in.o[1], pc), b = uniform(k, w, in.o[2], pc);
     take_registers<CHECK>(k, w, in, shape, scale != 0, pc);
-    Step& s = agree(k, w, g, pc, a, b, scale != 0);
+    Step& s = agree(w, g, pc, a, b, scale != 0);
     s.product = true, s.commit = w.commits;
-    if (s.warps == 15) begin<CHECK>(k, s, w.index & ~3u);
+    if (s.warps == 15) {
+        begin<CHECK>(k, s, w.index & ~3u);
+        if (!later(k))
+            for (Step& before : g.steps)  // in their order
+                if (before.product && !before.done && before.warps == 15) compute(k, before, w.index & ~3u);
+    }
     advance(k, g, w);
 }
 
@@ -221,7 +225,7 @@ inline After wait_products(Block& k, Warp& w, const Ins& in, u32 pc) {
         }
     }
     if (!any) w.flying.clear();
-    agree(k, w, g, pc);
+    agree(w, g, pc);
     advance(k, g, w);
     return NEXT;
 }

@@ -121,8 +121,35 @@ void run(char const* name, Problem<DIMS> p) {
     fflush(stdout);
 }
 
-int main() {
+// Any problem: sizes of 1 to 14, up to 5 taps, stride and dilation to 4.
+Problem<2> drawn() {
+    for (;;) {
+        Problem<2> p{pick(1, 3), 8 * pick(1, 9), 4 * pick(1, 20), {1, 1, 1}, {1, 1, 1}, {}, {}, {1, 1, 1}, {1, 1, 1}};
+        for (int d = 1; d < 3; d++) {
+            p.size[d] = pick(1, 14), p.filter[d] = pick(1, 5), p.front[d] = pick(0, 4), p.behind[d] = pick(0, 4);
+            p.stride[d] = pick(1, 4), p.dilation[d] = pick(1, 4);
+        }
+        if (p.size[1] + p.front[1] + p.behind[1] > p.dilation[1] * (p.filter[1] - 1) &&
+            p.size[2] + p.front[2] + p.behind[2] > p.dilation[2] * (p.filter[2] - 1))
+            return p;
+    }
+}
+
+int main(int argc, char** argv) {  // [problems to draw, seed]
     using Wide = Shape<_64, _64, Shape<_64>>;
+    if (argc > 2) {
+        srand(atoi(argv[2]));
+        for (int i = 0; i < atoi(argv[1]); i++) {
+            const Problem<2> p = drawn();
+            char name[200];
+            snprintf(name, sizeof name, "n %d c %d k %d, %dx%d by %dx%d, padding %d %d %d %d, stride %d %d, dilation %d %d", p.n, p.c, p.k,
+                p.size[1], p.size[2], p.filter[1], p.filter[2], p.front[1], p.behind[1], p.front[2], p.behind[2], p.stride[1],
+                p.stride[2], p.dilation[1], p.dilation[2]);
+            run<2, Wide>(name, p);
+        }
+        printf("%s: %d of %d\n", failures ? "Failed" : "Passed", cases - failures, cases);
+        return failures > 0;
+    }
     using Half = Shape<_128, _64, Shape<_32>>;
     using Plane = Problem<2>;
     run<2, Wide>("3x3", Plane{2, 64, 64, {1, 7, 6}, {1, 3, 3}, {0, 1, 1}, {0, 1, 1}, {1, 1, 1}, {1, 1, 1}});

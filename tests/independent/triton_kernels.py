@@ -47,6 +47,34 @@ def copied_product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
     c.store([m, n], total.to(tl.float16))
 
 
+# A box of a tensor, plus 1, into the same place of another one: in one to five dimensions.
+
+
+@triton.jit
+def box_1(x, y, i):
+    y.store([i], x.load([i]) + 1)
+
+
+@triton.jit
+def box_2(x, y, i, j):
+    y.store([i, j], x.load([i, j]) + 1)
+
+
+@triton.jit
+def box_3(x, y, i, j, k):
+    y.store([i, j, k], x.load([i, j, k]) + 1)
+
+
+@triton.jit
+def box_4(x, y, i, j, k, m):
+    y.store([i, j, k, m], x.load([i, j, k, m]) + 1)
+
+
+@triton.jit
+def box_5(x, y, i, j, k, m, n):
+    y.store([i, j, k, m, n], x.load([i, j, k, m, n]) + 1)
+
+
 @triton.jit
 def conv(x, w, y, N, H, W, C, P, Q, K, STRIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """3x3, pad 1, as an implicit GEMM: x[n, h, w, c], w[k, r, s, c] -> y[n, p, q, k]."""
@@ -303,6 +331,12 @@ def copied(tile, **how) -> Case:
     return Case(copied_product, maps | dict.fromkeys("MNK", "i32"), {"BM": bm, "BN": bn, "BK": bk}, **how, sm=90)
 
 
+def box(*sizes: int) -> Case:
+    kernel = (box_1, box_2, box_3, box_4, box_5)[len(sizes) - 1]
+    described = f"tensordesc<fp16[{', '.join(map(str, sizes))}]>"
+    return Case(kernel, {"x": described, "y": described, **dict.fromkeys("ijkmn"[: len(sizes)], "i32")}, {}, sm=90)
+
+
 def by_rows(kernel, x: str, y: str, block: int, *more: str) -> Case:
     return Case(kernel, {"x": x, **dict.fromkeys(more, SINGLE), "y": y, "columns": "i32"}, {"B": block})
 
@@ -320,6 +354,10 @@ CASES = {
     "matmul_hopper_transposed_b": product(tile=(64, 128, 64), one=("a_k", "b_k"), sm=90),
     "tma_64x64x32": copied((64, 64, 32)), "tma_64x64x16": copied((64, 64, 16)),
     "tma_128x128x64": copied((128, 128, 64)), "tma_128x128x64_8_warps": copied((128, 128, 64), warps=8),
+    **{f"box_{len(sizes)}d_{2 * sizes[-1]}_bytes": box(*sizes) for sizes in (
+        (256,), (16, 8), (8, 16), (16, 32), (8, 64), (8, 128), (4, 2, 64), (2, 8, 16), (2, 4, 2, 32), (1, 2, 2, 4, 64),
+        (2, 1, 2, 4, 8),
+    )},
     **{f"conv_stride{stride}": Case(conv, IMAGE, {"STRIDE": stride, "BM": 64, "BN": 64, "BK": 32}, by_16=("C", "K"))
        for stride in (1, 2)},
     "attention": Case(attention, {**dict.fromkeys("qkvo", HALF), "L": "i32", "scale": "fp32"}, {"BM": 64, "BN": 64, "D": 64},

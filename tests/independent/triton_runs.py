@@ -47,12 +47,14 @@ def type_of(kernel: Triton, name: str) -> type:
     return np.float16 if kind.startswith("tensordesc<fp16") else TYPES[kind]
 
 
-def described(address: int, rows: int, columns: int, box: list[int], swizzle: int) -> bytes:
+def described(address: int, shape: tuple[int, ...], box: list[int], swizzle: int) -> bytes:
     """A tensor descriptor as Triton's launcher passes it: the map, then sizes and strides."""
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     tiles = encode_tiled(
-        "float16", address, (columns, rows), (2 * columns,), box[::-1], swizzle=16 << swizzle if swizzle else 0
+        "float16", address, shape[::-1], [2 * s for s in strides[-2::-1]], box[::-1], swizzle=16 << swizzle if swizzle else 0
     )
-    return tiles + struct.pack("<iiqq", rows, columns, columns, 1)
+    packed = tiles + struct.pack(f"<{len(shape)}i", *shape)
+    return packed + b"\0" * (-len(packed) % 8) + struct.pack(f"<{len(shape)}q", *strides)
 
 
 def for_hopper(ptx: str) -> str:
@@ -75,8 +77,8 @@ def execute(kernel: Triton, run: Run, options: Options) -> tuple[np.ndarray, Sta
         else:
             code, value = "Q", memory.upload(run.inputs[name].astype(type_of(kernel, name), copy=False), name)
         if kind_of.startswith("tensordesc"):
-            rows, columns = run.expected.shape if name == run.out else run.inputs[name].shape
-            packed += b"\0" * (-len(packed) % 64) + described(int(value), rows, columns, *next(maps))
+            shape = run.expected.shape if name == run.out else run.inputs[name].shape
+            packed += b"\0" * (-len(packed) % 64) + described(int(value), shape, *next(maps))
         else:
             packed += b"\0" * (-len(packed) % struct.calcsize(code)) + struct.pack(f"<{code}", value)
     packed += b"\0" * (-len(packed) % 8) + struct.pack("<QQ", 0, 0)  # scratch memory of Triton's, not used
@@ -132,6 +134,19 @@ def copied_products(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
         a, b = whole(rng, m, depth, most=3), whole(rng, depth, n, most=3)
         want = a.astype(np.float64) @ b.astype(np.float64)
         yield Run((tiles(m, bm), tiles(n, bn), 1), {"a": a, "b": b}, "c", want, {"M": m, "N": n, "K": depth})
+
+
+def boxes(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    """Inside, across each edge, and outside; of what lies outside nothing is stored."""
+    inner = 2 * int(k.name.split("_")[2]) // 4
+    box = [int(n) for n in k.arguments["x"].removeprefix("tensordesc<fp16[").removesuffix("]>").split(",")]
+    assert box[-1] == inner
+    shape = tuple(2 * b + 1 for b in box[:-1]) + (2 * inner + 8,)
+    for at in ([0] * len(box), [1] * len(box), [b + 2 for b in box], [-1] * len(box), [*[0] * (len(box) - 1), 2 * inner + 8]):
+        x, want = whole(rng, *shape, most=1000), np.zeros(shape)
+        part = tuple(slice(max(c, 0), max(c + b, 0)) for c, b in zip(at, box, strict=True))
+        want[part] = x[part] + 1.0
+        yield Run((1, 1, 1), {"x": x}, "y", want, dict(zip("ijkmn", at, strict=False)), zeroed=True)
 
 
 def convs(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
@@ -323,7 +338,7 @@ def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 # fmt: off
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
-    "matmul": matmuls, "tma": copied_products, "conv": convs, "attention": attentions, "transpose": transposes,
+    "matmul": matmuls, "tma": copied_products, "box": boxes, "conv": convs, "attention": attentions, "transpose": transposes,
     "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
     "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,

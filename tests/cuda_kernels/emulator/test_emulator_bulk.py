@@ -299,8 +299,10 @@ def mapped(change=lambda source: source, **words) -> None:
 
 REFUSED = {
     "bulk copy: a tensor map of 4 dimensions, the instruction has 3": {"rank": 3, "at": "0, 0, 0"},
-    "bulk copy: a tensor map of the other kind": {"form": IM2COL, "change": lambda m: m[:99] + b"\0" + m[100:]},
+    "bulk copy: a tensor map of the other kind": {"form": TILED},
     "bulk copy: what it takes for a tensor map is none": {"change": lambda m: bytes(128)},
+    "bulk copy: what it takes for a tensor map is n": {"change": lambda m: m[:94] + b"\0" + m[95:]},
+    "bulk copy: a box of 33554432 bytes": {"change": lambda m: m[:68] + struct.pack("<4H", 64, 256, 256, 4) + m[76:]},
     "bulk copy: im2col from coordinate 0 of dimension 1": {"form": IM2COL, "at": "0, 0, -1, 0"},
     "bulk copy: im2col from coordinate 7 of dimension 2": {"form": IM2COL, "at": "0, -1, 7, 0"},
     "bulk copy: im2col offset 256": {"form": IM2COL, "at": "0, -1, -1, 0", "off": "256, 0"},
@@ -389,3 +391,22 @@ def test_another_block_reads_a_store_that_was_waited_for(options):
         with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match="^global order"):
             launch(program_, (2, 1, 1), (32, 1, 1), 0, struct.pack("<QQQ", y, flag, out), memory, options=how)
             np.testing.assert_array_equal(memory.view(out).view(np.uint32), np.arange(32))
+
+
+@pytest.mark.parametrize("threads, right", [(992, True), (1024, False)])
+def test_a_block_leaves_a_number_to_its_copies(threads, right):
+    """Warps and asynchronous operations share 32 numbers in the check of races."""
+    text = program(256, PLAIN.format(256)).replace(".maxntid 64", f".maxntid {threads}")
+    memory = Memory()
+    address = memory.upload(np.arange(64, dtype=np.uint32), "x")
+    params = bytes(256) + struct.pack("<QQ", memory.alloc(256, name="seen"), address)
+    words = "^asynchronous: .* at most 992 threads"
+    with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match=words):
+        launch(
+            load(text.replace("add.u32 %r4, %r4, 64", f"add.u32 %r4, %r4, {threads}"), "kernel"),
+            (1, 1, 1),
+            (threads, 1, 1),
+            0,
+            params,
+            memory,
+        )

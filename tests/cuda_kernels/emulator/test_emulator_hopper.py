@@ -225,3 +225,21 @@ def test_metadata_by_hand_where_the_lanes_of_a_pair_differ(options):
     for half, name in enumerate(("low", "high")):
         want = [sum(32 * n + k for k in columns[name]) for n in range(8)]
         np.testing.assert_array_equal(got[:, :, :, half].reshape(32, 8), np.tile(want, (32, 1)))
+
+
+def test_a_try_wait_may_fail_and_a_test_wait_tells_how_it_is():
+    """Of a phase that is complete, with a seed; by parity and by state, which an arrival before it returned."""
+    body = (
+        "mov.u32 %t0, tile; setp.eq.u32 %p0, %lane, 0; @%p0 mbarrier.init.shared.b64 [%t0], 1; bar.warp.sync -1;\n"
+        ".reg .b64 %state; @%p0 mbarrier.arrive.shared.b64 %state, [%t0]; bar.warp.sync -1;\n"
+        "mbarrier.try_wait.parity.shared.b64 %p1, [%t0], 0; selp.b32 %o0, 1, 0, %p1;\n"
+        "mbarrier.test_wait.parity.shared.b64 %p1, [%t0], 0; selp.b32 %o1, 1, 0, %p1;\n"
+        "mbarrier.test_wait.parity.shared.b64 %p1, [%t0], 1; selp.b32 %o2, 1, 0, %p1; mov.b32 %o3, 1;\n"
+        "@%p0 mbarrier.test_wait.shared.b64 %p1, [%t0], %state; @%p0 selp.b32 %o3, 1, 0, %p1;"
+    )
+    text, tried = micro.ptx(body, 1, 4, shared=16), set()
+    for seed in range(20):
+        got = micro.run(text, np.zeros((32, 1), np.uint32), 4, Options(seed=seed))
+        np.testing.assert_array_equal(got[:, 1:], [[1, 0, 1]] * 32)
+        tried |= {(bool(seed), int(v)) for v in got[:, 0]}
+    assert tried == {(False, 1), (True, 0), (True, 1)}
