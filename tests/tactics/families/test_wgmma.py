@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulator.sass import programs
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import compile_anew, compile_kernel
 from cuda_kernels.device import named
@@ -313,4 +314,8 @@ def test_wgmma_compiles_without_spills(tile, kernel, way):
         products = tile.m // tile.warps_m // 16 * tile.k // (32 if tactic.sparse else 16)
         assert (taken.mma, taken.mma_sp) == ((0, products) if tactic.sparse else (products, 0))
         assert taken.regs * tile.threads <= 65536
-        assert not re.search("C75[0-9][0-9]|erializ", compile_kernel(kernel, dict(values), "sm_90a").log)
+        found = compile_kernel(kernel, dict(values), "sm_90a")
+        assert not re.search("C75[0-9][0-9]|erializ", found.log)
+        code = "".join(f"{i}\n" for p in programs(found.cubin).values() for i in p.instructions)
+        waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", code)
+        assert waits == ["0x1"] * (tile.k // (32 if tactic.sparse else 16)) + ["0x0"], "a wait for all in the loop"
