@@ -6,8 +6,6 @@ The floor (tactics/roofline.py) is a launch and the largest of products, DRAM an
 read and write fp16:hwc8, the stem reads the image as it comes. Times are predicted, in microseconds; nothing runs.
 """
 
-from __future__ import annotations
-
 import click
 
 from benchmarks.bench_conv import SHAPES, problem

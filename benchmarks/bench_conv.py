@@ -10,8 +10,6 @@ in L2, a copy of the weights per launch and none of them in L2, random normal da
 do not fit in --seconds are left out and listed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@ Sparse rates count the multiplications of the dense problem. CPU time of one thr
 slows the numbers only through shared caches and clocks; the best of several runs counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -12,8 +12,6 @@ emulation by kernel. `--table` ends with the table of docs/networks.md; `--befor
 benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -8,8 +8,6 @@ predicted; how long planning takes is measured on this machine as CPU time of it
 runs there adds to it), tables not included.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

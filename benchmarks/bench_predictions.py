@@ -9,8 +9,6 @@ belongs to: `--fit` prints constants fitted on one, everything else is judged on
 predictions stand to the library's times. `--write` draws the plots of docs/predictions.md into docs/predictions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cor
 minute. What is not downloaded is left out, and said: make truth.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ Each build runs in a process of its own, whose largest resident set is the peak.
 seconds are the processor's, so that other programs count for little, and leave out Python's imports.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ cores at once; calls on a shared context wait for each other. On a GPU contexts 
 what the GPU has left: `gpu-runtime bench --streams=N` measures that.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -8,8 +8,6 @@ simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay.
 are of a convolution with bias and ReLU. What nobody has published is swept for vectors, on the machines of SWEPT.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -10,8 +10,6 @@ Prints one iteration of the loop: when a warp issues each instruction, how long 
 Compute's words; then the share of the tensor cores' peak, over what is not published about the hardware.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`make demo`: the GPU examined where there is one; the digits network, dense and 2:4, built, run, explained layer by layer."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -8,8 +8,6 @@ benchmarks.bench_plan has it; "all": every network that benchmarks.plan_records 
 `gpu-runtime inspect --gap`: each product and byte once, at the device's peak rates. All times are predicted.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import warnings

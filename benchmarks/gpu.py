@@ -14,8 +14,6 @@ and tests; always so on the emulated driver (`python -m tests.emulated_driver py
 they are no hardware's, and are refused where hardware's are read (benchmarks/hardware.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -4,8 +4,6 @@ Networks: those of benchmarks/digits, and of the folder GPU_RUNTIME_MODELS where
 their tactics few, for a machine on which a kernel takes seconds; such a plan says nothing of speed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

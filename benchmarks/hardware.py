@@ -3,8 +3,6 @@
 python -m benchmarks.hardware [benchmarks/results]      what was measured, in words; refused where it was emulated
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime

@@ -9,8 +9,6 @@ networks with tiles of Hopper kernels beside today's plans (benchmarks/hopper/pl
 (tactics.peers), the tiles to be built, and our dense kernels with them beside cuBLAS's published times.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace

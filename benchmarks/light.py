@@ -5,8 +5,6 @@ several overflow FP16.
 of BatchNormalization half of what they would be and variances about 1; the Caffe Scale layers behind it are Mul and Add.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

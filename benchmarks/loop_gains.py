@@ -8,8 +8,6 @@ strips, of which there were none. All else is today's: formats, fusions, the est
 benchmarks.bench_plan has it.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -5,8 +5,6 @@ a quarter of a super-resolution network spent in depth-to-space, and on operator
 forum thread on two convolutions with 2:4 weights that TensorRT ran dense (`forum`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m benchmarks.operators
 """
 
-from __future__ import annotations
-
 import textwrap
 
 import click

@@ -1,7 +1,5 @@
 """Published measurements as problems that the estimates can be asked for: what bench_predictions reads."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import re

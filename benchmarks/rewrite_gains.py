@@ -10,8 +10,6 @@ without it takes longer; or why the network cannot be built without it. A rewrit
 benchmarks.plan_records knows. `--table` prints what the file says of each rewrite.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import tempfile

@@ -14,8 +14,6 @@ The third: of our own loops, how the simulated gain of 2:4 goes together for pai
 (benchmarks/sass/found.json).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping

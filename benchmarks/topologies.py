@@ -4,8 +4,6 @@
 float weights, and NAME.json: {weight: [mean, deviation, least value]}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -297,14 +297,14 @@ def is_kept(kernel: str, values: Mapping[str, int | str], sm: str) -> bool:
     return path in _UNKEPT or path.exists()
 
 
-def compile_many(requests: Iterable[Request], workers: int | None = None, progress: Counter | None = None) -> list[Compiled]:
+def compile_many(requests: Iterable[Request], progress: Counter | None = None) -> list[Compiled]:
     """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles).
     `progress` gets the number done of those that are not in the cache."""
     from concurrent.futures import ThreadPoolExecutor
 
     requests = list(requests)
     new = [progress is not None and not is_kept(*r) for r in requests]
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(counted(pool.map(lambda r: compile_kernel(*r), requests), new, progress))
 
 

@@ -1,7 +1,5 @@
 """GPUs in numbers: frozen facts of named devices, and `current()`, which asks the driver about this machine's GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The driver's API and the runtime's (CuPy raises errors of both) use the same numbers for the codes here.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

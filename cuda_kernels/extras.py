@@ -1,7 +1,5 @@
 """The extra of this package that contains a missing module: the argument for pip."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ the new bytes. Its writer holds a lock on the temporary file. The temporary file
 writer in that folder removes it.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

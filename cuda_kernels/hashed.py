@@ -1,7 +1,5 @@
 """Frozen records that are keys of caches: each computes its hash once, where a dataclass would do so for every look-up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter

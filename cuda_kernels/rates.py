@@ -6,8 +6,6 @@ which use wgmma on Hopper and tcgen05 on B200. benchmarks/bench_predictions fits
 them), and judges them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache

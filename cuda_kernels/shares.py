@@ -13,8 +13,6 @@ The peak is `mma_fma_per_clk * mma_sync_share` products per clock and SM, for 2:
 `tactics.roofline.tensor_peak`, before the limits of power or of a library's best kernel.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

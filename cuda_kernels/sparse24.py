@@ -14,8 +14,6 @@ Operand A of one mma.sp.m16n8k32 (16 rows, 32 logical = 16 kept columns), lane =
 So lanes t = 0, 1 hold one k32 step and t = 2, 3 the next: a word per lane serves two instructions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 ENERGY_GROUPS = 1 << 18  # groups squared at a time: 8 MiB of doubles

@@ -5,8 +5,6 @@ The innermost dimension comes first in every tuple. Refused, as nothing witnesse
 subnormal numbers. ValueError names the argument that breaks a rule.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a check that was asked for did no
 is one message on stderr.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import warnings

@@ -6,8 +6,6 @@ those whose error is at least JUMP times that of all that they read. What they r
 (gpu_runtime.precision.cliffs).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,8 +99,10 @@ def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:
 
 
 def _sentence(op: Op, e: Error, before: float) -> str:
-    made = "infinite or NaN, unlike in FP32" if math.isinf(e.relative) else f"{e.relative:.1e} off FP32"
-    return f"on the calibration input, {op.name} was {made}, but its inputs only {before:.1e} off"
+    differs = (
+        "is infinite or NaN, unlike in FP32" if math.isinf(e.relative) else f"differs from FP32 by {e.relative:.1e} (relative)"
+    )
+    return f"on the calibration input, the output of {op.name} {differs}, its inputs only by {before:.1e}"
 
 
 def _error(errors: Mapping[str, Error], tensor: str) -> float:

@@ -59,13 +59,15 @@ class Engine(EngineData):
     """What `build` and `load` return: the record, the packed weights and embedded machine code."""
 
     def __repr__(self) -> str:
+        from gpu_runtime.explain.figures import us_text
+
         r = self.record
         ends = " -> ".join(", ".join(map(str, e[:SHOWN])) + ", ..." * (len(e) > SHOWN) for e in (self.inputs, self.outputs))
         sparsity, launches = r.plan.sparsity, len(r.plan.steps)
         layers = f"{launches} launches, {len(sparsity.picked)} of {len(sparsity.layers)} layers with weights sparse"
         return printable(
             f"Engine({r.model.name!r} for {r.device.title}: {ends}; {layers}, {size_text(self.weights.nbytes)} of weights, "
-            f"{r.plan.solution.total_us:.1f} us {r.timing.label})"
+            f"{us_text(r.plan.solution.total_us, r.timing)} {r.timing.label})"
         )
 
     def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
@@ -205,8 +207,9 @@ def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
     from gpu_runtime.runtime import verify  # imports every family of kernels: a caller that reads no plan should not wait
 
     known = is_checkable(record)
+    weight_bytes = next((s.offset for s in record.sections if s.kind == "cubin"), arena.nbytes)
     try:
-        return verify.derived(record, arena[: _weight_bytes(record.sections, arena.nbytes)] if known else None)
+        return verify.derived(record, arena[:weight_bytes] if known else None)
     except Fault:
         if known:
             raise
@@ -371,10 +374,6 @@ def _check_size(arena: object, got: int, name: str) -> None:
     if shape[0] != got:
         what = "truncated" if got < shape[0] else "damaged: it has extra bytes at its end"
         raise _bad(name, f"{what}: expected {shape[0]} bytes of data, got {got}")
-
-
-def _weight_bytes(sections: Sequence[Section], arena_bytes: int) -> int:
-    return next((s.offset for s in sections if s.kind == "cubin"), arena_bytes)
 
 
 def _too_large(header: bytes) -> str | None:

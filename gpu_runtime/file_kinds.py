@@ -1,7 +1,5 @@
 """What a file is, told by its first bytes: an engine, an ONNX model, or another of KINDS, with what to do instead."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

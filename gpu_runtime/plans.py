@@ -1,7 +1,5 @@
 """Plans of one model for several GPUs and batches, as a sequence, a table and a page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +8,8 @@ from typing import Any, overload
 from cuda_kernels import files
 from gpu_runtime.explain import batches as by_batch
 from gpu_runtime.explain import side_by_side
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.runtime.shown import Shown
 
 
 @dataclass(frozen=True, slots=True, repr=False)

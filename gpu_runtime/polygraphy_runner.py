@@ -3,8 +3,6 @@
 Polygraphy finds `arg_groups` through the entry point polygraphy.run.plugins. It is optional: nothing else imports this module.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Mapping

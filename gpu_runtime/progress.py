@@ -1,7 +1,5 @@
 """What a long call tells while it works: to a listener, and to the logger `gpu_runtime`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Shares, sizes and tables as plain ASCII text, as wide as WIDTH says."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """candidates(problem, device): every tactic that can run it there; rejected(problem, device): the others, with reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +13,7 @@ from tactics.format import Format
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
-from tactics.reason import UNSUPPORTED, Reason
+from tactics.reason import Reason, unsupported
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -36,7 +34,7 @@ def on_request(kernel: str, problem: Problem, device: Device) -> tuple[tuple[Tac
     """Of a kernel that no plan holds: every tactic that can run `problem` on `device`, and the others, with reasons."""
     found = table.OF_KERNEL[kernel].candidates(problem, device)
     mine = [(t, why) for t, why in found if kernel == (t.kernel if isinstance(t, Tactic) else t)]
-    return tuple(t for t, why in mine if not why), tuple((t, _reason(why)) for t, why in mine if why)
+    return tuple(t for t, why in mine if not why), tuple((t, why) for t, why in mine if why)
 
 
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
@@ -68,31 +66,28 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
     good: list[Tactic] = []
     bad: list[Rejection] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
-        if why := fp32.reason(problem):
-            return (), ((type(problem).__name__, _reason(why)),)
+        if against := unsupported(fp32.reason(problem)):
+            return (), ((type(problem).__name__, against),)
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
     for family, first in table.OF_PROBLEM.get(type(problem), {}).items():
-        if why := table.missing(problem, first):
-            bad.append((first.family.rpartition(".")[2], _reason(why)))
+        if against := unsupported(table.missing(problem, first)):
+            bad.append((first.family.rpartition(".")[2], against))
             continue
         for tactic, reason in family.candidates(problem, device):
-            reason = reason or (device.left_out and _denied(tactic, device))
-            if reason:
-                bad.append((tactic, _reason(reason)))
+            if reason := reason or _denied(tactic, device):
+                bad.append((tactic, reason))
             else:
                 good.append(tactic)
     unplanned = (k for k in table.UNPLANNED.get(type(problem), ()) if k.sm == device.sm)
-    bad += [(kernel.name, _reason(kernel.unplanned)) for kernel in unplanned]
+    bad += [(k.name, Reason.of("unsupported", why=k.unplanned)) for k in unplanned]
     return tuple(good), tuple(bad)
-
-
-def _reason(why: str | Reason) -> Reason:
-    return why if isinstance(why, Reason) else Reason.of(UNSUPPORTED, why=why)
 
 
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
     """Why plans for the device may not hold a tactic that can run there, if so."""
+    if not device.left_out:
+        return None
     names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
     return next((Reason.of("failed_here", tested=name, why=why) for name, why in device.left_out if name in names), None)
 

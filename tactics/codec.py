@@ -1,21 +1,21 @@
 """Frozen dataclasses as JSON and back, driven by their annotated fields: what does not fit is refused by its place.
 
 A record is an object of its fields; one with its default may be left out, one that is not known is refused. A Python
-keyword as a name ends in an underscore, which JSON leaves out. In a union of records, the object has its `type` too. Tuples
-are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, Whole) or reads a
+keyword as a name ends in an underscore, which JSON leaves out. A record whose metadata has `inlined`, the names of its
+fields in JSON, has them in the object around it. In a union of records, the object has its `type` too. Tuples
+are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, WholeNumber) or reads a
 value of another class (As).
 
 No library does this: msgspec reads no unions of dataclasses and accepts their unknown keys, and a machine with a GPU must run
 engines with the packages that it has.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import repeat
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 Reader = Callable[[object], Any]  # a JSON value -> a field's; raises Misfit
 Writer = Callable[[Any], object]  # the inverse
 DEEPEST = 4  # lists in lists, of a value that may be anything
+LONGEST = 16_384  # characters of a text: tables and paragraphs are made of them
 LARGEST = 2**31 - 1  # of whole numbers without a bound of their own
 DERIVED = {"derived": True}  # metadata of a field that follows from others: it is neither written nor read
 INFINITE = {"inf": math.inf, "-inf": -math.inf}
@@ -49,7 +50,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeNumber:
     """A whole number from `low` to `high`."""
 
     low: int
@@ -70,6 +71,9 @@ class As:
     json: type = str  # what JSON has it as
 
 
+Text = Annotated[str, Check(f"a text of at most {LONGEST} characters", lambda v: len(v) <= LONGEST)]
+
+
 def one_of(names: tuple[str, ...]) -> Check:
     """One of these texts."""
     return Check(f"one of {', '.join(names)}", lambda v: v in names)
@@ -86,9 +90,17 @@ def from_json(kind: type[T], data: object) -> T:
     return value
 
 
-def json_names(kind: type) -> dict[str, Field[Any]]:
-    """The fields of a record by their names in JSON, which those marked DERIVED have not."""
-    return {f.name.removesuffix("_"): f for f in fields(kind) if f.metadata != DERIVED}
+def json_fields(kind: type) -> dict[str, tuple[str, Field[Any], Any]]:
+    """Name in JSON -> (attribute, field, type) of each field of a record that is not DERIVED."""
+    found: dict[str, tuple[str, Field[Any], Any]] = {}
+    types = get_type_hints(kind, include_extras=True)
+    for f in fields(kind):
+        if names := f.metadata.get("inlined"):
+            parts = json_fields(types[f.name])
+            found |= {name: (f"{f.name}.{part}", *parts[part][1:]) for part, name in names.items()}
+        elif f.metadata != DERIVED:
+            found[f.name.removesuffix("_")] = f.name, f, types[f.name]
+    return found
 
 
 def words(hint: object) -> str:
@@ -109,11 +121,6 @@ def words(hint: object) -> str:
     return WORDS[hint] if isinstance(hint, type) and hint in WORDS else "a text, number, truth value, null, or a list of them"
 
 
-def hints(kind: type) -> dict[str, object]:
-    """The types of a record's fields, by their names in Python."""
-    return get_type_hints(kind, include_extras=True)
-
-
 def plain(value: object) -> Any:
     """A value that may be anything, as JSON has it: tuples are lists, infinity is a text."""
     if isinstance(value, float) and math.isinf(value):
@@ -121,8 +128,8 @@ def plain(value: object) -> Any:
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _narrowed(hint: object) -> Check | Whole | As | None:
-    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, Whole, As))] if get_origin(hint) is Annotated else []
+def _narrowed(hint: object) -> Check | WholeNumber | As | None:
+    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, WholeNumber, As))] if get_origin(hint) is Annotated else []
     return found[0] if found else None
 
 
@@ -168,7 +175,7 @@ def _plain_reader(kind: type) -> Reader:
     return read
 
 
-def _narrowed_reader(kind: object, narrowed: Check | Whole | As) -> Reader:
+def _narrowed_reader(kind: object, narrowed: Check | WholeNumber | As) -> Reader:
     if isinstance(narrowed, As):
         convert = narrowed.read
 
@@ -181,7 +188,7 @@ def _narrowed_reader(kind: object, narrowed: Check | Whole | As) -> Reader:
                 raise _expected(narrowed.words, v) from None
 
         return read_as
-    if isinstance(narrowed, Whole):
+    if isinstance(narrowed, WholeNumber):
         low, high = narrowed.low, narrowed.high
 
         def read_whole(v: object) -> object:
@@ -253,9 +260,11 @@ def _union_reader(kinds: tuple[object, ...]) -> Reader:
 
 
 def _record_reader(kind: type) -> Reader:
-    types = hints(kind)
-    by_name = {name: (f.name, _reader(types[f.name])) for name, f in json_names(kind).items()}
-    needed = [name for name, f in json_names(kind).items() if f.default is MISSING and f.default_factory is MISSING]
+    named = json_fields(kind)
+    by_name = {name: (at, _reader(hint)) for name, (at, _, hint) in named.items()}
+    needed = [name for name, (_, f, _) in named.items() if f.default is MISSING and f.default_factory is MISSING]
+    types = get_type_hints(kind)
+    records = {f.name: (types[f.name], f.metadata["inlined"]) for f in fields(kind) if "inlined" in f.metadata}
 
     def read(v: object) -> object:
         if type(v) is not dict:
@@ -273,6 +282,8 @@ def _record_reader(kind: type) -> Reader:
         for name in needed:
             if name not in v:
                 raise Misfit(f"has no '{name}'")
+        for field, (inner, parts) in records.items():
+            found[field] = inner(**{part: found.pop(at) for part in parts if (at := f"{field}.{part}") in found})
         try:
             return kind(**found)
         except (ValueError, ArithmeticError) as e:  # an arithmetic one: of a stride or a number of groups that is 0
@@ -320,14 +331,13 @@ def _same(value: object) -> object:
 
 
 def _record_writer(kind: type, defaults: bool) -> Writer:
-    types = hints(kind)
     rows = []
-    for name, f in json_names(kind).items():
+    for name, (at, f, hint) in json_fields(kind).items():
         default = f.default if f.default_factory is MISSING else f.default_factory()
-        rows.append((name, f.name, _writer(types[f.name], defaults), MISSING if defaults else default))
+        rows.append((name, attrgetter(at), _writer(hint, defaults), MISSING if defaults else default))
 
     def write(v: object) -> object:
-        given = ((name, getattr(v, field), item, default) for name, field, item, default in rows)
+        given = ((name, value(v), item, default) for name, value, item, default in rows)
         return {name: item(x) for name, x, item, default in given if default is MISSING or x != default}
 
     return write

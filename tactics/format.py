@@ -242,10 +242,3 @@ def wording(fmt: Format) -> str:
     """TensorRT's sentence for the format, as its layer information prints it: some linear ones have no "format" at the end."""
     text = LAYOUTS[fmt.layout].wording.format(TRT_NAMES[fmt.dtype])
     return text.removesuffix(" format") if fmt.layout == "chw" and fmt.dtype in ("fp32", "int32", "bool") else text
-
-
-def dims_text(fmt: Format, shape: Shape4) -> str:
-    """TensorRT's short form for logs, `Half[1,288:8,88,64]`: type, then NCHW with the vectorised axis marked."""
-    n, c, h, w = shape
-    v = LAYOUTS[fmt.layout].vector
-    return f"{TRT_TYPES[fmt.dtype]}[{n},{c}{f':{v}' if v > 1 else ''},{h},{w}]"

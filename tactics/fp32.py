@@ -5,8 +5,6 @@ other kernels are those that FP16 has, with another type on that side and linear
 network may be FP32 where it is the network's input or output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product, repeat
 

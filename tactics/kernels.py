@@ -11,8 +11,6 @@ A new kernel is a row here and a file in tactics/families, its family, with
     tables(problem, tactic)           of kernels with `tables`: the sections that follow from the problem alone
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,18 +108,18 @@ ROWS = (
     Kernel("transpose_depthwise", "conv_transpose", (ConvTransposeProblem,), (), "patch", "", EPILOGUE, True, True),
     Kernel("conv_fp32", "conv_fp32", (), (ConvProblem,), supports=EPILOGUE | {Feature.DEPTH_TO_SPACE}),
     Kernel("transpose_fp32", "conv_transpose", (), (ConvTransposeProblem,), supports=EPILOGUE),
-    Kernel("move", "movement", (MoveProblem, ConcatProblem, ReformatProblem), (MoveProblem, ConcatProblem), any_input=True,
-           any_output=True, fp32_output="linear"),
-    Kernel("pointwise", "pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear"),
-    Kernel("pool", "movement", (PoolProblem, ChainedProblem), (PoolProblem,), any_input=True, any_output=True,
-           fp32_output="linear"),
-    Kernel("pool_global", "movement", (PoolProblem, ChainedProblem), any_input=True, any_output=True),
-    Kernel("reduce", "reduce", (ReduceProblem, NormalizeProblem, ChainedProblem), (ReduceProblem, NormalizeProblem),
+    Kernel("move", "bandwidth.movement", (MoveProblem, ConcatProblem, ReformatProblem), (MoveProblem, ConcatProblem),
            any_input=True, any_output=True, fp32_output="linear"),
-    Kernel("gather", "gather", (GatherProblem, ConcatProblem), (GatherProblem,), any_input=True, any_output=True,
+    Kernel("pointwise", "bandwidth.pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear"),
+    Kernel("pool", "bandwidth.movement", (PoolProblem, ChainedProblem), (PoolProblem,), any_input=True, any_output=True,
+           fp32_output="linear"),
+    Kernel("pool_global", "bandwidth.movement", (PoolProblem, ChainedProblem), any_input=True, any_output=True),
+    Kernel("reduce", "bandwidth.reduce", (ReduceProblem, NormalizeProblem, ChainedProblem), (ReduceProblem, NormalizeProblem),
+           any_input=True, any_output=True, fp32_output="linear"),
+    Kernel("gather", "bandwidth.gather", (GatherProblem, ConcatProblem), (GatherProblem,), any_input=True, any_output=True,
            fp32_output="linear", tables=True),
-    Kernel("resize", "gather", (ResizeProblem,), (ResizeProblem,), any_input=True, any_output=True, fp32_output="linear",
-           tables=True),
+    Kernel("resize", "bandwidth.gather", (ResizeProblem,), (ResizeProblem,), any_input=True, any_output=True,
+           fp32_output="linear", tables=True),
     Kernel("matmul", "matmul", (MatmulProblem,), placed=False),
     Kernel("matmul_fp32", "matmul", (), (MatmulProblem,), placed=False),
     Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), placed=False),

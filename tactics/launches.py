@@ -1,7 +1,5 @@
 """(problem, tactic) -> the launches that compute it, and its weights as the kernels read them."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 
 import numpy as np

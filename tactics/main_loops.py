@@ -6,8 +6,6 @@ warps, the products that a norm adds. What lies beyond the SM (bandwidth of L2 t
 limit) is not.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

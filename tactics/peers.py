@@ -9,8 +9,6 @@ and is never fitted to it. A library tries TILES, with K split where tiles are f
 in whole rounds of tiles, while DRAM delivers what L2 does not hold. All of it is an array over problems.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,11 +88,11 @@ def time_of(problem: Problem, device: Device) -> PeerTime | None:
     return PeerTime(float(us.sum()), str(bounds[us.argmax()]), None if sparse is None else float(sparse.sum()))
 
 
-def work_of(problems: Sequence[ConvProblem], *, copies: float = np.inf, out_bytes: int = 2) -> Work:
+def work_of(problems: Sequence[ConvProblem], out_bytes: int = 2) -> Work:
     """Convolutions by the elements that their taps touch."""
     rows = [_counts(p, out_bytes) for p in problems]
     m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
-    return Work(m, n, k, x, w, y, np.full(len(rows), copies), drawn)
+    return Work(m, n, k, x, w, y, np.full(len(rows), np.inf), drawn)
 
 
 def _counts(p: ConvProblem, out_bytes: int) -> tuple[float, ...]:

@@ -6,8 +6,6 @@ estimates, by what bounds them, is what benchmarks/bench_predictions finds: SIGM
 a sparse and a dense one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,20 +1,26 @@
-"""Why a tactic cannot run a problem, or needs no time: a code, which is what code asks for, and the facts of its sentence."""
+"""Why a tactic cannot run a problem or needs no time, and why a layer runs sparse or dense: a code and its sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from cuda_kernels.device import Device
+from tactics.codec import Text, one_of
 from tactics.tactic import Tactic
 
 UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
-SENTENCES = {
-    UNSUPPORTED: "{why}",
+OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
+    **dict.fromkeys(("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise")),
+    "no_sparse_tactic": None,
     # why no sparse tactic may run a convolution's weights
-    "grouped_conv": "a group has {channels} input channels, not a multiple of 4",
-    "channels_not_multiple_of_4": "C = {channels}",
     "pattern_violation": "the weights are not 2:4 along the input channels",
+    "channels_not_multiple_of_4": "C = {channels}",
+    "grouped_conv": "a group has {channels} input channels, not a multiple of 4",
+}
+SENTENCES = OF_LAYERS | {
+    UNSUPPORTED: "{why}",
     # why a device is denied a tactic
     "failed_here": "gpu-runtime doctor saw {tested} fail on this GPU: {why}",
     # why a tactic that could run is not timed
@@ -25,19 +31,12 @@ SENTENCES = {
 }
 
 
-def no_room(smem: int, device: Device) -> str:
-    """Why a block cannot have so many bytes of dynamic shared memory, or an empty string."""
-    if smem <= device.smem_per_block:
-        return ""
-    return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`facts`: (name, value) for each name in the code's sentence."""
+    """`code`: on which code decides; in a file it is a layer's."""
 
-    code: str
-    facts: tuple[tuple[str, str | int], ...] = ()
+    code: Annotated[str, one_of(tuple(OF_LAYERS))]
+    sentence: Text | None = None
 
     @staticmethod
     def of(code: str, **facts: str | int) -> Reason:
@@ -46,15 +45,23 @@ class Reason:
         >>> str(Reason.of("grouped_conv", channels=3))
         'grouped_conv: a group has 3 input channels, not a multiple of 4'
         """
-        SENTENCES[code].format(**facts)
-        return Reason(code, tuple(facts.items()))
-
-    @property
-    def sentence(self) -> str:
-        return SENTENCES[self.code].format(**dict(self.facts))
+        sentence = SENTENCES[code]
+        return Reason(code, sentence and sentence.format(**facts))
 
     def __str__(self) -> str:
-        return self.sentence if self.code == UNSUPPORTED else f"{self.code}: {self.sentence}"
+        return ": ".join(filter(None, ("" if self.code == UNSUPPORTED else self.code, self.sentence)))
 
 
-Candidates = Iterator[tuple[Tactic | str, str | Reason]]  # (tactic, or a kernel or family; the reason against it or "")
+def unsupported(why: str) -> Reason | None:
+    """The reason of a kernel that cannot, or None where `why` is empty."""
+    return Reason(UNSUPPORTED, why) if why else None
+
+
+def no_room(smem: int, device: Device) -> str:
+    """Why a block cannot have so many bytes of dynamic shared memory, or an empty string."""
+    if smem <= device.smem_per_block:
+        return ""
+    return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+
+
+Candidates = Iterator[tuple[Tactic | str, Reason | None]]  # (tactic, or a kernel or family; the reason against it)

@@ -1,7 +1,5 @@
 """Clocks and bytes to microseconds: the model that makes a time of what a family counts, and what no kernel can go below."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

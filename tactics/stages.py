@@ -1,7 +1,5 @@
 """A chain of elementwise stages as kernels take it (cuda_kernels/include/stages.cuh): compile-time digits, sources, scalars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

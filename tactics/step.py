@@ -6,8 +6,6 @@ A family names each argument as the kernel's parameter struct does: {"x": ("in",
 that the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh), and else leaves as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

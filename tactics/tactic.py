@@ -63,7 +63,7 @@ def _tile(found: re.Match) -> Tile:
     return Tile(m, n, k, warps_m, warps_n, stages, int(split or 1), int(stream or 0))
 
 
-def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
+def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
     """`tiles`, or of them `only`."""
     return tiles if only is None else tuple(t for t in tiles if t == only)
 

@@ -1,7 +1,5 @@
 """The tiles that convolutions on tensor cores are tried with, and the registers that they take."""
 
-from __future__ import annotations
-
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 

@@ -1,7 +1,5 @@
 """Fragments of networks that attend: transformers' blocks, windows, pooled keys, convolutions around attention, EdgeNeXt's."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

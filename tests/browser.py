@@ -4,8 +4,6 @@ Messages are JSON texts that end with a zero byte: https://chromedevtools.github
 Chromium's switch --remote-debugging-pipe: it reads from descriptor 3 and writes to descriptor 4.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

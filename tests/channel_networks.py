@@ -1,7 +1,5 @@
 """Networks drawn from a seed in which channels travel: through sums, concats, groups, shuffles, slices, pads and products."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -9,8 +9,6 @@ where RECOMPILE says so, the variant is compiled and must be as recorded, or, if
 commit BASE, if that has one: a change of the main loop changes 2,000 rows, 50 minutes of a CPU.
 """
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Where the real networks are, which cases `make test` leaves to CI, and why GPU tests skip where there is no GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ A crafted engine depends on nothing but its number. Even numbers change one fact
 the memory says and make the rest of the plan agree with it, as one who knows this code would.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile

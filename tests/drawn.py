@@ -1,7 +1,5 @@
 """Networks drawn from a seed: random topologies with several readers, small enough for the emulator."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Build a model, run its engine in the emulator, judge the outputs beside onnxruntime's: what tests of whole engines do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ As a program it answers lines: {"do": what, "path": file} in, {"seconds", "error
 that what would fill the machine fails here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -7,8 +7,6 @@ mutations before, its outcome after. A mutant depends on nothing but its number.
 and a mutant one on its time, whose end is the worker's: what is missing after the last line is what killed it.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Mutations of a ModelProto, in place; each may find nothing to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

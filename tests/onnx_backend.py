@@ -9,8 +9,6 @@ with the reason. An engine's weights, shapes and bounds are constants: where a m
 when their values are known, once for each set of values.
 """
 
-from __future__ import annotations
-
 import unittest
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

@@ -4,8 +4,6 @@ The reference runs the model's weights in FP32. The yardstick runs the same mode
 op. An engine's error may be 3 times the yardstick's, plus a root mean square of 1e-4 of the output's range.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

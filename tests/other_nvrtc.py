@@ -12,8 +12,6 @@ needs nothing but this package:
 `write` begins with one row of each variant, the architecture drawn, so that every kernel and tile comes first.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -3,8 +3,6 @@
 `python -m tests.problems` runs sanitize_cases on the GPU: what compute-sanitizer is pointed at.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from dataclasses import replace

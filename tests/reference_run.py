@@ -1,7 +1,5 @@
 """Execute a lowered network in NumPy, problem by problem: the meaning that every other execution must agree with."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

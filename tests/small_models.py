@@ -1,7 +1,5 @@
 """Small models that together hold one of every kind of node: what mutations begin with."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

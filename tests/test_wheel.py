@@ -1,8 +1,6 @@
 """The sdist and the wheel of this tree, installed into clean environments with each set of extras: what is promised works
 there, and what is not there is said. `make test-wheel`; needs a package index, which pip's own settings name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

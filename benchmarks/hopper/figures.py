@@ -4,8 +4,6 @@
 something else; `SOURCES` says where each comes from. No figure is fitted to our own kernels: none was ever timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product

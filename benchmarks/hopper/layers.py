@@ -7,8 +7,6 @@ persistent: the copying warpgroup fills the next tile's stages during an epilogu
 warpgroup runs during the main loop of the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A layer keeps its formats and its fusions, and takes the faster of today's tacti
 formats anew would gain more is not counted. A pair of 1x1 convolutions in one launch may become two.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ plans.json, written by that command (a minute for each plan; layers that are ali
 Only convolutions and products with weights are listed. `us` has all of the plan: what is not listed stays as it is.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter

@@ -10,8 +10,6 @@ A block has one to three warpgroups that multiply and one that copies: 128 threa
 setmaxnreg: 168 each of 384 threads, then 40 and 232.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product

@@ -3,8 +3,6 @@
 python -m benchmarks.pages.engine
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, is_dataclass
@@ -26,8 +24,7 @@ def records(kind: type) -> Iterator[type]:
         if one not in seen:
             seen.add(one)
             yield one
-            hints = codec.hints(one)
-            todo[:0] = [part for field in codec.json_names(one).values() for part in parts(hints[field.name])]
+            todo[:0] = [part for _, _, hint in codec.json_fields(one).values() for part in parts(hint)]
 
 
 def parts(hint: object) -> Iterator[type]:
@@ -42,8 +39,7 @@ def parts(hint: object) -> Iterator[type]:
 def table(kind: type) -> str:
     """A heading, what the record is, and a row for each field."""
     rows = ["| field | value |", "| --- | --- |"]
-    for name, field in codec.json_names(kind).items():
-        hint = codec.hints(kind)[field.name]
+    for name, (_, field, hint) in codec.json_fields(kind).items():
         told = PROBLEM + " or null" if field.name == "problem" else codec.words(hint)
         needed = field.default is MISSING and field.default_factory is MISSING
         rows.append(f"| `{name}` | {told}{'' if needed else '; may be left out'} |".replace(" or null; may", "; may"))

@@ -6,8 +6,6 @@ Builds benchmarks.networks' `forum` and prints the complete reason for both, fro
 cost: at 288 channels hwc16 and hwc8 place every element at the same address, so going from one to the other is free.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -6,8 +6,6 @@ The keys and their types are read off an engine that has every kind of them; wha
 meaning, or a meaning without a key, is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,7 +45,7 @@ NETWORK = {
     "LibraryEstimateOwn": "launches that count at this plan's time",
     "LibraryEstimateOwnUs": "what these take",
     "LibraryEstimateSource": "where the library's rates come from",
-    "LibraryEstimateTimed": "1 where its products were timed on this device, 0 where its rates are by analogy",
+    "LibraryEstimateTimed": "1 where its products were timed on this device, 0 where its rates are taken from similar GPUs",
 }
 LAYER = {
     "TimeUs": "microseconds of this launch in the plan",

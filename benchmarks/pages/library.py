@@ -3,8 +3,6 @@
 python -m benchmarks.pages.library [--batches 64] [--devices a100,rtx4090,...]
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

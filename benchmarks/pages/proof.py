@@ -9,8 +9,6 @@ it has one of the functions that take it. Files with tests marked `gpu` or `driv
 `make gpu` writes there.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -16,8 +16,6 @@ within a time limit. Everything else may not.
 A block that a reader pastes has a mark too: `<!-- run quick -->`, or `<!-- run never: why -->`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

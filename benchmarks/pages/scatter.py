@@ -3,8 +3,6 @@
 Colours follow the reader's light or dark theme, and are told apart without red against green.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from xml.sax.saxutils import escape

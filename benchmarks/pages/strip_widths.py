@@ -6,8 +6,6 @@ A column for each size of shared memory: of a block on the architectures that ar
 for which two strips take turns, and of at most 64. Wider ones run as implicit GEMMs; `--verbose` says so.
 """
 
-from __future__ import annotations
-
 from itertools import count
 
 import click

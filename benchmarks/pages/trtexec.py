@@ -3,8 +3,6 @@
 python -m benchmarks.pages.trtexec
 """
 
-from __future__ import annotations
-
 from gpu_runtime.commands.trtexec_flags import TRTEXEC_FLAGS
 
 

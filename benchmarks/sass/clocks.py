@@ -1,7 +1,5 @@
 """What main loops and tiles take by benchmarks/simulator, at every point of its sweep, cached by content."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ compiler, run over the plain product of tests/independent. All PTX goes through 
 NVRTC 13.0 that ours are shipped with, so that only code differs. What was compiled is cached by content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

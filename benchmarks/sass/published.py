@@ -5,8 +5,6 @@ end, simulated with as many blocks on an SM as the round gives it, of stages wha
 DRAM's time, if that is longer, and a launch. Rates of L2 and DRAM are measured ones (cuda_kernels/rates.py), none fitted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

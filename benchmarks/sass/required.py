@@ -1,7 +1,5 @@
 """What is required of our main loops beside CUTLASS's, and of the simulation beside what was measured: required, found, met."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ so all kernels must answer alike to the bit. Matrix products get the pixels of a
 difference is what the main loop takes, without beginning and end.
 """
 
-from __future__ import annotations
-
 import ctypes as C
 from collections import Counter
 from dataclasses import dataclass

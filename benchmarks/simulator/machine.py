@@ -4,8 +4,6 @@ The rate of tensor core products is the device table's (cuda_kernels/device.py),
 spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 takes 16 and GeForce 32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product

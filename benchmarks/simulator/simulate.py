@@ -11,8 +11,6 @@ sub-core, sub-cores in turn; a copy (LDGSTS) takes the port for its request and,
 Reasons to wait have the names of Nsight Compute's warp states.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

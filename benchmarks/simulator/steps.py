@@ -1,7 +1,5 @@
 """One iteration's instructions, decoded once for the simulation: their kind, pipe and wavefronts, and what they wait for."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

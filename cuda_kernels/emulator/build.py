@@ -4,8 +4,6 @@ Both are stored under the hash of their sources, so neither serves other sources
 loads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -4,8 +4,6 @@ The tables of the opcodes_* files list the opcodes; decoder.py has the functions
 (parameters become local memory), so the interpreter knows no call stack.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from cuda_kernels.emulator import opcodes, opcodes_async, opcodes_memory, opcodes_move, opcodes_warp

@@ -1,7 +1,5 @@
 """The addresses of a kernel's shared variables and parameters."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

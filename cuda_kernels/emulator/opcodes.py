@@ -1,7 +1,5 @@
 """Arithmetic, bitwise and comparison opcodes: a function for each form of instruction, in a table by stem."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -3,8 +3,6 @@
 Refused: clusters of several blocks, and all whose meaning no program of others has shown.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The opcodes that load, store, copy and prefetch memory, or change it atomically."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

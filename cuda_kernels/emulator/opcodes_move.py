@@ -1,7 +1,5 @@
 """The opcodes that move and convert registers."""
 
-from __future__ import annotations
-
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes import ROUNDING, flushed
 from cuda_kernels.emulator.operands import SPACES, WINDOWS, cls, width

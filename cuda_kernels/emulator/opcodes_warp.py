@@ -1,7 +1,5 @@
 """The opcodes that use tensor cores, move between lanes, synchronise or branch."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

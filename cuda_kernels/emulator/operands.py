@@ -1,7 +1,5 @@
 """Operands of instructions: their types and literals, state spaces, special registers, and the record an opcode emits."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Sequence

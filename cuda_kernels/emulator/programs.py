@@ -5,8 +5,6 @@ begins with a hash of this name and of its content. So a file of another program
 hashes detect accidents only: users who can write the cache can run any code, as with the machine code and the library there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

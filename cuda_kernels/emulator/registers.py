@@ -5,8 +5,6 @@ thread, so it holds under divergence too: lanes on another path own their lanes 
 intervals, one pool for predicates, one for 32-bit rows, one for 64-bit rows.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Counters of a launch, and of each source line that accesses memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

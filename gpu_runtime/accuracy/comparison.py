@@ -1,7 +1,5 @@
 """What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +7,7 @@ from typing import Any
 
 from gpu_runtime.accuracy.errors import Accuracy
 from gpu_runtime.accuracy.metrics import Judge
-from gpu_runtime.runtime.shown import Shown
+from gpu_runtime.runtime.fields import Shown
 from tactics import codec
 
 
@@ -101,6 +99,7 @@ def _data(c: Comparison) -> dict[str, Any]:
             "agreement": c.pruning.agreement,
         }
     )
+    s = c.scores
     return {
         "schema_version": 1,
         "passed": c.passed,
@@ -111,13 +110,9 @@ def _data(c: Comparison) -> dict[str, Any]:
         "outputs": rows(c.outputs),
         "layers": rows(c.layers),
         "not_compared": c.unnamed,
-        "scores": _scores_data(c.scores) if c.scores else None,
+        "scores": {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original} if s else None,
         "pruning": pruning,
     }
-
-
-def _scores_data(s: Scores) -> dict[str, Any]:
-    return {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original}
 
 
 def _finite(value: float) -> float | None:

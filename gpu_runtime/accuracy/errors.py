@@ -1,7 +1,5 @@
 """The measures of an output's error: signal-to-noise ratio, and whether each row's largest element stays the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How well a network answers, where the right answers are given: top-1 accuracy, or a metric of the caller's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A model in FP32, and the same model with each tensor rounded to FP16, which shows the error of FP16 storage alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """ONNX models run by onnxruntime on the CPU, the oracle; nothing else needs onnxruntime."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

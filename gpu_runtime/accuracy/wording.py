@@ -1,7 +1,5 @@
 """The output of `gpu-runtime compare`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -27,12 +25,9 @@ def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
     if all_layers or len(rows) <= MOST_ROWS:
         return list(rows)
     first = [i for i, r in enumerate(rows) if not r.passed][:1]
-    worst = sorted(range(len(rows)), key=lambda i: (rows[i].passed, -_excess(rows[i])))[:MOST_ROWS]
+    excess = [r.error / (r.allowed or r.alone or 1e-30) for r in rows]
+    worst = sorted(range(len(rows)), key=lambda i: (rows[i].passed, -excess[i]))[:MOST_ROWS]
     return [rows[i] for i in sorted({*first, *worst[: MOST_ROWS - len(first)]})]
-
-
-def _excess(r: Row) -> float:
-    return r.error / (r.allowed or r.alone or 1e-30)
 
 
 def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:

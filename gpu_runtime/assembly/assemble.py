@@ -1,7 +1,5 @@
 """A plan -> the contents of an engine: layers in execution order, places in memory, packed weights. Plain records out."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from gpu_runtime.planning.places import Place
 from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import dataflow
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
-from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, TensorPlace, inner_name
+from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, Section, TensorPlace, inner_name
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
@@ -273,7 +271,7 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         if place in home:
             root, channel = home[place]
             whole, shape4, _ = _whole(table, root)
-            inside = Around(shape4, whole, offsets[_name(root)], channel)
+            inside = Container(shape4, whole, offsets[_name(root)], channel)
         return TensorPlace(name, shape, fmt, offsets[_name(place)], inside)
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)

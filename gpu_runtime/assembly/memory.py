@@ -5,8 +5,6 @@ and a few repairs of the best one (blocks that end at the top are placed earlier
 is the largest sum of sizes alive in one step.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
     if len({b.name for b in tensors}) != len(tensors):
         raise ValueError(f"block names must differ: {sorted(b.name for b in tensors)}")
     blocks = [Block(b.name, -(-b.nbytes // align) * align, b.first, b.last) for b in tensors]
-    bound = _largest_live(blocks)
+    bound = max(_live(blocks, sorted({b.first for b in blocks})), default=0)
     if _pairs(blocks) > MANY_PAIRS:
         offsets, total = _in_time(blocks)
         return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
@@ -136,10 +134,6 @@ def _alive_with(blocks: Sequence[Block]) -> list[list[int]]:
             found[j].append(i)
         active.append(i)
     return found
-
-
-def _largest_live(blocks: Sequence[Block]) -> int:
-    return max(_live(blocks, sorted({b.first for b in blocks})), default=0)
 
 
 def _live(blocks: Sequence[Block], steps: Sequence[int]) -> list[int]:

@@ -1,7 +1,5 @@
 """Work that may hang in the driver, done by threads that the caller can leave behind: Ctrl-C reaches it, and it can give up."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Whether the GPU's clock was held down while something was timed, as NVIDIA's management library reports."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

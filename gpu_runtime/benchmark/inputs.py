@@ -1,7 +1,5 @@
 """Arrays that an engine is timed on: random ones, the same each time, or those of files, named as for trtexec."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -82,8 +80,8 @@ def read_input(info: Bound, path: str) -> np.ndarray:
         raise ValueError(f"{where}: {e}") from None
 
 
-def load_inputs(text: str, inputs: Sequence[Bound], seed: int = 0) -> dict[str, np.ndarray]:
+def load_inputs(text: str, inputs: Sequence[Bound]) -> dict[str, np.ndarray]:
     """What --loadInputs gives, random values for the other inputs. Raises ValueError."""
     by_name = {i.name: i for i in inputs}
     given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}
-    return random_inputs([i.spec for i in inputs], seed) | given
+    return random_inputs([i.spec for i in inputs]) | given

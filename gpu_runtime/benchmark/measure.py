@@ -5,8 +5,6 @@ pinned memory, an event between any two of them. One query is queued ahead, so t
 that waits for the GPU is done by threads of their own (attend.py), while the caller looks at the clocks.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time

@@ -1,8 +1,6 @@
 """What is measured and how: plain records. Times are in milliseconds unless a name says otherwise: CUDA's events give them so,
 and trtexec's lines and files, which these become, want them so."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Statistics of the times of queries and remarks on them: pure functions of lists of numbers, in milliseconds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measured or predicted times as text and as files: trtexec's lines and its JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

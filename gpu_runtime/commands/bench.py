@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -174,10 +174,10 @@ def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
 @click.option("--verbose", is_flag=True, help="Explain each line.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 def bench_command(engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool) -> None:
-    """Time inferences of ENGINE on a GPU: throughput, latency, and what the host, the copies and the kernels take of it.
+    """Time inferences of ENGINE on a GPU: throughput, latency, and the shares of the host, the copies and the kernels in it.
 
     Inferences are measured, after a warm-up, until there are --iterations of them and --duration has passed. Ctrl-C ends it
-    early and prints what there is.
+    early and prints the results so far.
     """
     if predict and wanted.results:
         raise click.UsageError(f"--predict runs nothing: leave out {', '.join(wanted.results)}")
@@ -286,10 +286,7 @@ def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> N
 
     say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
     if measured.nonfinite:
-        say(_nonfinite(measured.nonfinite), err=True)
+        layers = measured.nonfinite
+        say(f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}", err=True)
     if wanted.dump:
         say(wording.outputs_text(measured.outputs))
-
-
-def _nonfinite(layers: Sequence[str]) -> str:
-    return f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"

@@ -349,8 +349,10 @@ def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> lis
     """The last lines of a build: what was written where, and what says more."""
     if name is None:
         return ["No engine was written: give -o FILE to write one"]
+    from gpu_runtime.explain.figures import us_text
+
     timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
-    total = f"{'~' if timing.is_predicted else ''}{engine.plan.solution.total_us:.1f} us, {timing.label}"
+    total = f"{us_text(engine.plan.solution.total_us, timing)}, {timing.label}"
     text = f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}"
     return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer")]
 

@@ -1,7 +1,5 @@
 """`gpu-runtime compare MODEL ENGINE`: whether the engine computes what its model does, by onnxruntime."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """What commands print, and the JSON that they print or write."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`gpu-runtime doctor`: whether this machine's GPU computes what it should, and how fast."""
 
-from __future__ import annotations
-
 import json
 
 import click
@@ -31,11 +29,11 @@ NOT_PASSED = 5  # exit code
 def doctor_command(
     context: click.Context, emulate: str | None, kernels: str, limit_s: int, as_json: bool, output: str | None
 ) -> None:
-    """Examine this machine: driver, versions, what each family of kernels computes on small problems beside the reference, with
-    every tile that the GPU is offered, graphs, dependent launches, and clocks, bandwidth and launch time beside the tables'.
+    """Examine this machine: driver, versions, graphs and dependent launches. Compare the results of each family of kernels on
+    small problems, with every tile for the GPU, with the reference, and clocks, bandwidth and launch time with the tables.
 
-    Exits with 5 unless all was tested and is right; rates, which other work changes, do not count. What failed on a GPU is
-    written down in the cache folder, and builds leave it out of their plans.
+    Exits with 5 unless all was tested and is right; rates, which other work changes, do not count. The kernels that failed on a
+    GPU are recorded in the cache folder, and plans exclude them.
     """
     from cuda_kernels import device as devices
     from gpu_runtime.doctor import examine, wording

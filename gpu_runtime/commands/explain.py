@@ -1,7 +1,5 @@
 """`gpu-runtime explain ENGINE`: why each layer runs as it does, and what if it did not."""
 
-from __future__ import annotations
-
 import json
 
 import click
@@ -18,8 +16,8 @@ from gpu_runtime.commands.options import named
     "wishes",
     multiple=True,
     metavar="LAYER=WISH",
-    help="Plan again with a layer held to sparse, "
-    "dense, a format (hwc8) or two ('chw->hwc8'), and show the changes; once for each layer.",
+    help="Plan again with a layer forced to sparse, dense, a format (hwc8) or two ('chw->hwc8'), and show the changes; may be "
+    "repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:

@@ -1,8 +1,6 @@
 """`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model. `gpu-runtime inspect-sparsity MODEL`: whether
 weights are 2:4, and where that would pay."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,7 +21,7 @@ NOT_PASSED = 5  # exit code
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
 @click.option(
-    "--gap", is_flag=True, help="Of an engine, the time of its launches above their floors at the peak rates of the device."
+    "--gap", is_flag=True, help="For an engine: the times of its launches and their lower bounds at the GPU's peak rates."
 )
 @options.trace_option
 @options.onnx_option
@@ -31,8 +29,8 @@ NOT_PASSED = 5  # exit code
 def inspect_command(
     file: str, as_json: bool, gap: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
 ) -> None:
-    """Show what is in FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its opset,
-    inputs, operators and weights, and whether and how an engine can be built of it."""
+    """Show the contents of FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its
+    opset, inputs, operators and weights, and whether and how an engine can be built of it."""
     from gpu_runtime import file_kinds
 
     try:

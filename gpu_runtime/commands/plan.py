@@ -1,7 +1,5 @@
 """`gpu-runtime plan MODEL --devices`: one model on several GPUs, and at several batches."""
 
-from __future__ import annotations
-
 import json
 
 import click
@@ -24,8 +22,8 @@ from gpu_runtime.commands.targets import check_targets, write_all
 def plan_command(
     model: str, devices: str, batches: str | None, sparsity: str, shapes: str, risk: float, report: str | None, as_json: bool
 ) -> None:
-    """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ. With --batches, plan
-    it for several batches on each: the time of an image, beside a library's."""
+    """Plan MODEL for several GPUs with predicted times: which layers run sparse where, and why they differ. With --batches,
+    plan it for several batches on each, and compare the time of an image with a library's."""
     sizes, counts = parse_shapes(shapes), parse_batches(batches)
     if report and not counts:
         raise click.UsageError("--report needs --batches=NUMBERS: `gpu-runtime report` draws the plan of an engine")

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 @click.option(
     "--device",
     metavar="NAME",
-    help="The GPU, as for gpu-runtime build, whose plan gives the gain of 2:4 and the layers of --layers=auto. Default: the "
-    "current GPU; without one, h200. none: make no plan.",
+    help="GPU to plan for. Its plan predicts the gain and selects the layers for --layers=auto. Default: the current GPU; "
+    "without one, h200. none: do not plan.",
 )
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -1,7 +1,5 @@
 """`gpu-runtime report ENGINE -o report.html`: the plan as a page to look at."""
 
-from __future__ import annotations
-
 import click
 
 from gpu_runtime.commands.console import say
@@ -15,7 +13,8 @@ from gpu_runtime.commands.targets import check_targets, write_all
 @click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Compare it with this engine, layer by layer.")
 @quiet_option
 def report_command(engine: str, output: str, other: str | None) -> None:
-    """Write what ENGINE is, and why, as one HTML file: layers, candidates, graph, roofline, memory. It needs no network."""
+    """Write the plan of ENGINE and its reasons as one HTML file: layers, candidates, graph, roofline, memory. The page needs no
+    network."""
     paths = check_targets({"--output": output}, [engine, *([other] if other else [])])
     from gpu_runtime import load
     from gpu_runtime.report import page

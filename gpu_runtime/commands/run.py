@@ -1,7 +1,5 @@
 """`gpu-runtime run ENGINE`: outputs of arrays in files."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -16,7 +14,7 @@ from gpu_runtime.progress import Progress, compiling
 
 @click.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated.")
 @click.option("--output", type=click.Path(), required=True, help="Write the outputs to this .npz file, or one to a .npy file.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")

@@ -2,8 +2,6 @@
 it with the alternative. The names are those that its parser takes (samples/common/sampleOptions.cpp of NVIDIA/TensorRT).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A problem there is small enough for NumPy and the emulator, and fits no tile, so it tests masks, padding and the tails of K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest

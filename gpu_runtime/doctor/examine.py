@@ -119,7 +119,9 @@ def examine(
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
     todo = [c for c in cases(device, few=emulated) if not kernels or c.kernel in kernels]
-    checks = [*_checks_of_the_machine(device, hello, emulated, no_gpu), *_checks(patient, emulated, no_gpu)]
+    checks = [*_checks_of_the_machine(device, hello, emulated, no_gpu)]
+    if not no_gpu:
+        checks += [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
     if no_gpu:
         outcomes = [Outcome(c, "untested", "no GPU") for c in todo]
     else:
@@ -132,7 +134,7 @@ def examine(
         emulated,
         versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
         tuple(checks),
-        _by_family(outcomes),
+        tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(o.case for o in outcomes)),
         rates,
         limit_s,
         time.monotonic() - begun,
@@ -146,14 +148,6 @@ def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: b
     built = [emulator(device)] if emulated or no_gpu else []
     gpu = Verdict("emulated device" if emulated else "GPU", status, no_gpu or str(device))
     return [compiler(device), caches(), *built, gpu]
-
-
-def _checks(patient: _Patient, emulated: bool, no_gpu: str) -> list[Verdict]:
-    return [] if no_gpu else [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
-
-
-def _by_family(outcomes: Sequence[Outcome]) -> tuple[Family, ...]:
-    return tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(o.case for o in outcomes))
 
 
 def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -> tuple[Rate, ...]:

@@ -5,8 +5,6 @@ Each device model, as the timing cache identifies it, has a file with a record p
 finding is valid only for these. Other content of a file is ignored with a warning.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -127,8 +125,8 @@ def applied(device: Device) -> Device:
     if failed:
         named = ", ".join(f.what for f in failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")
         warnings.warn(
-            f"left out of plans, since `gpu-runtime doctor` saw them fail on {device.title}: {named}; {AGAIN} when the driver "
-            f"has changed, or remove {path_of(device)}",
+            f"plans exclude these kernels because they failed on {device.title}: {named}. After a driver update run "
+            f"`gpu-runtime doctor` again, or delete {path_of(device)}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,7 +1,5 @@
 """The checks of a machine that need no GPU: versions, the compiler, the emulator, the caches."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

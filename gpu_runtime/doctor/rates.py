@@ -1,8 +1,6 @@
 """The speed of this machine's GPU compared with the tables of `device` and `rates`: clocks, bandwidth, launches, tensor
 cores."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,14 +97,6 @@ def _launch(bench: Bench) -> float:
     return found[0]
 
 
-def _dense(bench: Bench) -> float:
-    return 2e-6 * PRODUCT.macs / _product_us(bench, sparse=False)
-
-
-def _sparse(bench: Bench) -> float:
-    return _product_us(bench, sparse=False) / _product_us(bench, sparse=True)
-
-
 def _product_us(bench: Bench, *, sparse: bool) -> float:
     """The fastest large tile's median."""
     bench.set_problem(PRODUCT)
@@ -135,6 +125,6 @@ RATES: dict[str, Callable[[Bench], float | None]] = {
     "SM clock": _clock,
     "DRAM bandwidth": _bandwidth,
     "kernel launch": _launch,
-    "dense products": _dense,
-    "2:4 over dense": _sparse,
+    "dense products": lambda bench: 2e-6 * PRODUCT.macs / _product_us(bench, sparse=False),
+    "2:4 over dense": lambda bench: _product_us(bench, sparse=False) / _product_us(bench, sparse=True),
 }

@@ -1,8 +1,6 @@
 """An examination as text, and as plain data for a bug report: without names of folders, of users and of the machine."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cuda_kernels.device import Device
@@ -19,7 +17,8 @@ VERSION = 1  # of the JSON document
 
 def text(found: Examination) -> str:
     """Tables of verdicts, then the conclusion."""
-    blocks = [wrap(_head(found)), _checks(found), _families(found), _failures(found), _rates(found), _versions(found.versions)]
+    checks = table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
+    blocks = [wrap(_head(found)), checks, _families(found), _failures(found), _rates(found), _versions(found.versions)]
     blocks.append(wrap(closing(found)))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -28,22 +27,21 @@ def closing(found: Examination) -> str:
     """The conclusion from the verdicts, in a few sentences."""
     families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
     if found.well and not found.no_gpu:
-        return f"All is well: {_families_are(len(families))} right {where}."
+        kernels = "the kernel family gives" if len(families) == 1 else f"{len(families)} kernel families give"
+        return f"Passed: {kernels} correct results {where}."
     if found.no_gpu:
         broken = _names(found, "failed")
-        first = f"Not all is well without a GPU: {broken} failed. " if broken else ""
+        first = f"Not passed without a GPU: {broken} failed. " if broken else ""
         return (
             f"{first}There is no GPU to examine: {found.no_gpu}. All other checks were made; `gpu-runtime doctor --emulate "
             f"{found.device.name}` runs each family of kernels in the CPU emulator."
         )
     parts = [f"{names} {status}" for status in ("failed", "untested") if (names := _names(found, status))]
-    words = f"Not all is well {where}: {'; '.join(parts)}."
+    words = f"Not passed {where}: {'; '.join(parts)}."
     if found.common_cause:
-        words += (
-            " Not one case is right: GPU, driver or installation are at fault, not the kernels, so plans leave out no kernel."
-        )
+        words += " Every case failed: probably the GPU, driver or installation is broken, so plans exclude no kernel."
     if found.denied and found.kept:
-        words += f" Builds leave out of plans for this GPU: {', '.join(f.what for f in found.denied)}."
+        words += f" Plans for this GPU exclude: {', '.join(f.what for f in found.denied)}."
     if any(f.of("untested") for f in families):
         words += " Compiled kernels are kept, so another run gets further; --time-limit gives it longer."
     return words + (f" Put the output of `{REPORT}` into a bug report." if _names(found, "failed") else "")
@@ -89,10 +87,6 @@ def _head(found: Examination) -> str:
     return f"{found.device}{', in the CPU emulator: a few cases of each family' if found.emulated else ''}"
 
 
-def _checks(found: Examination) -> list[str]:
-    return table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
-
-
 def _families(found: Examination) -> list[str]:
     rows = [[f.kernel, f.status, f"{len(f.of('passed'))} of {len(f.outcomes)}", _words(f)] for f in found.families]
     return table(["kernel family", "verdict", "cases right", "observed"], rows, right=(2,))
@@ -133,14 +127,6 @@ def _versions(found: Mapping[str, str]) -> list[str]:
 
 def _names(found: Examination, status: str) -> str:
     """The first few checks and families with this verdict."""
-    names = list(_with(found, status))
+    names = [v.name for v in found.checks if v.status == status]
+    names += [f.kernel for f in found.families if f.status == status]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def _with(found: Examination, status: str) -> Iterator[str]:
-    yield from (v.name for v in found.checks if v.status == status)
-    yield from (f.kernel for f in found.families if f.status == status)
-
-
-def _families_are(count: int) -> str:
-    return "the family of kernels is" if count == 1 else f"{count} families of kernels are"

@@ -10,8 +10,6 @@ Each request is a line with a JSON object on standard input, each answer a line 
 or, for each request, {"wrong": text} for a wrong result, {"error": text, "fatal", "passing"} as in faults.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import cached_property

@@ -4,8 +4,6 @@ Nothing is left untimed but what the log names with its proof: tactics that cann
 network's tensors cannot have; and, without --exhaustive, formats that are another name for a timed one's addresses.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

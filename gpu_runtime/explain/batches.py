@@ -1,7 +1,5 @@
 """One model planned for several batches and devices: the time of an image, with our kernels and with a library's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from gpu_runtime.explain.figures import PREDICTED, dense_us, fastest_dense_us, rates_text, ratio_text, us_text
@@ -16,9 +14,8 @@ SERIES: tuple[tuple[str, Callable[[Outlook], float | None]], ...] = (
     ("library 2:4", lambda p: p.solution.rivals.library.sparse_us if p.solution.rivals.library else None),
 )
 LEGEND = (
-    "Microseconds per image: of the plan; of the best plan without sparse kernels; of that plan with the convolutions at the "
-    "estimated times of a library's kernels (cuBLAS, CUTLASS), dense, or 2:4 where that is faster. Gain: over our dense plan, "
-    "and over the faster of both dense plans"
+    "Time per image in us. Columns: this plan; without sparse kernels; with a library's (cuBLAS, CUTLASS) estimated dense "
+    "convolutions, or with 2:4 ones where these are faster. Gain: over our dense plan, and over the faster of both dense plans"
 )
 
 

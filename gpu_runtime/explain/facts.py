@@ -1,7 +1,5 @@
 """The facts of each layer of an engine's plan, in one record, which tables, trace, annotated model and page show."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,8 +1,6 @@
 """Facts of a plan as every text has them: times, a predicted one with a `~`, ratios, probabilities, how sure the plan is, what
 it proves, counts of layers, and the network in a few sentences."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -105,8 +103,8 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
     kernel costs more than its time by what its doubt is worth."""
     if (status or plan.solution.status) == "proven":
         doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
-        priced = ", doubt about sparse kernels priced in (--risk)" if doubt else ""
-        return f"proven minimal{priced}, for serial execution and these times"
+        priced = ", with --risk's surcharge on doubtful sparse kernels" if doubt else ""
+        return f"proven minimal for serial execution and these times{priced}"
     gap = plan.solution.gap if status is None else None
     return "not proven minimal" + ("" if gap is None else f": a plan that takes up to {100 * gap:.2f} % less may exist")
 
@@ -172,8 +170,8 @@ def library_text(record: Explained) -> str:
     if found.sparse_us is not None:
         faster = found.us - found.sparse_us >= SHOWN_US
         text += f", its 2:4 kernels {us_text(found.sparse_us, PREDICTED) if faster else 'no less'}"
-    text += f"; {found.layers} of {found.layers + found.own} launches are estimated, the others count at our time"
-    return text if found.timed else f"{text}; the library's rates on this GPU are by analogy"
+    text += f"; library times are estimated for {found.layers} of {found.layers + found.own} launches; the rest use our times"
+    return text if found.timed else f"{text}; the library was not timed on this GPU; its rates are taken from similar GPUs"
 
 
 def rates_text(plans: Sequence[Explained]) -> str:
@@ -184,8 +182,8 @@ def rates_text(plans: Sequence[Explained]) -> str:
     each = [(round(100 * (x.high_us / x.us - 1)), x.own) for x in found]
     error, own = (f"{min(of)} to {max(of)}" if min(of) < max(of) else str(of[0]) for of in zip(*each, strict=True))
     times = f"estimates of a library's dense times are {100 * RANGE:.0f} % likely right within {error} %"
-    known = "" if found[0].timed else "by analogy, "
-    return f"{times}; launches that count at our time: {own}; rates: {known}{found[0].source}"
+    known = "" if found[0].timed else "taken from similar GPUs, "
+    return f"{times}; launches that use our times: {own}; rates: {known}{found[0].source}"
 
 
 def gain_text(record: Explained) -> str:
@@ -199,14 +197,14 @@ def gain_text(record: Explained) -> str:
     if library is None or dense <= library.us:
         gain = f"gains {ratio_text(own)}" if dense - total >= SHOWN_US else "gains nothing"
         others = "is not known" if library is None else f"is estimated to be {versus(library.us, dense)}"
-        return f"{gain} over the fastest dense plan known, our own; one with a library's kernels {others}"
+        return f"{gain} over our dense plan, the fastest known. A dense plan with a library's kernels {others}"
     if library.us <= total:
         doubt = ", within the error of the estimate" if library.high_us > total else ""
         speeds = f"{ratio_text(library.us / total)} the estimated speed of a library's dense kernels{doubt}"
-        return f"gains nothing: this plan has {speeds}, and {ratio_text(own)} the speed of our own dense plan"
+        return f"gains nothing: this plan runs at {speeds}, and at {ratio_text(own)} the speed of our dense plan"
     doubt = " (less than the error of the estimate)" if library.low_us <= total else ""
     text = f"gains {ratio_text(library.us / total)} over the fastest dense plan known, an estimate of a library's{doubt}"
-    return f"{text}, and {ratio_text(own)} over our own dense plan"
+    return f"{text}, and {ratio_text(own)} over our dense plan"
 
 
 def range_text(record: Explained) -> str:
@@ -224,8 +222,8 @@ def ceiling_text(record: Explained) -> str:
     ceiling = record.sparsity.summary.ceiling_us if record.sparsity.summary else None
     if not record.sparsity.eligible or ceiling is None or not dense:
         return ""
-    text = f"{us_text(ceiling, record.timing)} ({versus(ceiling, dense)}) with all eligible layers at twice their dense speed"
-    return f"{text}, where launch and memory allow it"
+    text = f"{us_text(ceiling, record.timing)} ({versus(ceiling, dense)}), if every eligible layer ran twice as fast"
+    return f"{text}, as far as launch time and memory permit"
 
 
 def pruned_text(sparsity: SparsityRecord) -> str:

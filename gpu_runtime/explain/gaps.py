@@ -1,7 +1,5 @@
 """How far each launch of a plan is above its floor: by kind of layer, and the worst layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,8 +55,8 @@ def text(record: EngineRecord) -> str:
     found, timing = gaps(record), record.timing
     total, floor = sum(g.us for g in found), sum(g.floor_us for g in found)
     head = (
-        f"{record.model.name} on {record.device.title}, {timing.label}: the launches take {us_text(total, timing)}; at the "
-        f"device's peak rates, each product and byte once, no kernels of these layers take less than {us_text(floor, timing)}"
+        f"{record.model.name} on {record.device.title}, {timing.label}: the launches take {us_text(total, timing)}. Lower "
+        f"bound: {us_text(floor, timing)}, if each product is computed and each byte is moved once at the GPU's peak rates"
     )
     kinds = [[kind, *_numbers(of, timing)] for kind, of in by_kind(found).items()]
     header = ["launches", "us", "floor us", "above us", "times"]

@@ -1,7 +1,5 @@
 """Layer information and profiles in TensorRT's schema, from an engine's record (gpu_runtime.runtime.plan_record)."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,6 @@ from tactics.problems.problem import (
     ReformatProblem,
 )
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
-from tactics.tactic import Tactic
 
 Keys = dict[str, object]  # of TensorRT's JSON
 
@@ -250,7 +247,10 @@ def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProble
         "Dilation": list(reads.dilation),
         "OutMaps": p.k,
         "Groups": p.groups,
-        "Weights": {"Type": _weights_type(layer.tactic), "Count": layer.weights_count},
+        "Weights": {
+            "Type": TRT_TYPES["fp32" if layer.tactic and layer.tactic.kernel.endswith("fp32") else "fp16"],
+            "Count": layer.weights_count,
+        },
         "Bias": {"Type": "Half", "Count": p.k if p.epilogue.bias else 0},
         "HasBias": int(p.epilogue.bias),
         "HasReLU": int(act == "relu"),
@@ -264,10 +264,6 @@ def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProble
         "Activation": TRT_ACTIVATIONS.get(act, "GENERIC"),
         "ActivationFunction": act,
     }
-
-
-def _weights_type(tactic: Tactic | None) -> str:
-    return TRT_TYPES["fp32" if tactic and tactic.kernel.endswith("fp32") else "fp16"]
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """What a build prints, on one screen: TensorRT's two lines, the plan's time, and every layer with weights under its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain

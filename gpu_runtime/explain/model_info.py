@@ -1,7 +1,5 @@
 """What an ONNX model contains, and whether and how an engine can be built from it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -33,11 +31,7 @@ def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]
             warnings.simplefilter("ignore")  # of an open batch: it is shown
             return len(lower.lower(fuse.fuse(importer.read(path, shapes=shapes))).ops), ""
     except ModelError as e:
-        return 0, _without(path, e)
-
-
-def _without(path: Path, e: ModelError) -> str:
-    return str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
+        return 0, str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
 
 
 def _some(items: Sequence[str]) -> str:

@@ -1,7 +1,5 @@
 """Names of layers: many in little room, as `layer{1..3}.0/conv{1,2}`, and found again by such a text or by a pattern."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import math

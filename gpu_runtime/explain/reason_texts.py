@@ -1,14 +1,12 @@
 """What each reason of a sparsity row means to people: one table, which the log, the tables, the full account and the comparison
 of devices read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
-from gpu_runtime.runtime.findings import IfSparse, KernelTime, ReasonCode, SparsityRow
+from gpu_runtime.runtime.findings import IfSparse, KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, share_text
 
@@ -127,11 +125,11 @@ def _uncertain(row: SparsityRow, record: Explained) -> str:
 
 def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
     (dense, sparse), best, other = _times(row, record.timing), row.best_sparse, row.other
-    needed = f"({best.in_} in, {best.out} out) " if best else ""
-    text = f"sparse alone is faster ({sparse} against {dense}), but the formats it needs {needed}"
+    needed = f" ({best.in_} in, {best.out} out)" if best else ""
+    text = f"the sparse kernel is faster ({sparse} against {dense}), but needs formats{needed}"
     if other and other.reformat_us <= 0 < other.around_us:
-        return text + "make the layers around it slower by more than it saves"
-    return text + "cost the plan more than it saves"
+        return f"{text} in which neighbouring layers lose more than it saves"
+    return f"{text} that cost the plan more than it saves"
 
 
 def _one_launch(row: SparsityRow, record: Explained) -> str:
@@ -143,8 +141,8 @@ def _one_launch(row: SparsityRow, record: Explained) -> str:
 
 def _within_noise(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
-    text = f"sparse ({sparse}) and dense ({dense}) are closer than their spread (Q20 to Q80)"
-    return f"{text}, so the plan stays {row.verdict}: neither choice would be wrong"
+    text = f"sparse ({sparse}) and dense ({dense}) times overlap (20 to 80 % quantiles)"
+    return f"{text}; the plan keeps {row.verdict}; either is fine"
 
 
 def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
@@ -199,7 +197,7 @@ def _limit(row: SparsityRow, record: Explained) -> str:
         bound = RESOURCES[floor.bound]
         return f"No sparse kernel could be more than {_up(most)} as fast as the best dense one (limited by {bound})."
     if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
-        return "Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows their times."
+        return "If pruned to 2:4, its layers run as separate launches; --sparsity=force shows their times."
     return ""
 
 
@@ -221,7 +219,7 @@ def _would(would: IfSparse, pruned: bool, most: float) -> str:
     return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")
 
 
-REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
+REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
     "dense_faster": ReasonText(
         "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit
@@ -244,7 +242,7 @@ REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
         _uncertain,
         lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
-    "within_noise": ReasonText("within noise", lambda *_: "sparse and dense are closer than their spread", _within_noise),
+    "within_noise": ReasonText("within noise", lambda *_: "sparse and dense times overlap", _within_noise),
     "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
     "channels_not_multiple_of_4": ReasonText(
         "C not 4n",

@@ -1,10 +1,7 @@
 """Which layers could run 2:4 sparse, which do, and the numbers behind it for each: plain data, put into words by `explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 
@@ -20,7 +17,6 @@ from gpu_runtime.runtime.findings import (
     IfSparse,
     KernelTime,
     LibraryKernel,
-    ReasonCode,
     Sparsity,
     SparsityRecord,
     SparsityRow,
@@ -35,6 +31,7 @@ from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.predict import PUBLISHED, Pick, p_faster, predict, predict_us, regime, saved_range
 from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
+from tactics.reason import Reason
 from tactics.roofline import floors
 from tactics.tactic import Tactic
 
@@ -123,33 +120,35 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     )
     why = next((known.single[t] for t in (op.output, *op.inputs) if t in known.single), None)
     if why and not table.network.is_straight(op):
-        return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
+        return replace(
+            row, why=Reason(row.reason, "FP32"), sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."
+        )
     floor = Floor(**_rounded(floors(op.problem, table.device, _sizes(times))))
     row = replace(row, floor=floor, library=_library(op, table.device))
-    apart = _able_apart(op, alternatives)
+    apart = _eligible_in_own_launches(op, alternatives)
     against = None if apart else not_sparse(own.problem.first if isinstance(own.problem, SqueezeExciteProblem) else own.problem)
     if against:
         would = known.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
-        return replace(row, reason=cast(ReasonCode, against.code), detail=against.sentence, if_sparse=would)
+        return replace(row, why=against, if_sparse=would)
     row = replace(row, verdict="dense", able=apart or row.layers)
     if sparse is None:
         disabled = known.mode == "disable"
         would = known.if_sparse(op, times, alternatives) if disabled and not apart else None
-        return replace(row, detail="--sparsity=disable was given" if disabled else _rejections(table, op), if_sparse=would)
+        why = "--sparsity=disable was given" if disabled else _rejections(table, op)
+        return replace(row, why=Reason(row.reason, why), if_sparse=would)
     other = others.other.get(op.layer)
-    row = replace(
-        row, detail=_form(own, op), other=other, other_cost_us=other.cost_us if other else None, flip=others.flip.get(op.layer)
-    )
+    row = replace(row, other=other, other_cost_us=other.cost_us if other else None, flip=others.flip.get(op.layer))
+    form = _form(own, op)
     if apart:
-        return replace(row, reason="one_launch")
+        return replace(row, why=Reason("one_launch", form))
     if dense is None:
-        return replace(row, verdict="sparse", reason="picked")
+        return replace(row, verdict="sparse", why=Reason("picked", form))
     if not known.measured and row.best_sparse:
         chance = p_faster(dense[1].us, sparse[1].us, row.best_sparse.bound, table.device)
         row = replace(row, p_sparse_faster=round(chance, 4))
     if known.chosen.entries[op.name].sparse:
-        return replace(row, verdict="sparse", reason="picked")
-    return replace(row, reason=_why_dense(row, sparse[1], dense[1], known.measured, table.risk))
+        return replace(row, verdict="sparse", why=Reason("picked", form))
+    return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.risk), form))
 
 
 def _library(op: Op, device: Device) -> LibraryKernel | None:
@@ -168,7 +167,7 @@ def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
         tuple(op.layers or (op.layer,)),
         op.name,
         "not_eligible",
-        "no_sparse_tactic",
+        Reason("no_sparse_tactic"),
         own.problem.c,
         own.weights["w"].shape[0],
         own.problem.groups,
@@ -192,7 +191,7 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
     return next(iter(fit or [o for o in flat if first.problem.c % 4 and o.problem.c % 4 == 0]), first)
 
 
-def _able_apart(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
+def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
     """The layers of one dense launch that could run sparse in launches of their own."""
     if not is_dense_together(op):
         return ()
@@ -206,7 +205,7 @@ def _form(own: Op, ran: Op) -> str | None:
     return OTHER_FORM if lost else None
 
 
-def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> ReasonCode:
+def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
     if measured and _within_noise(sparse, dense):
         return "within_noise"
     doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)

@@ -3,8 +3,6 @@
 Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and returns plain text.
 """
 
-from __future__ import annotations
-
 from gpu_runtime.explain.facts import ends_of, facts_of
 from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text
 from gpu_runtime.explain.wording import sparsity_text
@@ -49,7 +47,9 @@ def _totals(record: EngineRecord) -> list[str]:
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
     lines += _range_lines(record)
     if p.measured_us is not None:
-        lines.append(f"whole    {p.measured_us:.2f} us measured end to end, {versus(p.measured_us, p.total_us)} than the sum")
+        lines.append(
+            f"whole    {us_text(p.measured_us, timing)} measured end to end, {versus(p.measured_us, p.total_us)} than the sum"
+        )
     single = p.rivals.best_single_format
     named = [
         ("without sparse tactics", p.rivals.all_dense_us),
@@ -83,12 +83,12 @@ def _range_lines(record: EngineRecord) -> list[str]:
 def _compared_lines(compared: Compared) -> list[str]:
     if compared.skipped:
         return wrap(printable(f"compared not run on the calibration input: {compared.skipped}"), indent=9)
-    errors = "; ".join(f"{t!r} {_off(e)}, rounding alone {own:.1e}" for t, e, own in compared.outputs)
+    errors = "; ".join(f"{t!r} {_error_text(e)}, rounding alone {own:.1e}" for t, e, own in compared.outputs)
     text = f"compared with FP32 on the calibration input, relative errors: {errors}"
     return wrap(printable(f"{text}; after {compared.rounds} rounds of moving layers to FP32"), indent=9) if errors else []
 
 
-def _off(error: float | None) -> str:
+def _error_text(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.1e}"
 
 

@@ -1,7 +1,5 @@
 """One model planned for several devices: which layers go sparse where, and why they differ."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -46,7 +44,8 @@ def text(plans: Sequence[Outlook]) -> str:
         ),
     ]
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
-    lines += ["", *wrap(_differ(differing, by_layer[0]))]
+    differ = f"{len(differing)} of {len(by_layer[0])} layers have different verdicts:"
+    lines += ["", *wrap(differ if differing else "Every layer has the same verdict on all devices.")]
     for layer in differing:
         lines += wrap(f"{printable(layer)}: {_why(layer, by_layer, plans)}")
     lines += ["", "Where the facts come from:"]
@@ -91,12 +90,6 @@ TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
     ("gain over fastest dense", lambda p: f"{fastest_dense_us(p) / p.solution.total_us:.3f}x"),
     ("dense kernels limited by", _limits),
 )
-
-
-def _differ(differing: Sequence[str], rows: Mapping[str, SparsityRow]) -> str:
-    if not differing:
-        return "Every layer has the same verdict on all devices."
-    return f"{len(differing)} of {len(rows)} layers have different verdicts:"
 
 
 def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Sequence[Outlook]) -> str:

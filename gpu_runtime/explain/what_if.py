@@ -4,8 +4,6 @@
 some layers held to sparse, to dense or to a format.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,9 +13,9 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.explain.figures import proof_text, summing, times_are, us_text
 from gpu_runtime.explain.names import matching
 from gpu_runtime.planning.tables import Table
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import printable, versus, wrap
 from gpu_runtime.text import table as text_table
 from tactics import codec

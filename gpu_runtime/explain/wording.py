@@ -1,7 +1,5 @@
 """Why layers run sparse or dense, in words: the sparsity log and the full account of a layer, from the engine's plan alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,9 +24,9 @@ from gpu_runtime.explain.figures import (
 )
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, LibraryPlan, OtherChoice, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import lost_text, printable, table, wrap
 from tactics import codec
 
@@ -78,7 +76,7 @@ def network_lines(record: Explained) -> list[str]:
     text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
     text = "; ".join(filter(None, (text[0].upper() + text[1:], dense_text(record))))
     ceiling = ceiling_text(record)
-    parts = (f"2:4 {gain}" if gain else "", text, f"It would take {ceiling}" if ceiling else "", library)
+    parts = (f"2:4 {gain}" if gain else "", text, f"Upper limit of 2:4: {ceiling}" if ceiling else "", library)
     return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
 
 
@@ -140,11 +138,11 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
     """What would have to change for the other choice, and how likely the predictions have it wrong."""
     kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
-        text = f"a lower --risk, or measured times: with the predicted times the {kind} choice costs no more"
+        text = f"lower --risk, or measure on the GPU: by predicted times the {kind} choice is no slower"
     elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
     elif flip is None:
-        text = f"no speed of its {kind} kernels would be enough: the plan around them costs more than they save"
+        text = f"even an infinitely fast {kind} kernel would not pay: the other layers and reformats lose more than it saves"
     else:
         text = _needed(flip, kind, timing)
     if chance is not None:
@@ -253,8 +251,7 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Shown):
     """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `library`: its
-    estimate of the network; `text`: the account in
-    words."""
+    estimate of the network; `text`: the account in words."""
 
     timing: str
     summary: Summary | None

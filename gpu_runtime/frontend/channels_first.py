@@ -7,8 +7,6 @@ Example. Transpose[0,3,1,2](Gelu(MatMul(x, W) + b)) becomes Gelu(Conv(Transpose[
 A Transpose[0,2,3,1] that gave x falls away with the new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -3,8 +3,6 @@
 Every complaint is a ModelError of one clear message.
 """
 
-from __future__ import annotations
-
 import graphlib
 import math
 from collections import Counter
@@ -205,17 +203,17 @@ def _is_quantized(node: onnx.NodeProto) -> bool:
     return node.op_type in QUANTIZED or node.op_type.startswith("QLinear")
 
 
-def unsupported_text(bad: Iterable[onnx.NodeProto], most: int = 8) -> str:
-    """Operators, with domains that are not ONNX's own, and the nodes that have them: `most` operators and 3 nodes of each."""
+def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
+    """Operators, with domains that are not ONNX's own, and the nodes that have them: 8 operators and 3 nodes of each."""
     by_type: dict[str, list[str]] = {}
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
         by_type.setdefault(domain + node.op_type, []).append(node.name or ", ".join(node.output))
-    told = []
+    texts = []
     for op, names in by_type.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        told.append(f"{op} ({', '.join(names[:3])}{more})")
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more operators" if len(told) > most else "")
+        texts.append(f"{op} ({', '.join(names[:3])}{more})")
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more operators" if len(texts) > 8 else "")
 
 
 def check_values(graph: onnx.GraphProto) -> None:

@@ -1,7 +1,5 @@
 """A checked ModelProto -> a clean onnx-ir graph: FP32 throughout, nothing left that constants decide, every size known."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@ reference implementation, which it uses too. The folder leaves, for one, a Batch
 weights, as networks write it that standardize them (NFNet).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ onnxruntime too, whatever a model's opset. All else that the opsets 22 to 28 cha
 they take, and what is spelled here in older words.
 """
 
-from __future__ import annotations
-
 import math
 
 import onnx

@@ -1,7 +1,5 @@
 """What an ONNX file says of itself: opset, inputs, operators, weights, and which nodes nothing here can run."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Where a model may hold -infinity, as masks of transformers do: tensors of which no reader makes NaN or +infinity."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

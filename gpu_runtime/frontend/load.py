@@ -1,7 +1,5 @@
 """A model -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
 
-from __future__ import annotations
-
 import graphlib
 import os
 from collections import Counter

@@ -199,7 +199,7 @@ def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
     constants = [v for v in operands(node) if v.const_value is not None]
     if {v.dtype for v in tensors} != {ir.DataType.FLOAT} or not any(shape_of(v)[axis] for v in constants):
         return None
-    addend, pieces = _apart(node, axis)
+    addend, pieces = _constants_and_pieces(node, axis)
     names, parts = iter(f"_{i}" for i in range(len(pieces) + 1)), []
     for i, piece in enumerate(pieces):
         value = piece.value
@@ -212,7 +212,7 @@ def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
     return build.add("", "Add", whole, build.stored("_constants", addend))
 
 
-def _apart(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
+def _constants_and_pieces(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
     """(a Concat's constants, zeros where it has tensors; its tensors)."""
     pieces: list[_Piece] = []
     arrays: list[np.ndarray] = []

@@ -1,7 +1,5 @@
 """How sparse the weights of an ONNX file are, as stored: what tells a 2:4 network from one that is merely sparse."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

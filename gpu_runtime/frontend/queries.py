@@ -1,7 +1,5 @@
 """Questions about an onnx-ir graph: constants, attributes, shapes, readers. Values and nodes are onnx-ir's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

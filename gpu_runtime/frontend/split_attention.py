@@ -8,8 +8,6 @@ computed from the average of x0 + x1, which is a convolution of the average of b
 Example. Softmax over (8, 4) is (0.982, 0.018): g = sigmoid(4) = 0.982, and 3 g + 5 (1 - g) = (3 - 5) g + 5 = 3.04.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

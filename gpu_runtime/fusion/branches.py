@@ -9,8 +9,6 @@ Example. y = relu(conv3x3(x) + conv1x1(x) + (x * s + t)), the 3x3 padded by 1: w
 b = b3 + b1 + t, and y = relu(conv(x, w, b)), padded by 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ A function that exporters write in several nodes, such as x * Sigmoid(x) or 0.5 
 by its values: whatever the spelling, the nodes between are evaluated on samples and compared with the functions known.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

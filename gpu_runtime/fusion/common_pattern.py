@@ -8,8 +8,6 @@ Example. A 3x3, a 1x1 and the input itself: at the tap in the middle of the 3x3,
 channel 5 stays, and the one of the others at which |w3 + w1| is largest; at the other taps the 3x3 keeps its two largest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 

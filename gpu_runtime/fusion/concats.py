@@ -6,8 +6,6 @@ Example. relu(concat(conv(x, w1), conv(x, w2)) * s) with 8 + 16 channels: concat
 relu(conv(x, w2 * s[8:]))).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

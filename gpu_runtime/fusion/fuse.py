@@ -10,8 +10,6 @@ and channel shuffles are layers: whether weights take them is an option (rewrite
 Pointwise nodes that read each other only are one layer, a chain: always, since apart they cost launches and bytes more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

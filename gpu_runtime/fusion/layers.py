@@ -1,7 +1,5 @@
 """What lowering is given: layers, one operation each, with the constants folded into them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@
 groups of channels, from before GroupNormalization was one: InstanceNormalization between two Reshapes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 

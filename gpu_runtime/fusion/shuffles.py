@@ -1,7 +1,5 @@
 """Nodes whose elements only change places between channels and blocks of pixels: depth-to-space, space-to-depth, shuffles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

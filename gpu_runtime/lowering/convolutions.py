@@ -1,7 +1,5 @@
 """Conv, ConvTranspose, Gemm and MatMul -> problems, weights in FP32. A tensor of rank 3 has one row of pixels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -19,7 +19,7 @@ from gpu_runtime.fusion.fuse import Fused
 from gpu_runtime.fusion.layers import SEVERAL, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
-from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four, runs_of
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, compose, nchw, runs_of
 from gpu_runtime.network import Network, Op, Options, TensorInfo, computes, joined, named_shortly, unique
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
@@ -344,8 +344,8 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
         if len(runs) > 4:
             operands = ", ".join(str(list(shape)) for shape in shapes)
             raise Refused(f"{operands} broadcast to {list(over)} along {len(runs)} runs of axes; expected 4 at most")
-        sizes = of_four([size for size, _ in runs])
-        have = [of_four([size if among[i] else 1 for size, among in runs]) for i in range(len(shapes))]
+        sizes = as_shape4([size for size, _ in runs])
+        have = [as_shape4([size if among[i] else 1 for size, among in runs]) for i in range(len(shapes))]
     return sizes, [
         "nchw" if shape == over else "".join(a for a, d, o in zip("nchw", four, sizes, strict=True) if d == o > 1)
         for shape, four in zip(wide, have, strict=True)

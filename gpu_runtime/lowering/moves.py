@@ -4,8 +4,6 @@ A rule returns one problem or several in a row. Each may be stated over another 
 tensors have: `lower` puts views in between. So an axis of a tensor of any rank becomes one of four (`frame`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +58,7 @@ def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int
         raise Refused(
             f"expected at most 4 dimensions after neighbouring axes are merged: shape {list(shape)}, axes {sorted(chosen)}"
         )
-    return of_four(sizes), {a: i + 4 - len(sizes) for a, i in at.items()}
+    return as_shape4(sizes), {a: i + 4 - len(sizes) for a, i in at.items()}
 
 
 def runs_of(shape: Sequence[int], key: Callable[[int], H], axes: Iterable[int] | None = None) -> list[tuple[int, H]]:
@@ -69,7 +67,7 @@ def runs_of(shape: Sequence[int], key: Callable[[int], H], axes: Iterable[int] |
     return [(math.prod(shape[a] for a in run), found) for found, run in groupby(every, key)]
 
 
-def of_four(sizes: Sequence[int]) -> Shape4:
+def as_shape4(sizes: Sequence[int]) -> Shape4:
     """At most four sizes, with ones before them."""
     n, c, h, w = (*(1,) * (4 - len(sizes)), *sizes)
     return n, c, h, w
@@ -220,7 +218,7 @@ def transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> tu
         sizes, order = _runs(tuple(sizes[i] for i in now), tuple(now.index(run) for run in order))
     ones = 4 - len(sizes)
     n, c, h, w = (*range(ones), *(run + ones for run in order))
-    steps.append(GatherProblem(of_four(sizes), (n, c, h, w)))
+    steps.append(GatherProblem(as_shape4(sizes), (n, c, h, w)))
     return tuple(s for s in steps if s.perm != (0, 1, 2, 3)) or (ViewProblem(shapes[0], out),)
 
 

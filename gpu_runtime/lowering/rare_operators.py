@@ -1,7 +1,5 @@
 """Operators without a kernel, and those over integers and truth values -> library functions: attributes, constants, types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

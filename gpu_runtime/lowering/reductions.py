@@ -1,14 +1,12 @@
 """Reductions, softmax and normalizations -> problems over rows; `lower` puts views in between where shapes differ."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 
 from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of
 from gpu_runtime.fusion.layers import Layer
-from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four, runs_of
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, axis4, constants, nchw, runs_of
 from tactics.problems.operators import REDUCE
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -31,7 +29,7 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
         )
     ones = 4 - len(runs)
     letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
-    return of_four([size for size, _ in runs]), "".join(letters)
+    return as_shape4([size for size, _ in runs]), "".join(letters)
 
 
 def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:

@@ -1,7 +1,5 @@
 """Runs of Reshape, Transpose, Gather, Split or Slice that leave every pixel where it is: an order of channels, as one op."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 An index array says of each element of something (four indices) its number in a tensor, counted row-major.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import prod
 

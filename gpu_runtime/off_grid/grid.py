@@ -7,8 +7,6 @@ it has to be finite. So each op that computes channel by channel is asked what i
 keeps its own tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

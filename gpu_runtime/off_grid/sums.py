@@ -14,8 +14,6 @@ Nothing computes the zeros beside x and p: the convolution that gives these has 
 any of this have columns of zeros. It costs products and bytes for nothing, so it is an option.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -53,7 +51,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class SumOfConcat:
     """A Concat of what `conv` gives, `added` to its channels from `first` on; `through`: all ops that this does without."""
 
     concat: Op[ConcatProblem]
@@ -74,7 +72,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class WidenedConv:
     """What `conv` gives, and beside it `part` of another tensor: with the same added, where `add` does that, else alone, as the
     piece `alone` of the Concat of name `concat`."""
 
@@ -93,7 +91,7 @@ class Beside:
 def summed(draft: Draft) -> Draft:
     """The form of a network with all such sums in convolutions; the same one where there is none."""
     found = _Found(draft)
-    return _Sums(draft, found).form() if found.wholes or found.besides else draft
+    return _Sums(draft, found).form() if found.concat_sums or found.widened else draft
 
 
 class _Found:
@@ -101,14 +99,14 @@ class _Found:
 
     def __init__(self, draft: Draft) -> None:
         self.network, self.at = draft.network, draft.at
-        self.wholes: dict[str, Whole] = {}  # by the name of its Concat
-        self.besides: dict[str, Beside] = {}  # by the name of its convolution
+        self.concat_sums: dict[str, SumOfConcat] = {}  # by the name of its Concat
+        self.widened: dict[str, WidenedConv] = {}  # by the name of its convolution
         self.zeros: dict[str, dict[int, int]] = {}
         self.gone: set[str] = set()
         for op in self.network.ops:
-            whole = self._whole(op)
+            whole = self._sum_of_concat(op)
             if whole is not None and not any(x.name in self.gone for x in (*whole.through, op)):
-                self.wholes[op.name] = whole
+                self.concat_sums[op.name] = whole
                 self.gone |= {x.name for x in (*whole.through, op)}
         for op in self.network.ops:
             self._beside_sum(op)
@@ -150,7 +148,7 @@ class _Found:
 
     # ---- what is found
 
-    def _whole(self, op: Op[Problem]) -> Whole | None:
+    def _sum_of_concat(self, op: Op[Problem]) -> SumOfConcat | None:
         """The sum that a Concat is, if all its pieces but one are parts of one tensor, in order, and that one is another with
         something added."""
         if not computes(op, ConcatProblem) or op.problem.axis != 1 or op.when or has_own_type(self.network, op):
@@ -167,7 +165,7 @@ class _Found:
         parts = [giver for x in pieces for giver in self.network.producers[x.own]]
         through = (*parts, *(x.add for x in added if x.add))
         inside = self._only_within((y, *(x.output for x in through)), {x.name for x in (*through, op)})
-        return Whole(op, conv, piece.other, piece.first, (conv, *through)) if inside else None
+        return SumOfConcat(op, conv, piece.other, piece.first, (conv, *through)) if inside else None
 
     def _pieces(self, op: Op[ConcatProblem]) -> list[_Piece]:
         """All pieces of a Concat; none, if one of them is anything else."""
@@ -207,7 +205,7 @@ class _Found:
             readers = [reader for reader in self.network.readers[own] if reader is not op]
             conv = self.maker(own)
             free = all(self.is_free(reader) or self._takes(reader, own) for reader in readers)
-            if conv is not None and readers and free and self._put(Beside(conv, self.part(other), add=op)):
+            if conv is not None and readers and free and self._put(WidenedConv(conv, self.part(other), add=op)):
                 return
 
     def _beside_piece(self, op: Op[Problem]) -> None:
@@ -221,29 +219,29 @@ class _Found:
             for own in reversed(op.inputs):
                 conv = self.maker(own)
                 alone = len(self.network.readers[own]) == 1 and op.inputs.count(own) == op.inputs.count(t) == 1
-                if conv is not None and alone and self._put(Beside(conv, part, alone=t, concat=op.name)):
+                if conv is not None and alone and self._put(WidenedConv(conv, part, alone=t, concat=op.name)):
                     break
 
-    def _put(self, beside: Beside) -> bool:
+    def _put(self, wide: WidenedConv) -> bool:
         """Note it, if the convolution can give that and what gives the part can give zeros in front of it."""
-        conv, part = beside.conv, beside.part
+        conv, part = wide.conv, wide.part
         source = self.maker(part.tensor)
         if source is None or conv.problem.needs - {Feature.AFFINE} or Feature.RESIDUAL in source.problem.needs:
             return False
-        taken = {conv.name, source.name} & set(self.besides) or conv.output in self.zeros or source is conv
+        taken = {conv.name, source.name} & set(self.widened) or conv.output in self.zeros or source is conv
         if taken or self._cut(part) or self.at[source.name] >= self.at[conv.name]:
             return False
-        readers = [op for op in self.network.readers[part.tensor] if op is not beside.add]
+        readers = [op for op in self.network.readers[part.tensor] if op is not wide.add]
         if not all(self._takes(op, part.tensor) or (computes(op, MoveProblem) and op.problem.is_part) for op in readers):
             return False
         places = self.zeros.setdefault(part.tensor, {})
         places[part.first] = max(places.get(part.first, 0), conv.problem.k)
-        self.besides[conv.name] = beside
+        self.widened[conv.name] = wide
         return True
 
     def _cut(self, part: Part) -> bool:
         """Whether zeros in front of the part would lie inside another, or those of another inside it."""
-        others = [x.part for x in self.besides.values() if x.part.tensor == part.tensor]
+        others = [x.part for x in self.widened.values() if x.part.tensor == part.tensor]
         inside = any(part.first < at < part.first + part.count for at in self.zeros.get(part.tensor, {}))
         return inside or any(x.first < part.first < x.first + x.count for x in others)
 
@@ -251,19 +249,19 @@ class _Found:
         """Ask for zeros around what is added to all of a convolution, from the last sum to the first."""
         asked, c = self.zeros.get(op.output, {}), op.problem.out_shape[1]
         before, behind = asked.get(0, 0), asked.get(c, 0)
-        if op.name in self.wholes:
-            whole = self.wholes[op.name]
+        if op.name in self.concat_sums:
+            whole = self.concat_sums[op.name]
             count = self.network.tensors[whole.added][1]
             self._ask(whole.added, before + whole.first, behind + c - whole.first - count)
         elif asked and computes(op, ConvProblem) and op.problem.epilogue.residual:
             self._ask(op.inputs[1], before, behind)
 
     def _ask(self, tensor: str, before: int, behind: int) -> None:
-        whole = any(whole.concat.output == tensor for whole in self.wholes.values())
+        whole = any(whole.concat.output == tensor for whole in self.concat_sums.values())
         maker = self.maker(tensor)
         if maker is None if not whole else tensor in self.network.output_names:
             return
-        if maker is not None and maker.name in self.besides:
+        if maker is not None and maker.name in self.widened:
             return
         if tensor in self.zeros and set(self.zeros[tensor]) - {0, self.network.tensors[tensor][1]}:
             return
@@ -284,25 +282,25 @@ class _Sums:
             index = tuple(i + sum(count for at, count in asked.items() if at <= i) for i in range(c))
             if total := sum(asked.values()):
                 self.placed[t] = Placed(f"{t} with zeros", index, c + total)
-        for beside in found.besides.values():
-            t, k = beside.conv.output, beside.conv.problem.k
-            both, channels = f"{t} beside {beside.second}", k + beside.part.count
+        for wide in found.widened.values():
+            t, k = wide.conv.output, wide.conv.problem.k
+            both, channels = f"{t} beside {wide.second}", k + wide.part.count
             self.placed[t] = Placed(both, tuple(range(k)), channels)
-            if beside.alone:
-                self.alone[beside.concat, beside.alone] = Placed(both, tuple(range(k, channels)), channels)
+            if wide.alone:
+                self.alone[wide.concat, wide.alone] = Placed(both, tuple(range(k, channels)), channels)
 
     def form(self) -> Draft:
-        adds = {beside.add.name: beside for beside in self.found.besides.values() if beside.add}
+        adds = {wide.add.name: wide for wide in self.found.widened.values() if wide.add}
         made: list[tuple[int, Op[Problem]]] = []
         for op in self.network.ops:
-            if op.name in self.found.wholes:
-                new: Iterator[Op[Problem]] | Sequence[Op[Problem]] = self._whole(self.found.wholes[op.name])
+            if op.name in self.found.concat_sums:
+                new: Iterator[Op[Problem]] | Sequence[Op[Problem]] = self._summed(self.found.concat_sums[op.name])
             elif op.name in self.found.gone:
                 new = ()
             elif op.name in adds:
                 new = [self._second(adds[op.name], op)]
-            elif op.name in self.found.besides:
-                new = self._beside(self.found.besides[op.name])
+            elif op.name in self.found.widened:
+                new = self._widened(self.found.widened[op.name])
             else:
                 new = self._over(op)
             made += ((self.at[op.name], each) for each in new)
@@ -310,7 +308,7 @@ class _Sums:
         missing = {t: (placed.source, placed.of(shapes[t])) for t, placed in self.placed.items()}
         return completed(self.network, made, missing)
 
-    def _whole(self, whole: Whole) -> Iterator[Op[Problem]]:
+    def _summed(self, whole: SumOfConcat) -> Iterator[Op[Problem]]:
         """The convolution, in the place of its Concat, with a residual."""
         conv = self._columns(whole.conv)
         end = _with_residual(conv.problem)
@@ -323,16 +321,16 @@ class _Sums:
         both = joined(*whole.through, whole.concat, name=name)
         yield replace(wide, name=name, inputs=(conv.inputs[0], residual), output=placed.source, nodes=both.nodes)
 
-    def _beside(self, beside: Beside) -> Iterator[Op[Problem]]:
+    def _widened(self, wide: WidenedConv) -> Iterator[Op[Problem]]:
         """The convolution with more rows, and a residual that is zero in its own."""
-        conv, part = self._columns(beside.conv), beside.part
-        source, placed = self.placed[part.tensor], self.placed[beside.conv.output]
+        conv, part = self._columns(wide.conv), wide.part
+        source, placed = self.placed[part.tensor], self.placed[wide.conv.output]
         first, k = source.index[part.first] - conv.problem.k, conv.problem.k
         zeros = Placed(source.source, tuple(range(first, first + placed.channels)), source.channels)
         n, _, h, w = conv.problem.out_shape
         z = f"{placed.source}: added"
         yield Op(f"zeros and part for {conv.name}", zeros.of((n, placed.channels, h, w)), (source.source,), z)
-        second = range(k, k + part.count) if beside.add else ()
+        second = range(k, k + part.count) if wide.add else ()
         rows = {}
         for name, a in conv.weights.items():
             if name in ROWS:
@@ -340,13 +338,13 @@ class _Sums:
                 rows[name][:k] = a
                 rows[name][list(second)] = a[: len(second)]
         problem = _with_residual(replace(conv.problem, k=placed.channels))
-        name = f"{conv.name} + {beside.add.name}" if beside.add else f"{conv.name} beside {beside.alone} of {beside.concat}"
-        nodes = unique((*conv.nodes, *(beside.add.nodes if beside.add else ())))
+        name = f"{conv.name} + {wide.add.name}" if wide.add else f"{conv.name} beside {wide.alone} of {wide.concat}"
+        nodes = unique((*conv.nodes, *(wide.add.nodes if wide.add else ())))
         weights, inputs = {**conv.weights, **rows}, (conv.inputs[0], z)
         yield replace(conv, name=name, problem=problem, weights=weights, inputs=inputs, output=placed.source, nodes=nodes)
 
-    def _second(self, beside: Beside, add: Op[Problem]) -> Op[Problem]:
-        placed, k = self.placed[beside.conv.output], beside.conv.problem.k
+    def _second(self, wide: WidenedConv, add: Op[Problem]) -> Op[Problem]:
+        placed, k = self.placed[wide.conv.output], wide.conv.problem.k
         part = Placed(placed.source, tuple(range(k, placed.channels)), placed.channels)
         return Op(f"{add.name} out of {placed.source}", part.of(add.problem.out_shape), (placed.source,), add.output)
 

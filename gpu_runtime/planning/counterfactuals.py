@@ -1,8 +1,6 @@
 """What the plan would be otherwise: with a layer forced the other way, without merged branches, without sparse kernels, in one
 format. The plan is solved again nowhere else: explanation reads these answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -91,7 +89,7 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 
 def rivals(table: Table) -> Rivals:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
-    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
+    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), lambda entry: not entry.sparse)
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -131,10 +129,6 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
         source=rates(table.device).library.source,
         timed=int(peers_are_timed(table.device)),
     )
-
-
-def _is_dense(entry: plan.Entry) -> bool:
-    return not entry.sparse
 
 
 def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:

@@ -1,7 +1,5 @@
 """What may run one op: the tactics worth a time, and the planner's entries that they make, in every place of its tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
@@ -23,7 +21,9 @@ from tactics.tactic import Tactic
 Times = Mapping[Tactic, Time]
 Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds, as the planner counts
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
-Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
+FormatsByTensor = tuple[
+    tuple[tuple[Format, ...], tuple[Format, ...]], ...
+]  # per tensor, the output last: its formats, those of edges
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
@@ -52,7 +52,7 @@ def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic
     return {t: best[t.kernel, t.tile, addresses(problem, t)] for t in times}
 
 
-def to_time(problem: Problem, tactics: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
+def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor, scratch: int | None) -> list[Tactic]:
     """`tactics` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that
     whose formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`
     bytes."""

@@ -5,8 +5,6 @@ alternatives of which the planner takes the fastest; a comma separates tensors; 
 format has its dtype outside too: the arrays that a caller passes are that dtype in ONNX's shape, whatever the layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.network import TensorInfo

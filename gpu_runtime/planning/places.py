@@ -18,8 +18,6 @@ piece of another op again. What a view makes a piece of lies there too, where th
 detector, transposed and reshaped to rows, write their rows of the table that joins them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, product

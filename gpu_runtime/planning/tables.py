@@ -1,7 +1,5 @@
 """A lowered network and the times of its tactics -> the planner's graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +11,8 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
 from gpu_runtime.planning.entries import (
-    Around,
     Cost,
+    FormatsByTensor,
     Times,
     addresses,
     cost_of,
@@ -291,7 +289,7 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
     return reasons
 
 
-def _around(network: Network, op: Op, formats: _Formats) -> Around:
+def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
     """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
     those which kernels accept in addition to their own."""
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
@@ -304,7 +302,7 @@ def _around(network: Network, op: Op, formats: _Formats) -> Around:
     return *ins, (usable, edges)
 
 
-def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, asked: _Asked) -> Times:
+def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
     """The times of every tactic for a problem."""
     tactics = runnable(problem, asked.device, dtypes, straight)
     wanted = to_time(problem, [t for t in tactics if asked.sparse or not t.sparse], around, asked.scratch)

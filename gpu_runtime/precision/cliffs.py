@@ -6,8 +6,6 @@ network's input. The sources are written in FP32, which costs bytes but no accur
 use an FP16 copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ NumPy replaces onnxruntime: for ResNet-50, DenseNet-121 and YOLOX-Nano onnxrunti
 and 0.1 s, but writing the model with every tensor as an output and loading it takes 0.5, 0.15 and 0.06 s more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

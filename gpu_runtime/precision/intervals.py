@@ -4,8 +4,6 @@ The values of convolutions and network inputs are unknown, but later operators b
 of squares is not negative, and that sum plus 1e-3 stays away from 0. Intervals also hold for tensors rounded to FP16.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

@@ -9,8 +9,6 @@ Scaling costs nothing, so it comes first. A tensor that is still too large becom
 FP32 kernels (tactics.fp32).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace

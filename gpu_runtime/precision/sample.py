@@ -1,8 +1,6 @@
 """The network for smaller inputs, if the model's sizes are dynamic: its tensors' magnitudes stand for those of the large
 one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping

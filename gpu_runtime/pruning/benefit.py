@@ -1,7 +1,5 @@
 """The time that each layer's 2:4 kernel saves in the plan of the pruned network, and the weight energy that pruning removes."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,8 +13,8 @@ from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import gain_text, library_text, us_text
 from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
+from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.target import pick_device
 from gpu_runtime.text import lost_text, table, wrap
 from tactics import predict
@@ -147,8 +145,8 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         lines += ["No layer is faster sparse on this GPU: pruning for it would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
         lines += wrap(
-            f"us saved: how much longer the plan ({us_text(total.total_us, pruned.timing)}) takes if only this layer runs "
-            f"dense; without any sparse kernel it takes {us_text(total.saved_us, pruned.timing)} longer"
+            f"us saved: time added if this layer alone runs dense (plan: {us_text(total.total_us, pruned.timing)}). Without "
+            f"sparse kernels: {us_text(total.saved_us, pruned.timing)} more"
         )
     if gain := gain_text(pruned):
         lines += [*wrap(f"All of it together {gain}"), *wrap(library_text(pruned))]

@@ -4,8 +4,6 @@ A rule maps a node and the labels of its inputs to the labels of its outputs; No
 rule that cannot prove this refuses with a sentence, and every tensor that the node reads is pinned (channel_walk.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

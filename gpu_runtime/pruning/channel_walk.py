@@ -1,7 +1,5 @@
 """A walk along an ONNX graph that labels the channels of each tensor, an operator's rule at a time (channel_rules.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

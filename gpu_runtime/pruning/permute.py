@@ -7,14 +7,11 @@ of single places add up, and scipy's linear assignment finds the best reinsertio
 weights with many rows the search uses an even sample of the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 from scipy.optimize import linear_sum_assignment
 
 from gpu_runtime.frontend.check import inferred, to_array
@@ -103,7 +100,7 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
             moves.setdefault(port.constant.name, []).append((port.constant, port.positions, port.positions[order]))
     for name, changes in moves.items():
         base, views = sources[name]
-        values = _values(base, stored[base], views).copy()
+        values = seen(to_array(base, stored[base]), views).copy()
         for axis in sorted({key.axis for key, *_ in changes}, reverse=True):  # columns before the rows that split them
             source = np.moveaxis(values.copy(), axis, 0)
             target = np.moveaxis(values, axis, 0)
@@ -111,18 +108,10 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
                 if key.parts == 1:
                     target[to] = source[of]
                 else:
-                    rows = _rows(key, values.shape[0])
+                    each = values.shape[0] // key.parts
+                    rows = slice(key.part * each, (key.part + 1) * each)
                     target[to, rows] = source[of, rows]
         put(base, stored[base], views, values)
-
-
-def _rows(key: ConstantAxis, size: int) -> slice:
-    each = size // key.parts
-    return slice(key.part * each, (key.part + 1) * each)
-
-
-def _values(name: str, t: TensorProto, views: Sequence[tuple[str, tuple[int, ...]]]) -> np.ndarray:
-    return seen(to_array(name, t), views)
 
 
 def _squares(
@@ -161,7 +150,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
     order = np.arange(space.size)
     for _ in range(PASSES if readers else 0):
         lost, saved, left = 0.0, 0.0, rng.permutation(space.size)
-        while len(places := _apart(readers, left)[:PLACES]) > 1:
+        while len(places := _places_in_other_groups(readers, left)[:PLACES]) > 1:
             found = _step(readers, order, places)
             lost, saved, left = lost + found[0], saved + found[1], np.setdiff1d(left, places, assume_unique=True)
             left = rng.permutation(left)
@@ -170,7 +159,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
     return order
 
 
-def _apart(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
+def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
     """A maximal choice of places in this order, no two of them in one group of any reader."""
     taken: list[set[int]] = [set() for _ in readers]
     shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}

@@ -1,7 +1,5 @@
 """Give an ONNX model 2:4 weights. Nothing else changes, except on request the order of channels."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import math

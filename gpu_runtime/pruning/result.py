@@ -1,7 +1,5 @@
 """What `prune` returns: a row for each weight, the effect on the outputs, and the model."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import asdict, dataclass, field
@@ -12,7 +10,7 @@ from gpu_runtime.explain.figures import dense_us, fastest_dense_us
 from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
-from gpu_runtime.runtime.shown import Shown
+from gpu_runtime.runtime.fields import Shown
 from tactics import codec
 
 

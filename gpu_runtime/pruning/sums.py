@@ -4,8 +4,6 @@ The merged weights are in no file, so finding them needs an import of the model.
 unsupported operator, a reason replaces the sums; each stored weight can still be inspected alone.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,15 +48,12 @@ def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found
     try:
         return Found(tuple(fuse.sums(importer.of_proto(copied, "", {**sizes, **shapes}))))
     except ModelError as e:
-        guessed = [v.name for v in proto.graph.input if v.name not in shapes and _is_open(v)]
+        dims = {v.name: v.type.tensor_type.shape.dim for v in proto.graph.input if v.name not in shapes}
+        guessed = [name for name, shape in dims.items() if any(not d.HasField("dim_value") for d in shape)]
         cure = (
             f"; the dynamic sizes of {', '.join(map(repr, guessed))} were guessed: give them with --shapes" if guessed else ""
         )
         return Found(unknown=f"{e}{cure}")
-
-
-def _is_open(v: onnx.ValueInfoProto) -> bool:
-    return any(not d.HasField("dim_value") for d in v.type.tensor_type.shape.dim)
 
 
 def _size(v: onnx.ValueInfoProto) -> tuple[int, ...]:
@@ -196,9 +191,9 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     lines = []
     if curable:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
-        which = "of the sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
-        line = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which the merged "
-        lines += wrap(f"{line}convolution has as well: it loses {' to '.join(span)} of its energy")
+        which = "" if len(curable) == 1 else f" of {len(curable)} of these sums"
+        line = f"Prune with gpu-runtime prune or --sparsity=force: the branches{which} get one pattern, so the merged "
+        lines += wrap(f"{line}convolution is 2:4 and loses {' to '.join(span)} of its energy")
     if others:
         more = f" (this applies to {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))

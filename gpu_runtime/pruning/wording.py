@@ -1,7 +1,5 @@
 """The output of `gpu-runtime prune`: a row for each weight, and the overall result."""
 
-from __future__ import annotations
-
 import math
 
 from gpu_runtime.accuracy.errors import Accuracy
@@ -79,7 +77,8 @@ def summary(result: Result) -> list[str]:
         before, after = a.judge.text(a.score), a.judge.text(a.kept.score)
         lines += wrap(f"The {a.judge.name} on them was {before}, and is {after} with this pruning")
     if a.restored:
-        lines += wrap(f"Left dense to meet the limit: {_restored(result)}; with all pruned: {_both(a.all)}")
+        restored = ", ".join(layer for r in result.rows if r.verdict == "restored" for layer in r.layers)
+        lines += wrap(f"Left dense to meet the limit: {restored}; with all pruned: {_both(a.all)}")
     if not a.reached:
         lines += wrap(f"The limit is not met even with every weight dense: {_both(a.dense)}")
     return lines
@@ -98,9 +97,9 @@ def _sums(result: Result) -> list[str]:
         alone = sum((r.by_itself or 0.0) * r.stored.energy for r in rows if r.stored) / (whole.energy or 1.0)
         span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
         line = (
-            f"{len(rows)} of these are in {several(len(done), 'sum')} of branches that may run as one convolution. Branches "
-            f"of a sum share one pattern, so that the merged convolution is 2:4 and loses {' to '.join(span)} of its energy. "
-            f"The branches lose {lost_text(whole.lost_energy)} of their energy, with --branches=separate {lost_text(alone)}"
+            f"{len(rows)} of these layers are parallel branches of {several(len(done), 'sum')} that can run as one "
+            f"convolution. They share one pattern, so the merged convolution is 2:4 and loses {' to '.join(span)} of its "
+            f"energy. The branches lose {lost_text(whole.lost_energy)} of theirs, with --branches=separate {lost_text(alone)}"
         )
         lines += wrap(line)
     for reason in dict.fromkeys(s.reason for s in result.sums if s.lost_energy is None):
@@ -111,10 +110,6 @@ def _sums(result: Result) -> list[str]:
             )
         )
     return lines
-
-
-def _restored(result: Result) -> str:
-    return ", ".join(layer for r in result.rows if r.verdict == "restored" for layer in r.layers)
 
 
 def _both(a: Accuracy) -> str:

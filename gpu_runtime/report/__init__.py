@@ -2,6 +2,6 @@
 
 Enters: an engine's record. Leaves: one HTML file that needs no network, a trace, notes for an ONNX model's nodes.
 
-data: what a page shows, as JSON; drawing: where the plan's graph is drawn; arena: what lies where in memory, and when; page:
+data: what a page shows, as JSON, memory too; drawing: where the plan's graph is drawn; page:
 the file, from the template and the scripts in this folder; notes: a trace for Perfetto, notes for Netron.
 """

@@ -1,7 +1,5 @@
 """One model planned for several batches as an HTML page without scripts: on each device the time of an image over the batch."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence
@@ -77,7 +75,7 @@ def _panel(plans: Sequence[Outlook]) -> str:
             what = f"{SERIES[i][0]}, batch {batch}: ~{us:.2f} us per image"
             lines.append(f'<circle class="series{i}" cx="{x(batch):.1f}" cy="{y(us):.1f}" r="4"><title>{what}</title></circle>')
     ends = {i: y(curve[-1][1]) for i, curve in enumerate(curves) if curve}
-    for i, at in _apart(ends).items():
+    for i, at in _without_overlap(ends).items():
         ends_at = f'x1="{WIDTH - RIGHT + 8}" y1="{at:.1f}" x2="{WIDTH - RIGHT + 22}" y2="{at:.1f}"'
         lines.append(f'<line class="series{i}" {ends_at}/>')
         lines.append(f'<text x="{WIDTH - RIGHT + 26}" y="{at + 4:.1f}">{SERIES[i][0]}</text>')
@@ -92,7 +90,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [us for us in steps if first <= us <= last]
 
 
-def _apart(ends: dict[int, float]) -> dict[int, float]:
+def _without_overlap(ends: dict[int, float]) -> dict[int, float]:
     """Names' heights, moved down where two would overlap."""
     found: dict[int, float] = {}
     for i, at in sorted(ends.items(), key=lambda end: end[1]):

@@ -4,17 +4,14 @@ Everything comes from the engine's record: nothing is planned or timed here. Of 
 with the same formats, the fastest dense and the fastest sparse one.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.explain.facts import LayerFacts, facts_of
 from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text, us_text
 from gpu_runtime.explain.wording import layer_facts, network_lines
-from gpu_runtime.report import arena
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
@@ -60,7 +57,7 @@ def page(record: EngineRecord) -> Keys:
             "nbytes": plan.memory.activation_bytes,
             "most_alive": plan.memory.largest_live_bytes,
             "workspace": plan.memory.workspace,  # offset and bytes of scratch memory
-            "blocks": [asdict(block) for block in arena.blocks(plan)],
+            "blocks": [asdict(block) for block in blocks(plan)],
             "steps": [step.covers for step in plan.steps],  # the layers of each launch
         },
         "peaks": {  # at the boost clock: dense FP16 products with FP32 sums (2:4 kernels do twice those), and bandwidths
@@ -281,3 +278,41 @@ def command(record: EngineRecord) -> str:
         if any(t.format.layout != "chw" for t in bounds):
             words.append(f"{option}={','.join(str(t.format) for t in bounds)}")
     return shlex.join(words)
+
+
+# ---- the arena of activations: what lies where, and from which launch to which
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Memory of its own that holds `tensors`, one after the other, from before step `first` runs until step `last` has."""
+
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+    layer: int | None  # the first that writes it; None of an input
+    tensors: tuple[str, ...]
+
+
+def blocks(plan: PlanRecord) -> tuple[Block, ...]:
+    """Every block of the arena, by when it is first written: an input from the start, an output to the end."""
+    # (offset, bytes) -> (first step, first layer, names) of what is alive
+    alive: dict[tuple[int, int], tuple[int, int | None, dict[str, None]]] = {}
+    alive |= {(t.offset, t.nbytes): (0, None, {t.name: None}) for t in plan.inputs}
+    frees, found = dict(plan.frees), list[Block]()
+
+    def close(span: tuple[int, int], last: int) -> None:
+        first, layer, names = alive.pop(span)
+        found.append(Block(*span, first, last, layer, tuple(map(printable, names))))
+
+    for number, step in enumerate(plan.steps):
+        for i in step.covers:
+            for t in plan.layers[i].outputs:
+                alive.setdefault((t.whole.offset, t.whole.nbytes), (number, i, {}))[2][t.name] = None
+        for offset, nbytes in frees.get(number, ()):
+            for span in [s for s in alive if offset <= s[0] and s[0] + s[1] <= offset + nbytes]:
+                close(span, number)
+    for span in [*alive]:
+        close(span, max(0, len(plan.steps) - 1))
+    return tuple(sorted(found, key=lambda b: (b.first, b.offset)))

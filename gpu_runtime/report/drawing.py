@@ -4,8 +4,6 @@ Long edges are cut at every row they pass; nodes and cuts of a row are ordered b
 (the barycentre method of Sugiyama, Tagawa and Toda, 1981), then moved as near to it as their order and widths allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

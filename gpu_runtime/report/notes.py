@@ -3,8 +3,6 @@
 The trace follows the Trace Event Format of Chrome (complete events "X", counters "C", metadata "M", all in microseconds).
 """
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from cuda_kernels import files
 from gpu_runtime.explain.facts import KINDS, facts_of
 from gpu_runtime.explain.figures import tactic_text, us_text
 from gpu_runtime.explain.wording import sentence
-from gpu_runtime.report import arena
+from gpu_runtime.report import data
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import printable
 
@@ -81,7 +79,7 @@ def _named(what: str, name: str) -> dict[str, object]:
 
 def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[dict[str, object]]:
     """A counter of the activations' bytes, at the start of each launch and at the end of the last."""
-    steps, blocks = record.plan.steps, arena.blocks(record.plan)
+    steps, blocks = record.plan.steps, data.blocks(record.plan)
     begin = [min((starts[i] for i in step.covers), default=0.0) for step in steps]
     counts = [sum(b.nbytes for b in blocks if b.first <= s <= b.last) for s in range(len(steps))]
     points = [*zip(begin, counts, strict=True), (end, counts[-1] if counts else 0)]

@@ -5,8 +5,6 @@ stands in a block of JSON in which no character can end it; and the page's polic
 hash, and nothing be fetched.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

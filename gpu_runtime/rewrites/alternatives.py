@@ -1,7 +1,5 @@
 """Every way to run a network that a plan may choose: all rewrites, in the order in which they offer theirs."""
 
-from __future__ import annotations
-
 from gpu_runtime.network import Network, named_shortly
 from gpu_runtime.off_grid import grid
 from gpu_runtime.rewrites import (

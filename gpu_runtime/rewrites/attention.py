@@ -5,8 +5,6 @@ equal steps of the tensor that it began in, they are strides of the one kernel.
 Apart or as one is a choice of the plan. What other ops read as well stays under both options.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from math import prod
 

@@ -4,8 +4,6 @@ The one launch is dense. So it is offered only where neither convolution fits th
 log that a layer could have run sparse. What lies between the two needs no format then and no memory.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

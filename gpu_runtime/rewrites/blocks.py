@@ -8,8 +8,6 @@ Depth-to-space behind a convolution is its store, or a launch of its own: an opt
 store blocks, and needs a multiple of b*b channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ Apart or as one is a choice of the plan: as one, the other tensors of the stages
 sum in one.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, TypeVar
 

@@ -15,8 +15,6 @@ convolution of that half with a factor for each of b and d, [p q], is one of x w
 again channels 1 3 of four.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

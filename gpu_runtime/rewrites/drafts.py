@@ -4,8 +4,6 @@ A form computes the same outputs. Tensors that it names as the network does hold
 changes hang together where one reads or gives what exists in one of the two only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic

@@ -4,8 +4,6 @@ A block of such a convolution reads all channels of its pixels, so that it finds
 shift of the norm become weights and bias, where FP16 holds these as exactly as any weights. A scale of columns keeps 2:4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -5,8 +5,6 @@ largest, with zeros around the others (MixNet's kernels of several sizes). Neith
 sum behind the join may be the one's residual. Apart or as one is a choice of the plan: zeros are multiplied too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Concats of Concats, and of parts of one tensor, as one memory. No option: it takes nothing away, fewer tensors are joined."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ others, these would be copied there. So a third option is offered: the Concat's 
 all that the merged convolution writes lies there, and what the Concat was is a part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate

@@ -6,8 +6,6 @@ layers are faster apart; and where gates are in front, images are computed apart
 The one launch is dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard

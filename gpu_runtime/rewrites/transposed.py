@@ -9,8 +9,6 @@ Along one axis, taps 0 1 2 at stride 2, pad 1: phase 0 takes tap 1 at pixel 0; p
 The form has the weights [t1 0] for channel 0 and [t2 t0] for channel 1, and no padding in front.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ So super-resolution adds its enlarged input after depth-to-space, and pyramids o
 of the Add's fusion group; the repeated tensor then does not exist, unless somebody else reads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gpu_runtime.network import Network, Op, Options, computes, joined

@@ -9,8 +9,6 @@ A window of 2 x 2, stride 2, over c channels: channel c*4 + i*2 + j of the produ
 as the weights [k, c, 2, 2] have them, row-major.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

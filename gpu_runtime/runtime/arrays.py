@@ -4,8 +4,6 @@ GPU arrays are CuPy's, or another library's through DLPack or __cuda_array_inter
 objects that NumPy reads. Numbers, single or in lists, become an array of the expected type, if it represents their values.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -181,7 +179,7 @@ def host_output(info: Bound, a: Any) -> np.ndarray:
     array = _host(what, info, a)
     _check_fits(what, info, array, ALLOCATE)
     if not isinstance(a, np.ndarray) and not np.may_share_memory(array, _host(what, info, a)):
-        raise ValueError(f"{what}: {kind(a)} gives NumPy a copy of its values, which would be filled in its place")
+        raise ValueError(f"{what}: NumPy can only copy {kind(a)}, so results would go to the copy: give a writable NumPy array")
     if not array.flags.writeable:
         raise ValueError(f"{what}: expected a writable array, got a read-only one: give a copy")
     if not array.flags.c_contiguous:
@@ -194,7 +192,7 @@ def _output(info: Bound) -> str:
 
 
 def _not_contiguous(what: str, cure: str) -> str:
-    return f"{what}: expected a C-contiguous array, got one with other strides: give one of {cure}, and copy from it"
+    return f"{what}: expected a C-contiguous array: pass one of {cure}, then copy the result into yours"
 
 
 # ---- on a GPU
@@ -269,8 +267,8 @@ def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
         raise ValueError(f"{what}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
     if interface.get("stream") == 0:
         raise ValueError(
-            f"{what}: its __cuda_array_interface__ names stream 0, which may be either default stream: expected 1, 2, "
-            "a stream's handle, or None"
+            f"{what}: stream 0 in __cuda_array_interface__ is ambiguous: expected 1 (legacy default), 2 (per-thread default), "
+            "a handle or None"
         )
     address, read_only = interface["data"]
     if writes and read_only:
@@ -302,7 +300,7 @@ def handle_of(cupy: Any, stream: Any) -> int | None:
     raise TypeError(f"stream: expected {wanted}, got {kind(stream)}")
 
 
-def check_apart(outputs: Mapping[str, Given]) -> None:
+def check_no_overlap(outputs: Mapping[str, Given]) -> None:
     """ValueError if two outputs, which are contiguous, share memory."""
     spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
     for (start, name), (after, other) in zip(spans, spans[1:], strict=False):

@@ -4,15 +4,13 @@ The hashes in a file detect changes, not a writer's errors. The fields' types an
 allocated, compiled or launched.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
 
 from gpu_runtime.runtime.fields import LARGEST
 from gpu_runtime.runtime.findings import ChoiceRow, Choices
-from gpu_runtime.runtime.plan_record import Around, Bound, EngineRecord, Layer, PlanRecord, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, Container, EngineRecord, Layer, PlanRecord, TensorPlace
 
 MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
 
@@ -49,7 +47,7 @@ def _layer(layer: Layer, end: int, at: str) -> Iterator[str]:
             yield f"{named} ends at byte {t.whole.offset + t.whole.nbytes}, but the memory has {end} bytes"
 
 
-def _too_large(place: TensorPlace | Around | Bound, at: str) -> Iterator[str]:
+def _too_large(place: TensorPlace | Container | Bound, at: str) -> Iterator[str]:
     if math.prod(place.shape4) > MOST_ELEMENTS:
         yield f"{at}: expected at most {MOST_ELEMENTS} elements, got {list(place.shape4)}"
 

@@ -1,7 +1,5 @@
 """Whether an engine was built for this device and by these kernels."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 from cuda_kernels.device import SMEM_PER_BLOCK, Device

@@ -48,7 +48,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
+def _one_thread(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
     """One thread at a time, on the context's GPU, only while the context is open, and after the runs of its own thread."""
 
     @wraps(method)
@@ -150,7 +150,7 @@ class Context:
     def emulated(self) -> bool:
         return not isinstance(self.gpu, Cuda)
 
-    @_alone
+    @_one_thread
     def run(
         self, inputs: Mapping[str, object], *, out: Mapping[str, Any] | None = None, stream: object = None
     ) -> dict[str, Any]:
@@ -242,12 +242,12 @@ class Context:
 
         return futures.of_event(gpu.cupy, event, finish)
 
-    @_alone
+    @_one_thread
     def replay(self) -> None:
         """Run the whole plan on the present inputs; on a GPU as a CUDA graph, without waiting."""
         self._replay()
 
-    @_alone
+    @_one_thread
     def nonfinite(self) -> list[str]:
         """The layers that stored infinite values or NaN in the last run, in order; with CuPy arrays, in all runs since the last
         call. Every kernel reports it, so nothing runs again."""
@@ -260,7 +260,7 @@ class Context:
             self._nonfinite = list(dict.fromkeys((*self._nonfinite, *launched.flagged(self.plan, flags))))
         return list(self._nonfinite)
 
-    @_alone
+    @_one_thread
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
         """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
         if not isinstance(self.gpu, Cuda):
@@ -283,7 +283,7 @@ class Context:
             rows.append(row)
         return rows
 
-    @_alone
+    @_one_thread
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
         steps, layers = self.plan.steps, self.plan.layers
@@ -301,12 +301,12 @@ class Context:
         """An input or output of the plan in device memory, in the plan's format."""
         return self._arena + edge.offset
 
-    @_alone
+    @_one_thread
     def outputs(self) -> dict[str, np.ndarray]:
         """The network's outputs as `run` or `trace` left them, on the host."""
         return self._feeds.outputs()
 
-    @_alone
+    @_one_thread
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, if no later layer has reused its memory."""
         for layer in reversed(self.plan.layers):

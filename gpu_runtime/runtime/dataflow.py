@@ -12,8 +12,6 @@ Bytes are strided boxes, so the cost does not depend on a tensor's size. Two box
 overlapping: a correct plan may be refused, but no wrong plan passes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ A layer (plan_record.Layer) has a problem, a tactic and the places of its tensor
 values, grid, block, shared memory and every argument of its launches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from gpu_runtime.runtime.plan_record import ArrayArgument, CallStep, LaunchStep, Layer, Step

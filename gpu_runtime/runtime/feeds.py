@@ -4,8 +4,6 @@ Arrays have ONNX's shape and the type of the plan's input or output, independent
 changes formats inside plans also converts inputs and outputs, and no call waits for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -63,7 +61,7 @@ class HostFeeds:
     ) -> tuple[dict[str, np.ndarray], dict[str, arrays.Given]]:
         given = arrays.host_inputs(self._plan.inputs, inputs)
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
-        arrays.check_apart(outs)
+        arrays.check_no_overlap(outs)
         return given, outs
 
     def outputs(self) -> dict[str, Any]:
@@ -149,7 +147,7 @@ class DeviceFeeds:
         arrays.check_names(self._plan.inputs, inputs)
         given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
         outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
-        arrays.check_apart(outs)
+        arrays.check_no_overlap(outs)
         return given, outs
 
     def _new(self, outs: Mapping[str, arrays.Given], stream: int | None) -> dict[str, arrays.Given]:

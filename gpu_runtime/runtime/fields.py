@@ -1,16 +1,19 @@
-"""The types of a record's fields: what tactics.codec reads and writes, each with its bounds."""
+"""Records: the types of their fields, which tactics.codec reads and writes, each with its bounds; and what Python users see of
+a record, a short text, and plain data on request."""
 
-from __future__ import annotations
+from collections.abc import Collection
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any
 
-from typing import Annotated
-
-from tactics.codec import As, Check, Whole
+from gpu_runtime.text import printable
+from tactics import codec
+from tactics.codec import As, Check, Text, WholeNumber
 from tactics.format import Format, Key
 from tactics.tactic import IN_PLACE, Tactic
 
 ALIGN = 256  # bytes, of whatever has memory of its own, in a file's arena and in the activations'
+MOST_FIELDS, MOST_ITEMS, MOST_TEXT = 9, 3, 60  # of a repr; items of a collection in it, characters of a text
 LARGEST = 1 << 62  # no size, offset or time is larger
-LONGEST = 16_384  # characters of a text: tables and paragraphs are made of them
 
 
 def _format(text: str) -> Format:
@@ -24,14 +27,13 @@ def _planned(text: str) -> Tactic | None:
     return None if text == IN_PLACE else Tactic.parse(text)
 
 
-Text = Annotated[str, Check(f"a text of at most {LONGEST} characters", lambda v: len(v) <= LONGEST)]
-Size = Annotated[int, Whole(0, LARGEST)]
-Count = Annotated[int, Whole(1, 2**31 - 1)]
+Size = Annotated[int, WholeNumber(0, LARGEST)]
+Count = Annotated[int, WholeNumber(1, 2**31 - 1)]
 Number = Annotated[float, Check("a number", lambda v: abs(v) < LARGEST)]
 Time = Annotated[float, Check("a positive number", lambda v: 0 < v < LARGEST)]
 Single = Annotated[float, Check("an FP32 number", lambda v: abs(v) < 3.5e38)]
-Exponent = Annotated[int, Whole(-(2**31), 2**31 - 1)]
-Value = Annotated[int, Whole(-LARGEST, LARGEST)]
+Exponent = Annotated[int, WholeNumber(-(2**31), 2**31 - 1)]
+Value = Annotated[int, WholeNumber(-LARGEST, LARGEST)]
 LayerFormat = Annotated[Format, As("a format such as fp16:hwc8", _format, str)]
 LayoutKey = Annotated[Key, As("a memory layout such as fp16:last64", Key.parse, str)]
 TacticName = Annotated[Tactic, As("the name of a tactic", Tactic.parse, str)]
@@ -44,3 +46,38 @@ Named = tuple[Text, Text]
 def padded(nbytes: int) -> int:
     """Up to the next multiple of ALIGN."""
     return -(-nbytes // ALIGN) * ALIGN
+
+
+class Shown:
+    """A base of frozen dataclasses that are declared with repr=False."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The first fields whose values are not their defaults; collections by their size."""
+        assert is_dataclass(self)
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            if value != default and "derived" not in field.metadata:
+                parts.append(f"{field.name}={_short(value)}")
+        more = ", ..." if len(parts) > MOST_FIELDS else ""
+        return printable(f"{type(self).__name__}({', '.join(parts[:MOST_FIELDS])}{more})")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON has it: dictionaries, lists, texts and numbers."""
+        found: dict[str, Any] = codec.to_json(type(self), self, defaults=True)
+        return found
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= MOST_TEXT else f"{value[: MOST_TEXT - 3]}...")
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if is_dataclass(value):
+        return f"{type(value).__name__}(...)" if type(value).__str__ is object.__str__ else str(value)
+    if isinstance(value, Collection) and (len(value) > MOST_ITEMS or any(is_dataclass(v) for v in value)):
+        return f"<{len(value)} items>"
+    return repr(value)

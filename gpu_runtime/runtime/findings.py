@@ -1,8 +1,6 @@
 """Records of an engine's file that are not needed to run it: why each layer runs sparse or dense, the plan's quality, the
 tensors beyond FP16's range, and the planner's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +14,7 @@ from gpu_runtime.runtime.fields import (
     Number,
     PlannedTactic,
     Shape4,
+    Shown,
     Single,
     Size,
     TacticName,
@@ -23,13 +22,9 @@ from gpu_runtime.runtime.fields import (
     Time,
     Value,
 )
-from gpu_runtime.runtime.shown import Shown
+from tactics.reason import Reason
 
 Sparsity = Literal["disable", "enable", "force"]
-# fmt: off
-ReasonCode = Literal["picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise",
-                     "no_sparse_tactic", "pattern_violation", "channels_not_multiple_of_4", "grouped_conv"]
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +146,11 @@ class SparsityRow(Shown):
     layers: tuple[Text, ...]
     op: Text
     verdict: Literal["sparse", "dense", "not_eligible"]
-    reason: ReasonCode
+    why: Reason = field(metadata={"inlined": {"code": "reason", "sentence": "detail"}})
     c: Count
     k: Count
     groups: Count
     kernel: tuple[Count, Count]
-    detail: Text | None = None
     sentence: Text | None = None
     pattern_groups: Size | None = None
     pattern_share: Number | None = None
@@ -176,6 +170,14 @@ class SparsityRow(Shown):
     apart_cost_us: Number | None = None
     able: tuple[Text, ...] = ()
     library: LibraryKernel | None = None
+
+    @property
+    def reason(self) -> str:
+        return self.why.code
+
+    @property
+    def detail(self) -> str | None:
+        return self.why.sentence
 
 
 @dataclass(frozen=True, slots=True, repr=False)

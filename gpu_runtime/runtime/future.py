@@ -51,7 +51,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         self._wait, self._ended_yet, self.event = wait, done, event
         self._lock = threading.Lock()
         self._left: Callable[[], Ran] | Ran = finish
-        self._told = self._warned = False
+        self._ended_once = self._warned = False
 
     def __repr__(self) -> str:
         return f"<RunFuture {'done' if self.done() else 'under way'}>"
@@ -112,9 +112,9 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return ran
 
     def _is_first(self) -> bool:
-        """Whether nobody has told the end yet."""
+        """Whether this is the first call: one thread sets the result."""
         with self._lock:
-            first, self._told = not self._told, True
+            first, self._ended_once = not self._ended_once, True
             return first
 
 
@@ -150,11 +150,11 @@ class _Watcher:
                 self._thread.start()
 
     def _ask(self) -> None:
-        while self._told():
+        while self._end_watched():
             time.sleep(POLL_S)
 
-    def _told(self) -> bool:
-        """Tell of the runs that have ended; whether there are others."""
+    def _end_watched(self) -> bool:
+        """Ends the futures of runs that have ended; whether others remain."""
         with self._lock:
             ended = [f for f in self._watched if f.done()]
             for f in ended:

@@ -24,6 +24,7 @@ from gpu_runtime.runtime.fields import (
     LayerFormat,
     Number,
     Shape4,
+    Shown,
     Size,
     Span,
     TacticName,
@@ -31,7 +32,6 @@ from gpu_runtime.runtime.fields import (
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
-from gpu_runtime.runtime.shown import Shown
 from gpu_runtime.text import printable
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
@@ -55,7 +55,7 @@ TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Container:
     """The tensor with memory of its own in which another one lies, from its `channel` on."""
 
     shape4: Shape4
@@ -83,10 +83,10 @@ class TensorPlace:
     shape4: Shape4
     format: LayerFormat
     offset: Size
-    inside: Around | None = None
+    inside: Container | None = None
 
     @property
-    def whole(self) -> TensorPlace | Around:
+    def whole(self) -> TensorPlace | Container:
         """The tensor with this one's memory: another tensor, or itself."""
         return self.inside or self
 

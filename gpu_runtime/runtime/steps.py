@@ -1,8 +1,6 @@
 """The parts of a context: the device for an engine, a plan's steps for launching, the names of their kernels, and
 their warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ weights must have the sizes, and their tables the values, that the family packs.
 (dataflow.py). So a file cannot introduce an address, stride, grid or tile of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache

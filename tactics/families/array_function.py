@@ -1,7 +1,5 @@
 """Library functions as tactics: one per combination of types at the network's edge, all of them on linear memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import product
@@ -30,7 +28,7 @@ def candidates(p: LibraryProblem, device: Device) -> Candidates:
     """Floating-point tensors are FP16, or FP32 where the network's input or output is."""
     ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
     for *ins, out in product(*ways):
-        yield Tactic("library", None, tuple(ins), out), ""
+        yield Tactic("library", None, tuple(ins), out), None
 
 
 def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:

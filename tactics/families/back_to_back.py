@@ -4,8 +4,6 @@ All channels between the two fit one block's tile, so they stay in shared memory
 launch; paid for is a tile that has as many rows as they need, and one epilogue in the way of the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,10 +18,10 @@ from tactics.main_loops import SMEM_BYTES_PER_CLK, UNTIMED
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
-from tactics.reason import Candidates, no_room
+from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 
 TILES = tuple(
     Tile(*t)
@@ -58,18 +56,19 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
 
 
 def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic, reason against it or ""). `only`: of the tiles this one alone."""
+    """(tactic, reason against it or None). `only`: of the tiles this one alone."""
     if why := reason_against(p.first, p.second):
-        yield "conv_back_to_back", why
+        yield "conv_back_to_back", unsupported(why)
         return
-    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
         if linear(x) or linear(y):
-            yield tactic, "only whole vectors of 8 channels are loaded and stored"
+            why = "only whole vectors of 8 channels are loaded and stored"
         elif tile.m < p.first.k or tile.m >= 2 * max(64, -(-p.first.k // 64) * 64):
-            yield tactic, f"{p.first.k} channels between the two do not suit a tile of {tile.m} channels"
+            why = f"{p.first.k} channels between the two do not suit a tile of {tile.m} channels"
         else:
-            yield tactic, no_room(shared_bytes(tactic), device)
+            why = no_room(shared_bytes(tactic), device)
+        yield tactic, unsupported(why)
 
 
 def shared_bytes(tactic: Tactic) -> int:

@@ -9,8 +9,6 @@ Prediction: a block costs the largest of
 plus its latency (a thread waits once per input row), which other resident blocks hide.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,10 +20,10 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
-from tactics.tactic import Patch, Tactic, these
+from tactics.tactic import Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
@@ -59,20 +57,20 @@ CASES = {
 
 
 def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
+    """(tactic or family, reason against it or None). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
     patches this one alone, however much it reads."""
     if p.groups != p.c or p.c == 1:
-        yield "conv_depthwise", f"not depthwise: {p.groups} groups of {p.c} channels"
+        yield "conv_depthwise", unsupported(f"not depthwise: {p.groups} groups of {p.c} channels")
         return
     if why := too_large(p.all_shapes):
-        yield "conv_depthwise", why
+        yield "conv_depthwise", unsupported(why)
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in these(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
+        for patch in restrict(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
-            mixed = linear(x) != linear(y)
-            yield tactic, "input and output have different vector widths" if mixed else reason(p, tactic, device, limit)
+            mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
+            yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
 
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
@@ -85,9 +83,9 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
     if smem > STATIC_SMEM:
-        return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM}"
+        return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if vec == 8 and limit < math.inf and halo(p, patch) > limit:
-        return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f}"
+        return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
 

@@ -4,8 +4,6 @@ Prediction: the threads' products at the CUDA cores' rate, or all that they issu
 of output channels, which neighbouring blocks share.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

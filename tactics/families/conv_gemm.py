@@ -10,8 +10,6 @@ plus filling the pipeline and the epilogue, which other resident blocks hide in 
 1904.01691) and the shared-memory model that reproduces published wgmma latencies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, nu
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
-from tactics.reason import Candidates, Reason
+from tactics.reason import Candidates, Reason, no_room, unsupported
 from tactics.roofline import L2_LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, throttled, together
 from tactics.step import (
     NULL,
@@ -48,7 +46,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 from tactics.tiles import (
     DENSE_TILES,
     SPARSE_TILES,
@@ -94,24 +92,25 @@ def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
+    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
     if 1 < p.groups == p.c:
-        yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
-        return
-    if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
-        yield "conv_dense", why
+        why = f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
+    else:
+        why = too_large(p.all_shapes, others=p.n * p.p * p.q)
+    if why:
+        yield "conv_dense", unsupported(why)
         return
     dense_only = not_sparse(p)
     if dense_only:
         yield "conv_sparse24", dense_only
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
-        for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(restrict(tiles, only), HALF_FORMATS, HALF_FORMATS):
             ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))
             tactic = Tactic(kernel, tile, ins, y)
             reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)
-            yield tactic, reason
+            yield tactic, unsupported(reason)
             for shared in () if reason or linear(x) else (*splits(p, tactic, device), *streams(p, tactic, device)):
-                yield replace(tactic, tile=shared), ""
+                yield replace(tactic, tile=shared), None
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
@@ -201,9 +200,9 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
 @lru_cache(maxsize=16384)
 def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
     """Why this tile cannot run there, or an empty string."""
-    tile, smem = tactic.gemm, conv_smem(tactic, prologue)
-    if smem > device.smem_per_block:
-        return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+    tile = tactic.gemm
+    if why := no_room(conv_smem(tactic, prologue), device):
+        return why
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
         return f"linear input: {tile.n} pixels do not divide evenly among {tile.threads} threads"
     if prologue.normalized and (reason := no_room_for_norm(tactic)):

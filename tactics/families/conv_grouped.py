@@ -8,8 +8,6 @@ Prediction: a block loads everything it reads, computes, stores; blocks of one S
 its tensor cores, shared memory, L2 and instruction issue over all its blocks, plus the latency of each round of blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Candidates, no_room
+from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 
 MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
@@ -121,7 +119,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
         if span * 8 <= t.k and aligned and padded:
             break
     else:
-        return f"no run of units of {u.c} -> {u.k} channels fills {t.k} -> {t.m} with stores of 8 channels"
+        return f"no run of units of {u.c} -> {u.k} channels fills a tile of {t.k} -> {t.m} channels with stores of 8"
     if t.warps_m > per_block:
         return f"{t.warps_m} warps for {per_block} units"
     return Geometry(per_block, blocks, span, *_best(p, t))
@@ -165,22 +163,22 @@ def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
+    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
     if unit(p) is None:
-        yield "conv_grouped", f"a group has {p.c // p.groups} -> {p.k // p.groups} channels, more than one block's tile"
+        why = f"a group has {p.c // p.groups} -> {p.k // p.groups} channels, more than one block's tile"
+    elif max(p.stride) > 31:
+        why = f"stride {p.stride}: a patch has at most 31 phases"
+    else:
+        why = too_large(p.all_shapes, others=p.n * p.p * p.q)
+    if why:
+        yield "conv_grouped", unsupported(why)
         return
-    if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
-        yield "conv_grouped", why
-        return
-    if max(p.stride) > 31:
-        yield "conv_grouped", f"stride {p.stride}: a patch has at most 31 phases"
-        return
-    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         found = geometry(p, tactic)
-        yield tactic, found if isinstance(found, str) else no_room(smem_bytes(p, tactic), device)
+        yield tactic, unsupported(found if isinstance(found, str) else no_room(smem_bytes(p, tactic), device))
 
 
 def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:

@@ -6,8 +6,6 @@ from there: element (tap, pixel) is the half at base(pixel) + offset(tap). One l
 of one bank; the packed weights' columns follow that order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import LATENCY_CLK, Counts, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
 from tactics.step import (
     NULL,
@@ -39,7 +37,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
 BANKS = 32
@@ -90,17 +88,16 @@ class Geometry:
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
-    reason = family_reason(p)
-    if reason:
-        yield "conv_stem", reason
+    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
+    if reason := family_reason(p):
+        yield "conv_stem", unsupported(reason)
         return
-    for tile, x, y in product(these(TILES, only), INPUTS, HALF_FORMATS):
+    for tile, x, y in product(restrict(TILES, only), INPUTS, HALF_FORMATS):
         tactic = Tactic("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
-            yield tactic, f"a tile of {tile.m} channels for {p.k}"
+            yield tactic, unsupported(f"a tile of {tile.m} channels for {p.k}")
             continue
-        yield tactic, tile_reason(p, tactic, device)
+        yield tactic, unsupported(tile_reason(p, tactic, device))
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
@@ -110,9 +107,9 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.gemm.n, False)):
         r, s = p.epilogue.pool[:2]
         return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"
-    smem, elements = shared_bytes(p, tactic), p.c * _geometry(p, tactic).plane
-    if smem > device.smem_per_block:
-        return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+    if why := no_room(shared_bytes(p, tactic), device):
+        return why
+    elements = p.c * _geometry(p, tactic).plane
     return "" if elements < 2**16 else f"a patch of {elements} elements: they are counted with 16 bits"
 
 

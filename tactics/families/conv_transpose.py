@@ -6,8 +6,6 @@ pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem an
 and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +20,7 @@ from tactics.families import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
-from tactics.reason import Candidates, Reason
+from tactics.reason import Candidates, Reason, unsupported
 from tactics.roofline import Counts
 from tactics.step import Launch, Store
 from tactics.tactic import Patch, Tactic, Tile
@@ -116,11 +114,11 @@ def reason(p: ConvTransposeProblem) -> str:
 
 
 def candidates(p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""): the tiles that every phase can run. `only`: of them this one alone."""
+    """(tactic or family, reason against it or None): the tiles that every phase can run. `only`: of them this one alone."""
     if why := reason(p):
-        yield "transpose_dense", why
+        yield "transpose_dense", unsupported(why)
         return
-    found: dict[Tactic | str, list[str | Reason]] = {}
+    found: dict[Tactic | str, list[Reason | None]] = {}
     for conv, *_ in phases(p):
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
         patch = only if isinstance(only, Patch) else None
@@ -133,7 +131,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Tile | Patch | Non
         for tactic, against in chain(*families):
             found.setdefault(tactic, []).append(against)
     for tactic, reasons in found.items():
-        first: str | Reason = next((r for r in reasons if r), "")
+        first = next(filter(None, reasons), None)
         if isinstance(tactic, str):
             yield OWN_KERNEL.get(tactic, tactic), first
         elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another

@@ -1,8 +1,6 @@
 """The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32). All are linear: their rows
 and columns are the last two axes."""
 
-from __future__ import annotations
-
 from math import prod
 
 from cuda_kernels.device import Device
@@ -26,9 +24,9 @@ CASES = {
 
 
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
-    """(tactic, reason against it or "")."""
+    """(tactic, reason against it or None)."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
-    yield Tactic("matmul", None, (a, b), c), ""
+    yield Tactic("matmul", None, (a, b), c), None
 
 
 def _linear(shape: Shape4) -> Format:

@@ -4,8 +4,6 @@ Apart these are two or three launches of a few microseconds each that fill no GP
 multiplies its share of the average with the first layer's weights, and the last of an image's blocks does the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.epilogue import RELU, Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
@@ -52,13 +50,13 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
 
 
 def candidates(p: SqueezeExciteProblem, device: Device) -> Candidates:
-    """(tactic or kernel, reason against it or "")."""
+    """(tactic or kernel, reason against it or None)."""
     if why := reason_against(p.average, p.first, p.second):
-        yield "squeeze_excite", why
+        yield "squeeze_excite", unsupported(why)
         return
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "only whole vectors of 8 channels are read and written" if linear(x) or linear(y) else ""
-        yield Tactic("squeeze_excite", None, (x,), y), reason
+        yield Tactic("squeeze_excite", None, (x,), y), unsupported(reason)
 
 
 @dataclass(frozen=True, slots=True)

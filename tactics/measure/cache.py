@@ -1,7 +1,5 @@
 """Measurements of tactics in a file that builds share: what was timed once is not timed again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A child process that may hang or die: whoever asks it gets an answer, or learns in time that there will be none."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -3,8 +3,6 @@
 Each kind of problem names what its values must keep away from (`INPUTS`) and which weights it has (`WEIGHTS`).
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -146,10 +144,6 @@ def _pointwise_weights(p: PointwiseProblem, rng: Rng, seed: int | None) -> Weigh
     return {f"c{i}": rng.uniform(0.5, 2, p.span(axes)).astype(np.float32) for i, axes in enumerate(p.constants)}
 
 
-def _chained_weights(p: ChainedProblem, rng: Rng, seed: int | None) -> Weights:
-    return random_data(p.first, seed)[1] | random_data(p.chain, seed)[1]
-
-
 def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weights:
     names = ("scale", "bias") if p.affine else ()
     return {name: rng.uniform(-2, 2, p.span(p.affine)).astype(np.float32) for name in names}
@@ -187,5 +181,5 @@ WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     NormalizeProblem: _normalize_weights,
     AttentionProblem: _attention_weights,
     LibraryProblem: _library_weights,
-    ChainedProblem: _chained_weights,
+    ChainedProblem: lambda p, rng, seed: random_data(p.first, seed)[1] | random_data(p.chain, seed)[1],
 }

@@ -4,8 +4,6 @@ The tactic's: written into the cache, and the tactic is not tried again. Passing
 tried again by the next build. Beside that: whether the process can go on, or its CUDA context is lost.
 """
 
-from __future__ import annotations
-
 import signal
 from typing import Any, NamedTuple
 

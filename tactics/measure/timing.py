@@ -9,8 +9,6 @@ sparseness: the planner needs the best of every cell) stop there; the others go 
 graph of up to 10 launches, activations warm in L2, each launch with its own copy of the weights, none of them in L2.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

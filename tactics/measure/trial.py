@@ -1,7 +1,5 @@
 """One tactic on a small problem, run on a GPU or in the emulator, and judged by the problem's reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -151,10 +149,10 @@ def execute(
         flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
         if scratch[1] and gpu.read(scratch[1], max(s.counters for s in steps)).any():
             raise Wrong("counters are not zero after the launch")
-        told, odd = bool(gpu.read(scratch[2], 4).any()), int((~np.isfinite(flat)).sum())
-        if odd and not told:
+        reported, odd = bool(gpu.read(scratch[2], 4).any()), int((~np.isfinite(flat)).sum())
+        if odd and not reported:
             raise Wrong(f"{odd} of {flat.size} elements were never written, or are not finite without a report by the launch")
-        if told and not odd:
+        if reported and not odd:
             raise Wrong("the launch reports infinity or NaN, but its output is finite")
     finally:
         for address in (*ins, *places.values(), *filter(None, scratch), out):

@@ -11,8 +11,6 @@ Beside an error, `fatal` means that the CUDA context is lost, `passing` that the
 (Stopwatch, Bench) are also what tests and benchmarks are made of.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The difference between two plans: found and applied at the cost of what changes, not of the whole plan."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ Added to its own table this is 9 or 6, so variable 1 is in state 1, and then var
 ((1, 1), 6)
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

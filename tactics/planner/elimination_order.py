@@ -1,7 +1,5 @@
 """In which order variables are eliminated: the tables of `tactics.planner.eliminate` stay small by it."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Tables of costs over some variables, and their sums: what the planner's question is written in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -22,8 +22,6 @@ The variables: the formats that x is produced and read in, those of y, and that 
 ('fp16:planes1', 6)
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping

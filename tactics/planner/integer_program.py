@@ -1,7 +1,5 @@
 """The least sum of tables by HiGHS, for what elimination leaves because its tables would be too large."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

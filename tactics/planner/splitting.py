@@ -4,8 +4,6 @@ The best plan of the graph is the best of those of its parts, since exactly one 
 enough: an option that moves many tensors to other channels brings together the formats of all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

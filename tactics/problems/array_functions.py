@@ -5,8 +5,6 @@ A function returns its output, or a tuple of them. What it means is the ONNX ope
 the device: sizes come from shapes and attributes, never from values.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

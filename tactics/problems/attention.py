@@ -3,8 +3,6 @@
 As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,14 +1,10 @@
 """Problems as JSON and back, by the rules of tactics.codec: {"type": "ConvProblem", field: value, ...}."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tactics import codec
 from tactics.problems.problem import AnyProblem
 from tactics.problems.protocol import Problem
-
-plain = codec.plain
 
 
 def to_json(problem: Problem) -> dict[str, Any]:

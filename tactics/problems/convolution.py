@@ -1,8 +1,6 @@
 """Convolutions and pools, and launches of more than one of them,
 as problems (problem.py says what those are)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -10,12 +8,15 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from tactics.problems.epilogue import Epilogue, Given
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem, Shape4
-from tactics.problems.window_sums import window_sums
+
+Pair = tuple[int, int]
+MOST_GATHERED = 1 << 21  # elements of the columns of window_sums at a time: 8 MB
 
 
 def key(problem: Problem, kind: str) -> str:
@@ -402,3 +403,32 @@ class SqueezeExciteProblem(_Pair):
         """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
         hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
         return self.second.reference(hidden, weights["w2"], weights.get("b2"))
+
+
+def window_sums(
+    x: np.ndarray, w: np.ndarray, out: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
+) -> np.ndarray:
+    """The sums of a convolution in FP32: windows gathered as the columns of a matrix (im2col), then products of matrices.
+
+    x [n,c,h,w] with its padding and w [k,c/groups,r,s] in, [n,k,*out] out; pixel i reads from i*stride on."""
+    (n, c), (k, cg, r, s), (p, q) = x.shape[:2], w.shape, out
+    groups = c // cg
+    reach = (p - 1) * stride[0] + (r - 1) * dilation[0] + 1, (q - 1) * stride[1] + (s - 1) * dilation[1] + 1
+    if reach[0] > x.shape[2] or reach[1] > x.shape[3]:
+        raise ValueError(f"window_sums: the windows reach {reach}, the padded input has {x.shape[2:]}")
+    along_n, along_c, along_h, along_w = x.strides
+    taps = (along_h * dilation[0], along_w * dilation[1], along_h * stride[0], along_w * stride[1])
+    windows = as_strided(x, (n, groups, cg, r, s, p, q), (along_n, along_c * cg, along_c, *taps), writeable=False)
+    y = np.zeros((n, groups, k // groups, p, q), np.float32)
+    if cg == 1:  # one product for each tap, of whole images: nothing to gather
+        by_tap = w.reshape(1, groups, k // groups, r, s, 1, 1)
+        for i, j in np.ndindex(r, s):
+            y += by_tap[:, :, :, i, j] * windows[:, :, :, i, j]
+        return y.reshape(n, k, p, q)
+    matrix = w.reshape(groups, k // groups, cg * r * s)
+    rows = max(1, MOST_GATHERED // (groups * cg * r * s * q))
+    for image in range(n):
+        for top in range(0, p, rows):
+            columns = windows[image, ..., top : top + rows, :].reshape(groups, cg * r * s, -1)
+            y[image, :, :, top : top + rows] = (matrix @ columns).reshape(groups, k // groups, -1, q)
+    return y.reshape(n, k, p, q)

@@ -1,7 +1,5 @@
 """What a convolution's kernel does to its sums before it stores them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

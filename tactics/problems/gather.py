@@ -3,8 +3,6 @@
 As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

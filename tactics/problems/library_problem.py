@@ -1,7 +1,5 @@
 """What a library function computes, as a problem like others: frozen, hashable; `str()` the key, `reference()` the meaning."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 elementwise ones are. An operator is a row of pointwise_ops, a function of array_functions, or a name here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tactics.problems import array_functions

@@ -5,8 +5,6 @@ FUNCTIONS, and OPERATIONS, which take an operand too. A new function is a row he
 cuda_kernels/include/activation.cuh (of FUNCTIONS and OPERATIONS: stages.cuh), at the end of its table and of the enum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

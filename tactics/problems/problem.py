@@ -4,8 +4,6 @@ Shapes are NCHW. Tensors are FP16 in memory, or what a tactic's formats say; ari
 once at its end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a convolution's kernel does to its input before it multiplies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

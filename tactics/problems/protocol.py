@@ -1,7 +1,5 @@
 """What every problem says of itself (`Problem`), and what one may need that not every kernel has (`Feature`)."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any
 

@@ -4,8 +4,6 @@ A row is all elements that differ along `axes` only, a substring of "nchw". As i
 `reference()` the meaning over FP32 arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,10 +31,6 @@ NORMALIZATIONS = ("softmax", "log_softmax", "standard")
 # Of the kinds that end in a function with a cliff. (Rows that take a root or divide by a deviation have sums of squares, or a
 # positive epsilon, as their base.)
 CLIFFS = {"log_sum": ZERO}
-
-
-def _indices(axes: str) -> tuple[int, ...]:
-    return tuple("nchw".index(a) for a in axes)
 
 
 def _check(kind: str, known: Collection[str], axes: str) -> None:
@@ -77,7 +71,7 @@ class ReduceProblem(Problem):
         return spanned(self.in_shapes[0], "".join(a for a in "nchw" if a not in self.axes))
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        x, axes = np.asarray(x, np.float32), _indices(self.axes)
+        x, axes = np.asarray(x, np.float32), tuple(map("nchw".index, self.axes))
         if self.kind == "inv_std":
             return 1 / np.sqrt(x.var(axes, keepdims=True) + np.float32(self.epsilon))
         return REDUCTIONS[self.kind](x, axes)

@@ -1,8 +1,6 @@
 """Tactics verified and timed on a GPU or on the emulated driver, there through the child process too: a fault is told of the
 tactic that it is of and the rest goes on; noise, drift and throttling change no choice."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

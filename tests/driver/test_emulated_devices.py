@@ -1,7 +1,5 @@
 """The emulated CUDA driver's devices, virtual clock, faults on request and threads."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The emulated CUDA driver's settings and its building; what it does itself is tested on it (test_emulated_*.py)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The emulated CUDA driver notices a missing wait, memory used too late, and calls that a capture forbids."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import threading

@@ -1,7 +1,5 @@
 """`make gpu` without a GPU: what it asks for, what it leaves out, and that nothing emulated is read as hardware's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ folder of links to the installed cupy_backends, which PYTHONPATH names first. No
 Each part is a folder named by what decides its content, made beside its place and renamed: two processes may build at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ The library imports it on the first call into it, and calls `load`, `function`, 
 lock. Each returns a CUresult; what went wrong is printed, because the caller sees only a number, as on a GPU.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

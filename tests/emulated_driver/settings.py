@@ -1,7 +1,5 @@
 """What the emulated driver is asked to be, and the structures in which the library takes it (driver.h has the same ones)."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

@@ -4,8 +4,6 @@ Two FP32 results of a product that cancels differ, too. So errors may exceed the
 model in doubles, and by as much again: the error of NumPy, which is the reference of the record.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

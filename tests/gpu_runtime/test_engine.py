@@ -84,7 +84,7 @@ def test_the_record_s_shortcuts():
     assert engine.layer_info()["Bindings"] == ["image", "prob"]
     assert repr(engine) == (  # steps are derived as a file is read, and this one was made by hand
         "Engine('example.onnx' for H200 SXM 141GB: image 8x3x112x112 float32 -> prob 8x10 float32; 0 launches, 1 of 8 "
-        "layers with weights sparse, 1.0 KiB of weights, 123.0 us predicted(h200))"
+        "layers with weights sparse, 1.0 KiB of weights, ~123.00 us predicted(h200))"
     )
 
 

@@ -4,8 +4,6 @@ The fault is made in the PTX, before it is decoded: an emulator that takes `mma`
 given them exchanged, compute the same. So nothing is compiled again, and any program can be asked whether it would notice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

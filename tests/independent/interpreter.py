@@ -1,7 +1,5 @@
 """An interpreter of changed sources, in place of the emulator's own; compiled quickly, each unit cached by what it reads."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import tempfile

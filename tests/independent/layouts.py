@@ -6,8 +6,6 @@ layouts.cpp evaluates NVIDIA's own layouts on the host; its head says what the r
 comparison (tests/test_layouts.py) needs neither the headers nor a network. It holds numbers alone, no text of CUTLASS.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Kernels of a few instructions, run by one warp: registers in, registers out, and the PTX between them written by a test."""
 
-from __future__ import annotations
-
 import re
 import struct
 

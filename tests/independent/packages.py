@@ -5,8 +5,6 @@
 Nothing is downloaded at any other time: a test that finds a package missing skips, and says why.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A matrix product by one tensor-core instruction, its fragments laid out as CuTe's table says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

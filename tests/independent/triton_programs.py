@@ -3,8 +3,6 @@
 python -m tests.independent.triton_programs      writes the committed ones anew
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

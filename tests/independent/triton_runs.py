@@ -1,7 +1,5 @@
 """Runs of Triton's kernels in the emulator, each beside NumPy: whole numbers must come out exactly."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ The record says for each instruction which kernels of ours use it, and which pro
 HINT where none can.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

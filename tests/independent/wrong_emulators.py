@@ -9,8 +9,6 @@ cached by content. A witness is a program or a table of others and what must com
 refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Drawn networks through build and emulator against onnxruntime, within FP16's own error; onnx's reference settles disputes."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

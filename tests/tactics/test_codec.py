@@ -124,7 +124,7 @@ def test_every_candidate_is_accepted_and_no_other():
 
 @dataclass(frozen=True)
 class Part:
-    size: Annotated[int, records.Whole(0, 9)]
+    size: Annotated[int, records.WholeNumber(0, 9)]
     in_: Annotated[complex, records.As("a complex number", complex, str)] = 1j
 
 
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_by_its_place(data, sentence):
 
 
 def test_a_record_is_described():
-    assert {name: records.words(records.hints(Whole)[f.name]) for name, f in records.json_names(Whole).items()} == {
+    assert {name: records.words(hint) for name, (_, _, hint) in records.json_fields(Whole).items()} == {
         "name": "a text of at most 3 characters",
         "parts": "[Part, ...]",
         "either": "Part or Other or null",

@@ -1,13 +1,11 @@
 """Attention with few scores over long rows (cross_covariance.cu), as where channels attend to each other over all tokens."""
 
-from __future__ import annotations
-
 import math
 
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
 from tactics.problems.attention import AttentionProblem, Operand
-from tactics.reason import Candidates
+from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, Launch, floats, ints, launch
 from tactics.tactic import Tactic
@@ -24,19 +22,15 @@ CASES = {"cross_covariance": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
-    """(tactic or kernel, reason against it or "")."""
+    """(tactic or kernel, reason against it or None)."""
     if max(p.rows, p.columns) > MAX_DIM:
-        yield "cross_covariance", f"more than {MAX_DIM} rows or columns of scores"
+        yield "cross_covariance", unsupported(f"more than {MAX_DIM} rows or columns of scores")
         return
     if p.mask is not None or p.bias:
-        yield "cross_covariance", "a mask or bias on the scores is not supported"
+        yield "cross_covariance", unsupported("a mask or bias on the scores is not supported")
         return
     for tactic in operands.pairings(p, "cross_covariance"):
-        reason = operands.reason(p, tactic, along=2)
-        smem = _shared(_dim(p))
-        if not reason and smem > device.smem_per_block:
-            reason = f"{smem} bytes of shared memory, {device.title} has {device.smem_per_block}"
-        yield tactic, reason
+        yield tactic, unsupported(operands.reason(p, tactic, along=2) or no_room(_shared(_dim(p)), device))
 
 
 def _dim(p: AttentionProblem) -> int:

@@ -1,7 +1,5 @@
 """Where attention's operands lie in memory, in each format of the tensors that they are parts of; what both kernels share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 

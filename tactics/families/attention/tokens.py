@@ -1,7 +1,5 @@
 """Attention with rows of scores of any length (attention.cu): 64 rows of one head in a block, scores in registers only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -10,7 +8,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
 from tactics.problems.attention import AttentionProblem, Operand
-from tactics.reason import Candidates
+from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, NULL, Launch, floats, ints, launch
 from tactics.tactic import Tactic
@@ -30,15 +28,12 @@ CASES = {"attention": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
-    """(tactic or kernel, reason against it or "")."""
+    """(tactic or kernel, reason against it or None)."""
     if max(p.inner, p.width) > MAX_DIM:
-        yield "attention", f"more than {MAX_DIM} channels of a head"
+        yield "attention", unsupported(f"more than {MAX_DIM} channels of a head")
         return
     for tactic in operands.pairings(p, "attention"):
-        reason, smem = operands.reason(p, tactic, along=3), _shared(_dim(p))
-        if not reason and smem > device.smem_per_block:
-            reason = f"{smem} bytes of shared memory, {device.title} has {device.smem_per_block}"
-        yield tactic, reason
+        yield tactic, unsupported(operands.reason(p, tactic, along=3) or no_room(_shared(_dim(p)), device))
 
 
 def _dim(p: AttentionProblem) -> int:

@@ -4,9 +4,6 @@ Weights, arguments and grids are those of conv_gemm; tiles differ, for the four 
 each has all pixels of the tile. No plan holds these kernels (`unplanned` in tactics.kernels), so they have no `counts`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -18,9 +15,9 @@ from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
 from tactics.kernels import KERNELS
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Candidates, Reason, no_room
+from tactics.reason import Candidates, Reason, no_room, unsupported
 from tactics.step import Launch, Store, linear
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 
 __all__ = ["CASES", "TILES", "candidates", "launches", "pack", "section_bytes"]
 
@@ -44,42 +41,42 @@ CASES = dict.fromkeys(
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or kernel, reason against it or ""). `only`: of the tiles this one alone."""
+    """(tactic or kernel, reason against it or None). `only`: of the tiles this one alone."""
     for kernel in NAMES:
         if why := _refused(p, kernel, device):
             yield kernel, why
             continue
-        for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, *((y,) if p.epilogue.residual else ())), y)
             yield from _ways(p, tactic, device)
 
 
-def _refused(p: ConvProblem, kernel: str, device: Device) -> str | Reason | None:
+def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
     """Why no tactic of the kernel may run this problem there; None: some may."""
     if device.sm != KERNELS[kernel].sm:
-        return f"{device.sm} has no wgmma: {KERNELS[kernel].sm} has"
+        return unsupported(f"{device.sm} has no wgmma: {KERNELS[kernel].sm} has")
     if 1 < p.groups == p.c:
-        return f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
+        return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
-        return "the input's scale and shift, gate or norm change pixels in registers: wgmma reads them in shared memory"
+        return unsupported("the input's scale and shift, gate or norm change pixels in registers: wgmma reads shared memory")
     k = p.r * p.s * padded_channels("hwc8", conv_gemm.merged(p).one.c)
     if k < conv_gemm.K_STAGE:
-        return f"K = {k}: less than a stage of {conv_gemm.K_STAGE}"
+        return unsupported(f"K = {k}: less than a stage of {conv_gemm.K_STAGE}")
     if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
-        return why
+        return unsupported(why)
     return conv_gemm.not_sparse(p) if KERNELS[kernel].sparse else None
 
 
-def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[tuple[Tactic, str]]:
+def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Candidates:
     """A tactic alone, and its ways to share K."""
     if linear(tactic.ins[0]):
-        yield tactic, "linear input: pixels are copied 8 channels at a time"
+        yield tactic, unsupported("linear input: pixels are copied 8 channels at a time")
         return
     reason = no_room(_smem(tactic), device) or conv_gemm.problem_reason(p, tactic)
-    yield tactic, reason
+    yield tactic, unsupported(reason)
     shared = () if reason else (*conv_gemm.splits(p, tactic, device), *conv_gemm.streams(p, tactic, device))
     for tile in shared:
-        yield replace(tactic, tile=tile), ""
+        yield replace(tactic, tile=tile), None
 
 
 def _smem(tactic: Tactic) -> int:

@@ -9,8 +9,6 @@ turn has the share of the tensor cores' peak that is simulated for one of 3x3 ta
 of the next strip a turn at most. The first strip of a tile is waited for.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,10 +36,10 @@ from tactics.families.strips.geometry import (
 from tactics.format import HALF_FORMATS, Strides, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
-from tactics.tactic import Tactic, Tile, these
+from tactics.tactic import Tactic, Tile, restrict
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 CASE = ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=replace(RELU, residual=True), sparse24=True)
@@ -49,20 +47,20 @@ CASES = {"conv_strip": (CASE,), "conv_strip_sparse24": (CASE,)}
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
+    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
     if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
         return
     if reason := family_reason(p) or too_large(p.all_shapes):
-        yield "conv_strip", reason
+        yield "conv_strip", unsupported(reason)
         return
     dense_only = conv_gemm.not_sparse(p)
     if dense_only:
         yield "conv_strip_sparse24", dense_only
     vectors = [f for f in HALF_FORMATS if not linear(f)]
     for kernel, tiles in (("conv_strip", STRIP_DENSE_TILES), ("conv_strip_sparse24", () if dense_only else STRIP_SPARSE_TILES)):
-        for tile, x, y in product(these(tiles, only), vectors, HALF_FORMATS):
+        for tile, x, y in product(restrict(tiles, only), vectors, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
-            yield tactic, tile_reason(p, tactic, device)
+            yield tactic, unsupported(tile_reason(p, tactic, device))
 
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

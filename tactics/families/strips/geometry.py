@@ -1,11 +1,10 @@
 """How a convolution is cut into strips, tiles and turns, what that takes of shared memory, and which it cannot be."""
 
-from __future__ import annotations
-
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import padded_channels
 from tactics.problems.problem import ConvProblem
+from tactics.reason import no_room
 from tactics.tactic import Tactic
 
 CHANNELS = 64  # of a strip, and of a turn
@@ -27,10 +26,9 @@ def family_reason(p: ConvProblem) -> str:
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run the problem there, or an empty string."""
-    t, smem = tactic.gemm, smem_bytes(p, tactic)
-    if smem > device.smem_per_block:
-        needs = f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
-        return f"a strip of {strip_rows(p, tactic)} pixels: {needs}"
+    t = tactic.gemm
+    if why := no_room(smem_bytes(p, tactic), device):
+        return f"a strip of {strip_rows(p, tactic)} pixels: {why}"
     if max(p.r, p.s) * lane_pixels(tactic) >= MASK_BITS:
         return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: the mask of the image border does not fit a register"
     if blocks_of_k(p) > 1 and p.r * p.s < t.stages - 1:

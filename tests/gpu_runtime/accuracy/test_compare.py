@@ -1,7 +1,5 @@
 """`gpu-runtime compare`: engines that are right, engines of other weights, and whose fault a difference is."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

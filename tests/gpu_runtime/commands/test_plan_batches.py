@@ -14,7 +14,7 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime import pipeline
 from gpu_runtime.precision import ranges
-from gpu_runtime.report.curves import _apart, _ticks
+from gpu_runtime.report.curves import _ticks, _without_overlap
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -151,8 +151,8 @@ def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
         plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
         errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
         within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; "
-        within += "launches that count at our time: 1; "
-        assert f"l4: estimates of a library's dense times {within}rates: by analogy, fitted to" in words
+        within += "launches that use our times: 1; "
+        assert f"l4: estimates of a library's dense times {within}rates: taken from similar GPUs, fitted to" in words
         assert re.search(
             r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; [^;]*; rates: fitted", words
         )
@@ -165,5 +165,5 @@ def test_ticks_and_names():
         ticks = _ticks(low, high)
         assert ticks == sorted(ticks) and ticks[0] <= low * (1 + 1e-9) and ticks[-1] >= high * (1 - 1e-9) and len(ticks) <= 13
         assert all(round(t / 10 ** math.floor(math.log10(t) + 1e-9)) in (1, 2, 5) for t in ticks)
-    heights = _apart({0: 10.0, 1: 11.0, 2: 60.0, 3: 12.0})
+    heights = _without_overlap({0: 10.0, 1: 11.0, 2: 60.0, 3: 12.0})
     assert heights[2] == 60.0 and all(abs(a - b) >= 14 for a, b in itertools.combinations(heights.values(), 2))

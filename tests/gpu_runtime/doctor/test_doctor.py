@@ -181,7 +181,7 @@ def test_all_is_well(tmp_path):
     assert found.well and not found.no_gpu and not found.denied and found.kept
     assert [r.measured for r in found.rates] == [100.0] * len(RATES)
     assert found.versions["CUDA of the driver"] == "13.0"
-    assert "All is well: 2 families" in wording.text(found)
+    assert "Passed: 2 kernel families give correct results" in wording.text(found)
     assert findings.of(HERE) == () and findings.read(findings.path_of(HERE))
 
 
@@ -206,7 +206,7 @@ def test_a_fault_is_a_verdict_and_no_end(tmp_path, name):
     (denied,) = found.denied
     assert denied.what == "pool" and words in denied.why
     text = wording.text(found)
-    assert "Not all is well" in text and "leave out of plans for this GPU: pool" in text and words in text
+    assert "Not passed" in text and "Plans for this GPU exclude: pool" in text and words in text
     assert findings.of(HERE) == found.denied
 
 
@@ -237,7 +237,7 @@ def test_what_the_machine_does_is_no_kernels_fault(tmp_path, does):
 def test_where_nothing_is_right_no_kernel_is_to_blame(tmp_path):
     found = examined(tmp_path, 'lambda name: {"wrong": "zeros"}', kernels=("pool", "reduce", "gather"))
     assert found.common_cause and not found.well and not found.denied and not found.kept
-    assert "Not one case is right" in wording.text(found)
+    assert "Every case failed" in wording.text(found)
     assert not findings.path_of(HERE).exists()
 
 
@@ -289,7 +289,7 @@ def test_findings_are_of_a_driver_and_a_version_of_the_sources(monkeypatch):
     failed = (Failure("conv_sparse24", "hung"), Failure(TILE, "wrong"))
     assert findings.keep(HERE, failed) and findings.of(HERE) == failed
     assert findings.of(replace(named("a100"), measured=True)) == ()
-    with pytest.warns(RuntimeWarning, match="left out of plans.*conv_sparse24"):
+    with pytest.warns(RuntimeWarning, match="plans exclude these kernels.*conv_sparse24"):
         device = findings.applied(HERE)
     assert dict(device.left_out) == {"conv_sparse24": "hung", TILE: "wrong"}
     monkeypatch.setattr(findings, "driver_version", lambda: "999.1")
@@ -371,7 +371,7 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
     findings.keep(HERE, (*hung, Failure(TILE, "zeros")))
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.setattr(devices, "current", lambda: HERE)
-    with pytest.warns(RuntimeWarning, match="left out of plans"):
+    with pytest.warns(RuntimeWarning, match="plans exclude these kernels"):
         device = target.pick_device(None)
     assert target.pick_device("h200").left_out == ()
     lines = []

@@ -49,7 +49,7 @@ def test_the_command_prints_tables_and_json(engine, tmp_path, capsys):
     cells = [
         cell for line in text.splitlines() if " conv " in line for cell in line.split() if re.fullmatch(r"~?\d+\.\d\d", cell)
     ]
-    assert cells and all(cell.startswith("~") for cell in cells) and "less than ~" in text and " mma " not in text
+    assert cells and all(cell.startswith("~") for cell in cells) and "Lower bound: ~" in text and " mma " not in text
     inspect_command.main([path, "--gap", "--json"], standalone_mode=False)
     data = json.loads(capsys.readouterr().out)
     assert data["timing"] == "predicted(rtx3090)" and len(data["launches"]) == len(gaps.gaps(engine.record))

@@ -8,14 +8,14 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from gpu_runtime.explain import layer_info, reason_texts, report, wording
-from gpu_runtime.runtime.findings import ReasonCode, SparsityRow
+from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.text import WIDTH
 from tactics import codec
+from tactics.reason import OF_LAYERS, Reason
 from tests.example_plan import REASONS, example_plan, measured, record, verdict, without_estimates
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -109,7 +109,20 @@ def test_every_reason_has_its_sentence():
 
 
 def test_every_code_of_a_reason_is_worded_once():
-    assert {*get_args(ReasonCode)} == {*reason_texts.REASONS} > {*REASONS}
+    assert {*OF_LAYERS} == {*reason_texts.REASONS} > {*REASONS}
+
+
+def test_a_reason_is_two_keys_of_its_row_s_json_and_only_a_layer_s_code_is_read():
+    row = verdict("a", "not_eligible", "channels_not_multiple_of_4", detail="C = 6")
+    read = codec.from_json(SparsityRow, row)
+    assert read.why == Reason.of("channels_not_multiple_of_4", channels=6)
+    assert row.items() <= codec.to_json(SparsityRow, read, defaults=True).items()
+    for changed, place in (
+        ({"reason": "workspace"}, "reason: expected one of picked"),
+        ({"detail": 1}, "detail: expected a text"),
+    ):
+        with pytest.raises(codec.Misfit, match=f"^{place}"):
+            codec.from_json(SparsityRow, row | changed)
 
 
 def test_a_sentence_in_the_plan_wins():

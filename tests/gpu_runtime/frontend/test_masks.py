@@ -1,7 +1,5 @@
 """Masks of transformers: what is added to scores in front of a softmax, from numbers that FP16 cannot hold to -infinity."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

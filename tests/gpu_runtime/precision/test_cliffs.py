@@ -115,7 +115,7 @@ def test_why_is_told(tmp_path):
     ((tensor, error, own),) = found.compared.outputs
     assert tensor == "y" and error < 1e-5 < own < 1e-3
     why = dict(found.single)["a"]
-    assert why.startswith("'a': on the calibration input, d + r + y was infinite or NaN, unlike in FP32, ")
+    assert why.startswith("'a': on the calibration input, the output of d + r + y is infinite or NaN, unlike in FP32, ")
 
 
 def test_a_calibration_input_without_a_cliff_moves_nothing(tmp_path):

@@ -1,7 +1,5 @@
 """Channels change places and nothing else: random orders of all that may move, judged by onnxruntime on the dense networks."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """`gpu-runtime prune`, and `inspect-sparsity` with a device: what they write, say and refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 

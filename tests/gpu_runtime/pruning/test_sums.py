@@ -1,7 +1,5 @@
 """Branches that may run as one convolution: what `inspect-sparsity` says of them, and what `prune` makes of them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -37,7 +35,7 @@ def test_pruned_branches_are_what_a_forced_build_prunes_to(branches, cli):
     text = " ".join(out.split())
     assert (
         "pruned with the pattern of its sum" in text
-        and "2 of these are in 1 sum of branches that may run as one convolution" in text
+        and "2 of these layers are parallel branches of 1 sum that can run as one convolution" in text
     )
     assert max(map(len, out.splitlines())) <= 120
     engine = gr.build("sparse.onnx", device="h200", sparsity="enable")
@@ -78,7 +76,7 @@ def test_what_branches_hold_as_one_is_said(branches, cli):
     assert (tap["r"], tap["s"]) == (1, 1) and tap["broken"] == pytest.approx(1 - separate["fit"])
     assert dense["common_lost_energy"] >= dense["lost_energy"] > 0 and separate["common_lost_energy"] is None
     said = {name: " ".join(cli(f"inspect-sparsity {name}.onnx")[1].split()) for name in rows}
-    assert "gpu-runtime prune and --sparsity=force give the branches of the sum one pattern" in said["model"]
+    assert "gpu-runtime prune or --sparsity=force: the branches get one pattern" in said["model"]
     assert "No common pattern: its branches are 2:4 already" in said["separate"] and "the input itself" in said["separate"]
     assert "1 of the 1 that can be 2:4 are" in said["common"] and "No common" not in said["common"]
 

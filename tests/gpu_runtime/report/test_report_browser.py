@@ -8,6 +8,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime.explain import wording
 from gpu_runtime.report import page
+from tactics.reason import Reason
 from tests.browser import CHROMIUM, Browser
 from tests.conftest import model_path
 from tests.engines import SPARSE_DEVICE
@@ -78,7 +79,7 @@ def test_layers_are_counted_as_nodes_and_doubt_has_the_log_s_words(browser, tmp_
     onnx.save(SMALL["siblings"], tmp_path / "m.onnx")
     record = gr.build(tmp_path / "m.onnx", device=SPARSE_DEVICE, sparsity="enable").record
     merged = next(row for row in record.sparsity.rows if len(row.layers) == 3)
-    picked = replace(merged, verdict="sparse", reason="picked", p_sparse_faster=0.8)
+    picked = replace(merged, verdict="sparse", why=Reason("picked"), p_sparse_faster=0.8)
     rows = tuple(picked if row is merged else row for row in record.sparsity.rows)
     plan = replace(record.plan, sparsity=replace(record.sparsity, rows=rows, picked=picked.layers))
     record = replace(record, plans=(plan,))

@@ -15,7 +15,7 @@ from gpu_runtime.explain import layer_info, wording
 from gpu_runtime.explain.facts import KINDS
 from gpu_runtime.explain.figures import SURE
 from gpu_runtime.explain.log import log_text
-from gpu_runtime.report import arena, data, drawing, notes, page
+from gpu_runtime.report import data, drawing, notes, page
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tests.conftest import DIGITS, model_path
 from tests.engines import SPARSE_DEVICE, build
@@ -178,7 +178,7 @@ def test_measured_picks_have_no_word():
 @pytest.mark.parametrize("name", ["mnist8", pytest.param("squeezenet11_fp16", marks=pytest.mark.slow)])
 def test_blocks_of_the_arena_never_overlap_and_reach_what_is_alive_at_once(name):
     plan = gr.build(model_path(name), device=SPARSE_DEVICE).record.plan
-    blocks = arena.blocks(plan)
+    blocks = data.blocks(plan)
     for i, a in enumerate(blocks):
         assert 0 <= a.first <= a.last < len(plan.steps) and a.offset + a.nbytes <= plan.memory.activation_bytes
         for b in blocks[i + 1 :]:
@@ -255,7 +255,7 @@ def hostile(record: EngineRecord) -> EngineRecord:
         replace(layer, name=f"{EVIL}{i}", layer=layer.layer or layer.name, nodes=(EVIL, f"node {i}"))
         for i, layer in enumerate(plan.layers)
     )
-    rows = tuple(replace(row, sentence=EVIL, detail=EVIL) for row in plan.sparsity.rows)
+    rows = tuple(replace(row, sentence=EVIL, why=replace(row.why, sentence=EVIL)) for row in plan.sparsity.rows)
     sparsity, solution = replace(plan.sparsity, rows=rows), replace(plan.solution, method=EVIL, status=EVIL)
     plan = replace(plan, layers=layers, solution=solution, sparsity=sparsity)
     return replace(

@@ -213,7 +213,7 @@ OUT_REFUSED = {
     "strided": ({"y": np.empty((2, 3, 8), np.float32)[..., ::2]}, ValueError, "out 'y': expected a C-contiguous array"),
     "read-only": ({"y": frozen()}, ValueError, "out 'y': expected a writable array, got a read-only one"),
     "overlap": ({"y": OVERLAP[:2], "z": OVERLAP[1:]}, ValueError, "but the arrays of 'y' and 'z' overlap"),
-    "a copy": ({"y": Copies()}, ValueError, "out 'y': .*Copies gives NumPy a copy"),
+    "a copy": ({"y": Copies()}, ValueError, "out 'y': NumPy can only copy .*Copies, so results"),
     "a list": ({"y": X.tolist()}, TypeError, "out 'y': expected an array to fill, got list: np.empty((2, 3, 4), np.float32)"),
     "none": ({"y": None}, TypeError, "out 'y': expected an array of shape 2x3x4 and dtype float32, got NoneType"),
 }

@@ -1,7 +1,5 @@
 """What layers read is what was written for them: proven by boxes in every build, element by element here, and both agree."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
@@ -21,7 +19,7 @@ from gpu_runtime.network import Op
 from gpu_runtime.planning import places, tables
 from gpu_runtime.rewrites.alternatives import alternatives
 from gpu_runtime.runtime import dataflow
-from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, TensorPlace
 from tactics.format import DTYPES, Format, padded_channels, strides
 from tactics.measure import timing
 from tactics.planner import plan
@@ -363,7 +361,7 @@ def test_boxes_overlap_where_their_bytes_do():
 def test_a_plan_of_too_many_pieces_is_refused_soon():
     """Launches that write pieces of one tensor, all still to be read: each is compared with all before it."""
     count, chw = 5000, Format("fp16", "chw")
-    whole = Around((1, count, 1, 1), chw, 256, 0)
+    whole = Container((1, count, 1, 1), chw, 256, 0)
     x = TensorPlace("x", (1, 1, 1, 1), chw, 0)
     pieces = [TensorPlace(f"p{i}", x.shape4, chw, 256 + 2 * i, replace(whole, channel=i)) for i in range(count)]
     tactic = Tactic("move", None, (chw,), chw)

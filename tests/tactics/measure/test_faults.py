@@ -1,7 +1,5 @@
 """Whose fault a failed measurement is: the tactic's for good, or the machine's just then."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
@@ -22,7 +20,7 @@ from tactics.problems.problem import (
     ReformatProblem,
 )
 from tactics.problems.protocol import Shape4
-from tactics.reason import Candidates
+from tactics.reason import Candidates, Reason, unsupported
 from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
@@ -43,7 +41,7 @@ CASES = {
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:
-    """(tactic, reason against it or "")."""
+    """(tactic, reason against it or None)."""
     return CANDIDATES[type(problem)](problem)
 
 
@@ -56,12 +54,12 @@ def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) ->
     return stages.pack(problem.chain, weights) if isinstance(problem, ChainedProblem) else {}
 
 
-def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, str]]:
+def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, Reason | None]]:
     """Any pair of formats of one vector width: pooling moves whole vectors."""
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "" if linear(x) == linear(y) else "input and output have different vector widths"
-        yield Tactic(kernel, None, (x,), y), reason
+        yield Tactic(kernel, None, (x,), y), unsupported(reason)
 
 
 def _pool_and_chain(p: ChainedProblem) -> Candidates:
@@ -69,23 +67,24 @@ def _pool_and_chain(p: ChainedProblem) -> Candidates:
     if not isinstance(p.first, PoolProblem):
         return
     why = "the kernel for whole images supports no fused chain" if p.first.is_global else stages.reason_against(p.chain)
+    against = unsupported(why)
     for tactic, reason in _same_width(p.first):
         for others in product(*stages.formats(p.chain, tactic.out, result=True)):
-            yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or why
+            yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or against
 
 
 def _any_pair(p: MoveProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic("move", None, (x,), y), ""
+        yield Tactic("move", None, (x,), y), None
 
 
 def _concat_pairs(p: ConcatProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic("move", None, (x,) * len(p.sizes), y), "" if p.axis == 1 else "joins channels only"
+        yield Tactic("move", None, (x,) * len(p.sizes), y), unsupported("" if p.axis == 1 else "joins channels only")
 
 
 def _reformat_pair(p: ReformatProblem) -> Candidates:
-    yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
+    yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), None
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:

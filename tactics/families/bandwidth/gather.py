@@ -1,19 +1,17 @@
 """Kernels that follow tables: gather (any permutation and any index per axis, also Concat along any axis) and resize."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.families import movement
+from tactics.families.bandwidth import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem
 from tactics.problems.protocol import Shape4
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts
 from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
@@ -26,18 +24,16 @@ CASES = {
 
 
 def candidates(p: Gathered, device: Device) -> Candidates:
-    """(tactic, reason against it or "")."""
+    """(tactic, reason against it or None)."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
-        yield "gather", "joins tensors along channels, which the move kernel does"
+        yield "gather", unsupported("joins tensors along channels, which the move kernel does")
         return
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         if isinstance(p, ResizeProblem):
-            yield (
-                Tactic("resize", None, (x,), y),
-                "" if linear(x) == linear(y) else "input and output have different vector widths",
-            )
+            mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
+            yield Tactic("resize", None, (x,), y), unsupported(mixed)
         else:
-            yield Tactic("gather", None, (x,) * len(p.in_shapes), y), ""
+            yield Tactic("gather", None, (x,) * len(p.in_shapes), y), None
 
 
 def launches(p: Gathered, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

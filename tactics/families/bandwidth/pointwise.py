@@ -1,7 +1,5 @@
 """The pointwise kernel: chains of elementwise stages over tensors that may be broadcast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -14,7 +12,7 @@ from tactics import stages
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_elements, padded_channels, strides, too_large
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
@@ -28,7 +26,7 @@ def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
     for out in HALF_FORMATS:
         for ins in product(*stages.formats(problem, out)):
             why = stages.reason_against(problem) or too_large(problem.all_shapes, (*ins, out))
-            yield Tactic("pointwise", None, ins, out), why
+            yield Tactic("pointwise", None, ins, out), unsupported(why)
 
 
 def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:

@@ -1,8 +1,6 @@
 """The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization; behind
 these, a chain of elementwise stages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +14,7 @@ from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_element
 from tactics.problems.problem import ChainedProblem, PointwiseProblem
 from tactics.problems.protocol import spanned
 from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.reason import Candidates
+from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, streamed
 from tactics.step import (
     NONFINITE,
@@ -65,7 +63,7 @@ def candidates(problem: Problem, device: Device) -> Candidates:
         for others in product(*stages.formats(chain, y, result=True)) if chain else ((),):
             tactic = Tactic("reduce", None, (x,) * (1 + rows.added) + others, y)
             why = _reason(rows, tactic) or (chain and stages.reason_against(chain)) or ""
-            yield tactic, why or too_large(problem.all_shapes, (*tactic.ins, y))
+            yield tactic, unsupported(why or too_large(problem.all_shapes, (*tactic.ins, y)))
 
 
 def _split(p: Problem) -> tuple[Rows | None, PointwiseProblem | None]:
