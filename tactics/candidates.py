@@ -30,6 +30,13 @@ def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> 
     return _split(problem, device, dtypes)[1]
 
 
+def on_request(kernel: str, problem: Problem, device: Device) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
+    """Of a kernel that no plan holds: every tactic that can run `problem` on `device`, and the others, with reasons."""
+    found = table.OF_KERNEL[kernel].candidates(problem, device)
+    mine = [(t, why) for t, why in found if kernel == (t.kernel if isinstance(t, Tactic) else t)]
+    return tuple(t for t, why in mine if not why), tuple((t, why) for t, why in mine if why)
+
+
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
     """`tactic` itself, then the same kernel on formats that a network's inputs (`ins`, per input) or outputs may have.
 
@@ -72,6 +79,8 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
                 bad.append((tactic, reason))
             else:
                 good.append(tactic)
+    unplanned = (k for k in table.UNPLANNED.get(type(problem), ()) if k.sm == device.sm)
+    bad += [(k.name, Reason.of("unsupported", why=k.unplanned)) for k in unplanned]
     return tuple(good), tuple(bad)
 
 

@@ -35,9 +35,13 @@ from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 HMMA, SPARSE_HMMA = "hmma_16816", "hmma_sp_16832"
+HGMMA, SPARSE_HGMMA = "hgmma_64n16", "hgmma_sp_64n32"  # wgmma, as machine code calls it
 EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION})  # what every convolution can
 NOTHING: frozenset[Feature] = frozenset()
 GEMM = frozenset(Feature) - {Feature.MAX_POOL}
+WGMMA = GEMM - {Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT}
+# Others' measurement, NVIDIA/cutlass#2706 and docs/hopper_tiles.md; mma.sync reaches 63 %.
+CP_ASYNC = "others' loops that feed wgmma by cp.async reach 41 % of the tensor cores' peak: mma.sync is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class Kernel:
     tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
     chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
-    its tensors may lie inside others. `tables`: sections that follow from the problem alone.
+    its tensors may lie inside others. `tables`: sections that follow from the problem alone. `unplanned`: why no plan holds it,
+    if so: `gpu-runtime doctor` and tests run it all the same. `sm`: the one architecture that it needs, if so.
     """
 
     name: str
@@ -63,11 +68,13 @@ class Kernel:
     fp32_output: Literal["", "linear", "any"] = ""
     placed: bool = True
     tables: bool = False
+    unplanned: str = ""
+    sm: str = ""
 
     @property
     def sparse(self) -> bool:
         """Whether it skips the zeros of 2:4 weights."""
-        return self.mark == SPARSE_HMMA
+        return self.mark in (SPARSE_HMMA, SPARSE_HGMMA)
 
     @property
     def placed_residual(self) -> bool:
@@ -86,6 +93,8 @@ def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports
 ROWS = (
     _conv("conv_dense", "conv_gemm", supports=GEMM),
     _conv("conv_sparse24", "conv_gemm", supports=GEMM),
+    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, WGMMA, True, True, "any", unplanned=CP_ASYNC,
+             sm="sm_90a") for name, mark in (("conv_dense_sm90", HGMMA), ("conv_sparse24_sm90", SPARSE_HGMMA))),
     _conv("conv_strip", "strips.conv_strip"),
     _conv("conv_strip_sparse24", "strips.conv_strip"),
     Kernel("conv_stem", "conv_stem", (ConvProblem,), (), "tile", HMMA, EPILOGUE | {Feature.MAX_POOL}, False, True, "any",
@@ -120,6 +129,6 @@ ROWS = (
 )
 # fmt: on
 KERNELS = {kernel.name: kernel for kernel in ROWS}
-SPARSE = frozenset(kernel.name for kernel in ROWS if kernel.mark == SPARSE_HMMA)  # they skip the zeros of 2:4 weights
+SPARSE = frozenset(kernel.name for kernel in ROWS if kernel.sparse)  # they skip the zeros of 2:4 weights
 OF_FP32 = {problem: kernel for kernel in ROWS for problem in kernel.fp32}  # each problem with FP32 tensors -> its one kernel
 ANY_FP16 = ("conv_fp32", "transpose_fp32")  # of FP32 tensors: these take an FP16 tensor in any layout

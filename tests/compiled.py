@@ -99,8 +99,8 @@ def measured(c: Compiled) -> Taken:
         c.static_smem,
         c.spill_bytes + c.local_bytes,
         sum(ops.values()),
-        count("HMMA.16816", ""),
-        count("HMMA.SP", ""),
+        count("HMMA.16816", "") + count("HGMMA.64", ""),
+        count("HMMA.SP", "") + count("HGMMA.SP", ""),
         count("LDGSTS", "128"),
         count("LDSM", ".4"),
     )

@@ -34,7 +34,10 @@ MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
 ALL_CASES, ALL_PROBLEMS = "gpu_runtime.doctor.cases.cases", "tests.problems.PROBLEMS"
 WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
-PROGRAMS = {"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"}
+PROGRAMS = {
+    **{"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"},
+    "wgmma": "CuTe's products for Hopper",
+}
 COMPARES = {  # what runs kernels and compares
     "tests.problems.assert_right",
     "tests.problems.check",

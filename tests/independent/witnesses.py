@@ -38,6 +38,7 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "scan": ([], ALL_AT_ONCE),
     "conv_fprop": (CONV, ()),
     "conv_depthwise": (DEPTHWISE, ()),
+    "wgmma": ([], ()),
 }
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}

@@ -8,7 +8,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, strides, to_memory
-from tactics.kernels import ROWS
+from tactics.kernels import KERNELS, ROWS
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference
 from tactics.measure.trial import TOLERANCE, bind, relative_error, scratch_for
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.slow
 
 PATCH = Patch(64, 8, 8, 2, 4)
 STRIP = Tile(64, 128, 64, 2, 2, 3)
+WGMMA = Tile(64, 64, 64, 4, 1, 4)
 LEAKY = Activation("leaky_relu", (0.1,))
 LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
@@ -53,6 +54,14 @@ AROUND = {
     "conv_sparse": (
         ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8),
         ((32, 96, CHW32), (24, 60, H8)),
+    ),
+    "conv_sm90": (
+        conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True), "conv_dense_sm90", WGMMA, (H8, H8, H8),
+        ((8, 56, H8), (8, 64, H8), (16, 72, H8)),
+    ),
+    "conv_sparse_sm90": (
+        ConvProblem(1, 64, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24_sm90", WGMMA, (H8, H8),
+        ((32, 128, CHW32), (24, 60, H8)),
     ),
     "conv_residual": (
         conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
@@ -193,7 +202,7 @@ AROUND = {
 
 def run_inside(problem, tactic, inputs, weights, places, **options):
     """Run one tactic with tensors inside others -> (its output NCHW, padding kept; whether all around it is untouched)."""
-    gpu = Emulated(named("a100"), **options)
+    gpu = Emulated(named("h200" if KERNELS[tactic.kernel].sm else "a100"), **options)
     shapes = (*problem.in_shapes, problem.out_shape)
     strided, addresses, images = [], [], []
     for x, fmt, shape, place in zip((*inputs, None), (*tactic.ins, tactic.out), shapes, places, strict=True):
@@ -214,7 +223,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
         elements = (first >> s.log2v) * s.block + (first & ((1 << s.log2v) - 1))
         addresses.append(address + elements * DTYPES[whole_fmt.dtype].itemsize)
     sections = pack_weights(problem, tactic, weights)
-    held = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
+    held = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
     for name, array in sections.items():
         gpu.write(held[name], array)
     steps = launches(problem, tactic, tuple(strided))
@@ -231,7 +240,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     return whole[:, first:end], untouched, gpu.stats
 
 
-@pytest.mark.sample(42)
+@pytest.mark.sample(44)
 @pytest.mark.parametrize("mode", [{}, {"async_mode": "late", "seed": 1}], ids=["", "late"])
 @pytest.mark.parametrize("name", AROUND)
 def test_kernels_keep_to_their_part(name, mode):
