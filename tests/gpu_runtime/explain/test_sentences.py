@@ -109,7 +109,7 @@ def test_the_ratio_of_a_pick_and_the_premium_of_what_is_uncertain_follow_from_th
             picked += 1
         if row.reason == "uncertain":
             sparse, dense, doubt = map(float, UNCERTAIN.search(text).groups())
-            assert sparse < dense and dict(wording.layer_facts(row, outlook))["to flip"].startswith("a lower --risk")
+            assert sparse < dense and dict(wording.layer_facts(row, outlook))["to flip"].startswith("lower --risk")
             if changes_alone(row) and abs(row.other.us - sparse) < 0.01:
                 assert sparse + doubt > row.us - 0.016, text
                 uncertain += 1

@@ -318,7 +318,7 @@ def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
         "With all these weights pruned, on GeForce RTX 3090, predicted(rtx3090), x 32x1x8x8:\n" in text
         and "us per % lost" in text
     )
-    assert all(f"~{r['saved_us']:.2f}" in text for r in ranked if r["saved_us"]) and "longer the plan (~" in text
+    assert all(f"~{r['saved_us']:.2f}" in text for r in ranked if r["saved_us"]) and "runs dense (plan: ~" in text
     assert "\nSaves nothing: " in text and max(map(len, text.splitlines())) <= 120
 
 

@@ -336,8 +336,9 @@ def moved(engine):
     ],
 )
 def test_no_layer_is_left_for_pixel_shuffles(name, shape, sparsity):
+    """But where a convolution that stores no blocks is faster by more than a launch, as for nine channels."""
     engine = gr.build(model_path(name), sparsity=sparsity, device=DEFAULT_DEVICE, shapes={"input": shape})
-    assert moved(engine) == []
     convs = [layer for layer in engine.plan.layers if layer.type == "conv"]
     blocks = [layer.problem.epilogue.d2s for layer in convs if layer.problem.epilogue.d2s > 1]
-    assert blocks == [{"super_resolution_10": 3, "carn_m_x2": 2}.get(name, 4)]
+    apart = name == "super_resolution_10"
+    assert len(moved(engine)) == apart and blocks == ([] if apart else [2 if name == "carn_m_x2" else 4])

@@ -242,10 +242,10 @@ def test_an_engine(tmp_path, sparsity):
     w = {"w": rng.standard_normal((128, 128, 4, 4)).astype(np.float32) / 16, "b": rng.standard_normal(128).astype(np.float32)}
     path = tmp_path / "up.onnx"
     nodes = [node("ConvTranspose", "x w b", "a", strides=(2, 2), pads=(1, 1, 1, 1), name="up"), node("Relu", "a", "y")]
-    onnx.save(model(nodes, {"x": (1, 128, 20, 20)}, "y", w), path)
+    onnx.save(model(nodes, {"x": (1, 128, 56, 56)}, "y", w), path)
     pruned = tmp_path / "pruned.onnx" if sparsity == "force" else None
     engine = gr.build(path, sparsity=sparsity, device=SPARSE_DEVICE, save_pruned=pruned)
-    x = rng.standard_normal((1, 128, 20, 20)).astype(np.float32)
+    x = rng.standard_normal((1, 128, 56, 56)).astype(np.float32)
     judge(engine, pruned or path, {"x": x})
     (row,) = engine.sparsity.rows
     assert row.layer == "up" and engine.sparsity.eligible == engine.sparsity.picked == (("up",) if sparsity == "force" else ())
