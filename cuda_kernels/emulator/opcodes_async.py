@@ -173,13 +173,13 @@ def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         return dec.emit("BULK_WAIT", [], imm=dec.number(ops[0]), flags=BULK_READ if "read" in mods else 0)
     if mods[2] == "prefetch":
         return dec.emit("NOP", [])
-    match, store = LOAD.fullmatch(form), STORE.fullmatch(form)
-    if (match or store) is None:
+    found = LOAD.fullmatch(form) or STORE.fullmatch(form)
+    if found is None:
         dec.fail(f"unknown opcode 'cp.{'.'.join(mods)}'")
-    rank, kind, multicast, hint = (match or store or [None]).groups()  # type: ignore[union-attr]
+    rank, kind, multicast, hint = found.groups()
     if multicast:
         dec.fail(CLUSTERS)
-    return copy(dec, int(rank or 0), kind or "tile", bool(store), ops[: -1 if hint else None])
+    return copy(dec, int(rank or 0), kind or "tile", found.re is STORE, ops[: -1 if hint else None])
 
 
 def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str]) -> None:
