@@ -39,10 +39,6 @@ def inspect_command(
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
         return _engine(file, as_json, gap, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
-    if export_trace or export_onnx or gap:
-        raise click.UsageError(
-            f"--gap, {options.TRACE} and {options.ONNX} need an engine, which {file} is not: build one first"
-        )
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -54,6 +50,10 @@ def inspect_command(
         began = head[:8].hex(" ")
         text = f"{file}: neither an engine nor an ONNX model: it begins with the bytes {began}; give one of them"
         raise ValueError(text) from None
+    if export_trace or export_onnx or gap:
+        raise click.UsageError(
+            f"--gap, {options.TRACE} and {options.ONNX} need an engine, but {file} is a model: build one first"
+        )
     say(json.dumps(asdict(info) | {"command": info.command}, indent=1) if as_json else model_info.text(info), nl=as_json)
 
 

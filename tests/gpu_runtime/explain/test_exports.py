@@ -115,7 +115,7 @@ def test_build_and_inspect_write_the_same_files(files, cli):
     [
         ("inspect tiny.engine --exportOnnx o.onnx", 2, "--exportOnnx and --onnx go together"),
         ("inspect tiny.engine --onnx tiny.onnx", 2, "--exportOnnx and --onnx go together"),
-        ("inspect tiny.onnx --exportTrace o.json", 2, "need an engine, which tiny.onnx is not: build one first"),
+        ("inspect tiny.onnx --exportTrace o.json", 2, "need an engine, but tiny.onnx is a model: build one first"),
         ("inspect tiny.engine --exportOnnx o.onnx --onnx sparse.onnx", 1, "the engine was built from another model"),
         ("inspect tiny.engine --exportOnnx o.onnx --onnx none.onnx", 1, "none.onnx"),
         ("inspect tiny.engine --exportOnnx tiny.onnx --onnx tiny.onnx", 1, "is a file that this command reads"),

@@ -62,3 +62,9 @@ def test_a_model_has_no_gaps(tmp_path):
     onnx.save(net.finish(net.conv("x", "a", 8)), tmp_path / "m.onnx")
     with pytest.raises(click.UsageError, match="--gap.*need an engine"):
         inspect_command.main([str(tmp_path / "m.onnx"), "--gap"], standalone_mode=False)
+
+
+def test_a_file_of_another_kind_is_named(tmp_path):
+    (tmp_path / "random.bin").write_bytes(bytes(range(100, 200)))
+    with pytest.raises(ValueError, match="neither an engine nor an ONNX model"):
+        inspect_command.main([str(tmp_path / "random.bin"), "--gap"], standalone_mode=False)
