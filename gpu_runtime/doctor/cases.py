@@ -58,7 +58,7 @@ def cases(device: Device, few: bool = False) -> list[Case]:
             ends = {base_runner(t) for t in chosen[:1] + chosen[-1:]}
             before += [Case(problem, t) for t in chosen if not had or base_runner(t) not in had or base_runner(t) in ends]
     if few:
-        found = {kernel: _few(of) for kernel, of in found.items()}
+        found = {kernel: _few(of) for kernel, of in found.items() if of}
     return [case for turn in zip_longest(*found.values()) for case in turn if case]
 
 

@@ -19,6 +19,7 @@ from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator,
 from gpu_runtime.doctor.rates import RATES, Rate, rate
 from gpu_runtime.progress import Listener, Progress, ignore
 from tactics import codec as records
+from tactics.kernels import KERNELS
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
 from tactics.measure.child import Helper
@@ -118,6 +119,10 @@ def examine(
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
+    if other := [name for name in kernels if KERNELS[name].sm not in ("", device.sm)]:
+        patient.close()
+        needs, has = KERNELS[other[0]].sm, f"{device.title} is {device.sm}"
+        raise ValueError(f"--kernels: {other[0]} needs {needs}, but {has}: leave out {', '.join(other)}")
     todo = [c for c in cases(device, few=emulated) if not kernels or c.kernel in kernels]
     checks = [*_checks_of_the_machine(device, hello, emulated, no_gpu)]
     if not no_gpu:

@@ -10,7 +10,9 @@ from cuda_kernels.compile import ROOT, compile_kernel, virtual
 from cuda_kernels.device import NAMED, named
 from cuda_kernels.launch import KINDS, pack_params
 from cuda_kernels.params import Member, arrange, members
-from tactics.candidates import candidates
+from tactics import kernels as tactic_kernels
+from tactics.candidates import candidates, on_request
+from tactics.families.table import UNPLANNED
 from tactics.launches import launches
 from tests.problems import PROBLEMS
 
@@ -31,15 +33,17 @@ def test_every_kernels_parameters_are_read(kernel):
 def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}
-    for problem, device in product(PROBLEMS.values(), (A10, named("a100"))):  # an A100 has room for larger tiles
-        for tactic in candidates(problem, device):
+    for problem, device in product(PROBLEMS.values(), (A10, named("a100"), named("h200"))):  # an A100 has room for larger tiles
+        unplanned = [k for k in UNPLANNED.get(type(problem), ()) if k.sm == device.sm]
+        on_h200 = (tactic for kernel in unplanned for tactic in on_request(kernel.name, problem, device)[0])
+        for tactic in on_h200 if device.sm == "sm_90a" else candidates(problem, device):
             for step in launches(problem, tactic):
                 found.setdefault(step.kernel, {}).setdefault(len(step.args), step)
     fp32 = {"conv_fp32", "matmul_fp32"}  # which no tensor of FP16 leads to
     assert set(found) == KERNELS - set(OF_THE_WORKER) - fp32
     for kernel, steps in found.items():
         for step in {steps[min(steps)], steps[max(steps)]}:
-            ptx = compile_kernel(kernel, dict(step.values), virtual(A10.sm)).ptx
+            ptx = compile_kernel(kernel, dict(step.values), virtual(tactic_kernels.KERNELS[kernel].sm or A10.sm)).ptx
             size = int(re.search(rf"{kernel}_param_0\[(\d+)\]", ptx)[1])
             packed = pack_params((kind, value) if kind in KINDS else ("ptr", 0) for kind, value in step.args)
             assert len(packed) == -(-size // 8) * 8, (kernel, step.values)

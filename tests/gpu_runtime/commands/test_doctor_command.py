@@ -77,3 +77,10 @@ def test_narrow_terminals_have_their_width(capsys, monkeypatch):
 )
 def test_folders_are_left_out_of_texts(text, left):
     assert host.without_folders(text) == left
+
+
+def test_a_family_of_another_architecture_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["doctor", "--emulate", "rtx4090", "--kernels", "pool,conv_dense_sm90"])
+    assert stopped.value.code == 1
+    assert "conv_dense_sm90 needs sm_90a, but GeForce RTX 4090 is sm_89: leave out conv_dense_sm90" in capsys.readouterr().err
