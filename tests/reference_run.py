@@ -102,10 +102,13 @@ def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndar
     return {t.name: rng.uniform(low, 1, t.shape).astype(kinds[t.dtype]) for t in net.inputs}
 
 
-def ort_run(path, feeds: dict) -> dict[str, np.ndarray]:
+def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
+    """onnxruntime's outputs. Its optimizer moves Transpose through a cubic Resize, which it then refuses to run."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     source = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
     session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
