@@ -69,7 +69,7 @@ def table(networks: dict[str, Any]) -> Iterator[str]:
         for far in row["far"]:
             yield (
                 f"| {name}: {_short(far['layer'])} | {far['launches']} | {far['problem']} | {far['tactic']} | {far['us']:.1f} "
-                f"| {far['floor_us']:.1f} | {WHY[far['tactic']]} |"
+                f"| {far['floor_us']:.1f} | {WHY.get(far['tactic'], 'not explained')} |"
             )
 
 
@@ -87,7 +87,10 @@ def _short(layer: str) -> str:
 @click.option("--table", "only_table", is_flag=True, help="Print what the file says.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
 def main(names: Sequence[str], device: str, sparsity: str, jobs: int, only_table: bool, out: Path) -> None:
-    networks = json.loads(out.read_text())["networks"] if out.exists() else {}
+    known = json.loads(out.read_text()) if out.exists() else {"networks": {}}
+    if not only_table and (known.get("device", device), known.get("sparsity", sparsity)) != (device, sparsity):
+        raise click.UsageError(f"{out} has plans for {known['device']}, {known['sparsity']}: give another --out")
+    networks = known["networks"]
     wanted = () if only_table else sorted([*everything(), *SLOW]) if names == ("all",) else names
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for name, row in zip(wanted, pool.map(measure, wanted, *([v] * len(wanted) for v in (device, sparsity))), strict=True):

@@ -59,8 +59,7 @@ def _offer_apart(options: Options, op: Op[ConvProblem]) -> None:
     if end.residual:
         return
     problem = with_epilogue(op.problem, d2s=1, d2s_mode="dcr")
-    _, *out = op.problem.out_shape
-    move = MoveProblem(*problem.out_shape, f"d2s_{end.d2s_mode}", (out[0], out[1], out[2]), step=(1, end.d2s, end.d2s))
+    move = MoveProblem(*problem.out_shape, f"d2s_{end.d2s_mode}", op.problem.out_shape[1:], step=(1, end.d2s, end.d2s))
     options.group(group, ONE, APART)
     options.limit(op, group, ONE)
     apart = (*op.when, (group, APART))
