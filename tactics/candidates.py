@@ -118,7 +118,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
 
 def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
     """A tile without what splits K."""
-    return replace(tile, split=1, stream=0) if isinstance(tile, Tile) else tile
+    return tile.whole if isinstance(tile, Tile) else tile
 
 
 @lru_cache(maxsize=4096)

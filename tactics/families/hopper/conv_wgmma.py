@@ -1,43 +1,91 @@
-"""conv_gemm's convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), for sm_90a alone.
+"""Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a alone:
+tiles, launches, packing, time.
 
-Weights, arguments and grids are those of conv_gemm; tiles differ, for the four warps of a warpgroup lie along channels, and
-each has all pixels of the tile. No plan holds these kernels (`unplanned` in tactics.kernels), so they have no `counts`.
+K is (tap; channel), a stage 64 channels of one tap. Weights are packed by 64 rows and stage, as tensor cores read them; pixels
+come by a tensor map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
+
+Prediction: a stage takes the largest of what tensor cores, the port of shared memory, L2 and latency take
+(tactics/families/hopper/tiles.py, from published figures); the rest is that of conv_gemm. Blocks are persistent: copies of the
+next tile run during an epilogue, and with ping-pong the other warpgroup's products do.
 """
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
+
+import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.families import conv_gemm
-from tactics.families.conv_gemm import pack, section_bytes
-from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
+from tactics.families.hopper import maps
+from tactics.families.hopper.figures import CENTRE
+from tactics.families.hopper.tiles import K_STAGE, SMEM, HopperTile, stage
+from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
+from tactics.main_loops import UNTIMED
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, Reason, no_room, unsupported
-from tactics.step import Launch, Store, linear
+from tactics.roofline import Counts, convolved, sm_l2
+from tactics.step import Launch, Store, ints, launch, linear
 from tactics.tactic import Tactic, Tile, restrict
 
-__all__ = ["CASES", "TILES", "candidates", "launches", "pack", "section_bytes"]
-
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
-PATTERN_BYTES = 1024  # 8 pixels of 64 channels: the swizzle's pattern, at whose multiples pixels begin
-# Of four stages one is filled, one arrives, one is read, and products in flight may still read the last one.
-TILES = tuple(
-    Tile(m, n, 64, warps, 1, 4)
-    for m, n, warps in (
-        *((128, 256, 8), (256, 128, 8), (128, 128, 8), (128, 128, 4)),
-        *((64, 256, 4), (64, 128, 4), (64, 64, 4), (64, 32, 4)),
-    )
-)
+ROWS = 64  # of weights, that an instruction multiplies
+PATTERN_BYTES = 1024  # 8 pixels of 64 channels: the swizzle's pattern
+MOST_STAGES = 12
+COPYING = 128  # threads of the warpgroup that copies
+WAYS = (2, 3, 4, 6, 8, 12, 16)
+# (rows, pixels, warps of a tile, ping-pong, blocks of a cluster): benchmarks/hopper_tiles.py says which win in networks.
+SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
+    NAMES[0]: (
+        *((128, 256, 8, False), (128, 192, 8, False), (128, 128, 4, True), (64, 256, 4, True), (64, 192, 4, True)),
+        *((64, 128, 4, True), (64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
+    ),
+    NAMES[1]: (
+        *((256, 128, 8, False), (128, 256, 8, False), (128, 128, 4, True), (64, 256, 4, True), (64, 128, 4, True)),
+        *((64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
+    ),
+}
 CASES = dict.fromkeys(
     NAMES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
+        ConvProblem(2, 72, 9, 7, 136, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
         ConvProblem(1, 200, 7, 10, 88, 1, 1, epilogue=replace(RELU, residual=True), sparse24=True),
     ),
 )
+
+
+def _stage_bytes(t: Tile, sparse: bool) -> int:
+    """Weights, of 2:4 ones metadata behind them, and pixels, which begin at a pattern."""
+    weights = t.m * t.k * 2
+    weights = weights // 2 + sparse24.metadata_bytes(t.m, t.k) if sparse else weights
+    return -(-weights // PATTERN_BYTES) * PATTERN_BYTES + t.n * t.k * 2
+
+
+def _rest_bytes(t: Tile) -> int:
+    """Behind the stages: what each warpgroup stores at a time, and its table of pixels; two mbarriers of each stage."""
+    return t.threads // 128 * (1 + t.pingpong) * _part(t) * (ROWS * 2 + 4) + 16 * MOST_STAGES
+
+
+def _part(t: Tile) -> int:
+    """Pixels that a warpgroup stores at a time."""
+    return next(n for n in (64, 32, 16) if t.n % n == 0)
+
+
+def _tiles(kernel: str) -> Iterator[Tile]:
+    """Each shape with as many stages as fit, alone and in clusters of two."""
+    for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], (1, 2)):
+        one = Tile(m, n, K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster)
+        fit = (SMEM - _rest_bytes(one)) // _stage_bytes(one, KERNELS[kernel].sparse)
+        if n // cluster % 8 == 0 and (cluster == 1 or n >= 64):
+            yield replace(one, stages=min(fit, MOST_STAGES))
+
+
+TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
@@ -46,9 +94,13 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
         if why := _refused(p, kernel, device):
             yield kernel, why
             continue
-        for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(restrict(TILES[kernel], only), HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, *((y,) if p.epilogue.residual else ())), y)
-            yield from _ways(p, tactic, device)
+            reason = _reason(p, tactic, device)
+            if reason:
+                yield tactic, unsupported(reason)
+            else:
+                yield from ((replace(tactic, tile=shared), None) for shared in _ways(p, tactic, device))
 
 
 def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
@@ -59,37 +111,149 @@ def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
         return unsupported("the input's scale and shift, gate or norm change pixels in registers: wgmma reads shared memory")
-    k = p.r * p.s * padded_channels("hwc8", conv_gemm.merged(p).one.c)
-    if k < conv_gemm.K_STAGE:
-        return unsupported(f"K = {k}: less than a stage of {conv_gemm.K_STAGE}")
+    one = conv_gemm.merged(p).one
+    if p.r * p.s * one.c < K_STAGE:
+        return unsupported(f"K = {p.r * p.s * one.c}: less than a stage of {K_STAGE}")
+    if p.groups > 1 and one.c % K_STAGE:
+        return unsupported(f"a group of {one.c} input channels: a stage of {K_STAGE} would reach into the next one")
     if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
         return unsupported(why)
     return conv_gemm.not_sparse(p) if KERNELS[kernel].sparse else None
 
 
-def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Candidates:
-    """A tactic alone, and its ways to share K."""
-    if linear(tactic.ins[0]):
-        yield tactic, unsupported("linear input: pixels are copied 8 channels at a time")
+def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
+    """Why the problem cannot run so, or an empty string."""
+    t, x = tactic.gemm, tactic.ins[0]
+    if linear(x):
+        return "linear input: a tensor map's rows are channels"
+    if t.n < 32 and linear(tactic.out):
+        return f"linear output: a warpgroup stores rows of 32 pixels, the tile has {t.n}"
+    if t.cluster > 1 and -(-_rows(p, tactic) // t.m) % t.cluster:
+        return f"{-(-_rows(p, tactic) // t.m)} tiles of {t.m} channels: a cluster has {t.cluster} side by side"
+    return (
+        no_room(_smem(tactic), device)
+        or maps.reason(p, strides(x, p.in_shapes[0]), t.n // t.cluster)
+        or conv_gemm.problem_reason(p, tactic)
+    )
+
+
+def _rows(p: ConvProblem, tactic: Tactic) -> int:
+    """Rows of the product that are stored, padded channels among them; of a group."""
+    m = conv_gemm.merged(p)
+    channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
+    return p.epilogue.d2s**2 * channels
+
+
+def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
+    """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
+    there are few, or stream-K where the last round leaves a tenth of the GPU's time idle."""
+    t, units, steps = tactic.gemm, _units(p, tactic), k_stages(p)
+    workers = device.num_sms // t.cluster
+    yield replace(t, persist=workers * t.cluster) if units > workers else t
+    if conv_gemm.merged(p).count > 1:
         return
-    reason = no_room(_smem(tactic), device) or conv_gemm.problem_reason(p, tactic)
-    yield tactic, unsupported(reason)
-    shared = () if reason else (*conv_gemm.splits(p, tactic, device), *conv_gemm.streams(p, tactic, device))
-    for tile in shared:
-        yield replace(tactic, tile=tile), None
+    fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers]
+    yield from (replace(t, split=s) for s in (fit[-3:] if 2 * units <= workers else ()))
+    rounds = units / workers
+    if rounds <= 8 and math.ceil(rounds) >= 1.1 * rounds and units * steps >= 2 * workers:
+        yield replace(t, stream=workers * t.cluster)
+
+
+def _units(p: ConvProblem, tactic: Tactic) -> int:
+    """Tiles of a group, of a cluster as many as it has blocks."""
+    return conv_gemm.num_tiles(p, tactic) // conv_gemm.merged(p).count // tactic.gemm.cluster
+
+
+@lru_cache(maxsize=4096)
+def k_stages(p: ConvProblem) -> int:
+    return p.r * p.s * tap_stages(p)
+
+
+def tap_stages(p: ConvProblem) -> int:
+    return -(-conv_gemm.merged(p).one.c // K_STAGE)
 
 
 def _smem(tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes: the pipeline, in which metadata is followed by pixels at a pattern's beginning, or the
-    epilogue's staging tile over it and its table of pixels."""
-    t = tactic.gemm
-    weights = t.m * t.k * 2
-    if tactic.sparse:
-        weights = weights // 2 + -(-sparse24.metadata_bytes(t.m, t.k) // PATTERN_BYTES) * PATTERN_BYTES
-    return max(t.stages * (weights + t.n * t.k * 2), t.m * t.n * 2 + t.n * 4)
+    """Dynamic shared memory in bytes."""
+    return tactic.gemm.stages * _stage_bytes(tactic.gemm, tactic.sparse) + _rest_bytes(tactic.gemm)
 
 
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    return tuple(replace(one, smem=_smem(tactic)) for one in conv_gemm.launches(p, tactic, store, strided))
+    t, m, units = tactic.gemm, conv_gemm.merged(p), _units(p, tactic)
+    store = store or conv_gemm.own_store(p)
+    shared = t.stream or t.split > 1
+    blocks = t.stream or t.persist or units * t.split * t.cluster
+    x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
+    args = conv_gemm.arguments(p, tactic, store, strided)
+    args |= ints(k_tiles=k_stages(p), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
+    args |= {"map": ("map", maps.input_map(p, x, t.n // t.cluster))} | ints(im2col=not maps.pixels_are_rows(p, x))
+    if shared:
+        args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=units)}
+    teams = t.threads // 128
+    sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * t.cluster * teams * 4) if shared else (0, 0)
+    values = conv_gemm.values(p, tactic, store) | {
+        **{"BM": ROWS, "BN": _part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
+        **{"TEAMS": teams * (1 + t.pingpong), "PINGPONG": int(t.pingpong), "CLUSTER": t.cluster},
+    }
+    threads = t.threads * (1 + t.pingpong) + COPYING
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, _smem(tactic), args, *sums),)
+
+
+def _rows64(p: ConvProblem, tactic: Tactic) -> int:
+    return -(-conv_gemm.num_rows(conv_gemm.merged(p).one, tactic.out.layout) // ROWS) * ROWS
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights as [count][rows / 64][stage][row][64 channels, or the 32 kept ones], rows swizzled as wgmma's descriptors have it;
+    metadata as [count][rows / 64][stage][pairs of 16 rows][32 lanes][2]; bias and slope in the same rows."""
+    flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, k_stages(p) * K_STAGE, ROWS)
+    sections = {}
+    rows = flat.reshape(-1, flat.shape[2])
+    if tactic.sparse:
+        rows, codes = sparse24.compress(rows)
+        words = sparse24.pack_metadata(codes).reshape(-1, 2, k_stages(p), 64)
+        sections["meta"] = np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)
+    chunks = rows.reshape(-1, ROWS, k_stages(p), rows.shape[1] // k_stages(p) // 8, 8).transpose(0, 2, 1, 3, 4)
+    of_row, many = np.arange(ROWS), chunks.shape[3]  # chunk c of row r lies where chunk c ^ (r / (8 / chunks)) % chunks is
+    places = np.arange(many) ^ (of_row // (8 // many) % many)[:, None]
+    swizzled = np.take_along_axis(chunks, places[None, None, :, :, None], axis=3)  # its own inverse
+    return {"w": np.ascontiguousarray(swizzled).reshape(-1)} | sections | vectors
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    count, rows = conv_gemm.merged(p).count, _rows64(p, tactic)
+    sections = sparse24.fragment_bytes(count, rows, k_stages(p) * K_STAGE, tactic.sparse)
+    return sections | dict.fromkeys(p.epilogue.vectors, count * rows * 4)
+
+
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    sections = section_bytes(p, tactic)
+    weights = sections["w"] + sections.get("meta", 0)
+    return convolved(p, tactic, weights, _limits(p, tactic, device), untimed=UNTIMED)
+
+
+@lru_cache(maxsize=16384)
+def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
+    t, f, steps = tactic.gemm, CENTRE, k_stages(p)
+    tiles = _units(p, tactic) * t.cluster * conv_gemm.merged(p).count
+    blocks = t.stream or t.persist or tiles * t.split
+    per_clk = sm_l2(device, blocks)
+    teams = t.threads // 128 * (1 + t.pingpong)
+    loop = HopperTile(t.m, t.n, tactic.sparse, "smem", "pixels" if t.cluster > 1 else "", teams, t.pingpong)
+    at = stage(loop, f, per_clk)
+    each = at.clocks / f.sparse_clock if tactic.sparse else max(at.clocks, at.tensor / f.held)
+    end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) + conv_gemm.EPILOGUE_CLK
+    of_tile = steps * each / (t.split if t.split > 1 else 1)
+    turns = math.ceil(tiles * t.split / device.num_sms)
+    begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device)
+    if t.stream:
+        clk = tiles * steps / blocks * each + end
+    elif t.pingpong:
+        clk = (turns - 1) * max(of_tile, (of_tile + end) / 2) + of_tile + end
+    else:
+        clk = turns * (of_tile + end)
+    begun *= 1 if t.persist or t.stream else turns
+    return {"mma" if at.bound == "tensor" else "sm": (begun + clk) / device.clock_mhz}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from benchmarks.hopper.figures import Figures
+from tactics.families.hopper.figures import Figures
 
 K_STAGE = 64
 SMEM = 227 * 1024
