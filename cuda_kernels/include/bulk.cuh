@@ -86,6 +86,10 @@ __device__ __forceinline__ void copy_column(u32 smem, const TensorMap* map, int 
         : "memory");
 }
 
+// 9.7.13.1 bar: two warpgroups share a barrier; one arrives and goes on, the other waits for that.
+__device__ __forceinline__ void tell_other_warpgroup(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void wait_for_other_warpgroup(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
+
 // 10.19 %cluster_ctarank: this block's number in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;

@@ -205,7 +205,7 @@ __device__ __forceinline__ bool real_row(const ConvParams& p, int row) {
 __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
   if (!OUT_LINEAR) return staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
   constexpr int WORDS = BN / 2 < 32 ? BN / 2 : 32;  // that a row rotates through
-  static_assert(BN / 2 % WORDS == 0 && WORDS >= 16, "linear output: a row is 16 words, or a multiple of 32");
+  static_assert(!OUT_LINEAR || (BN / 2 % WORDS == 0 && WORDS >= 16), "linear output: a row is 16 words, or a multiple of 32");
   const int word = n / 2, turned = (word + (WORDS == 32 ? 12 * m : m / 2 * 4)) % WORDS;
   return staging + (m * (BN / 2) + word / WORDS * WORDS + turned) * 4 + n % 2 * 2;
 }

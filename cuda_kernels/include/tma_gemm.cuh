@@ -19,6 +19,7 @@
 constexpr int M64 = TILE_M / 64, OWN = M64 / (PINGPONG ? 1 : TEAMS);  // 64 rows each: of a tile, of a warpgroup
 constexpr int TILE_NT = TILE_N / 8, PARTS = TILE_N / BN;
 constexpr int TILE_TEAMS = PINGPONG ? 1 : TEAMS;  // that store a tile
+constexpr int OTHERS_TURN = 1 + TEAMS;            // the first barrier behind those of sync_threads
 
 static_assert(BK == 64, "a pixel's row is 128 bytes, a pattern of the swizzle 8 of them");
 static_assert(WGMMA && BM == 64 && THREADS == 128 && TILE_N % BN == 0, "a warpgroup stores 64 rows at a time");
@@ -118,8 +119,8 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, u32 smem) {
     if (CLUSTER > 1 && lane < CLUSTER) mbarrier_arrive_at(empty, lane);
   };
   u32 e[2][OWN];  // of a step and the next
-  auto fetch_metadata = [&](u32 turn, int step) {  // conv_sparse24's words, of which t has the first step's and t + 2 the other's
-    const u32 words = smem + turn % STAGES * In::BYTES + In::E_AT + warp / 2 * 256 + ((lane & ~2) | step * 2) * 8 + warp % 2 * 4;
+  auto fetch_metadata = [&](u32 turn, int step) {  // of 16 rows and a step 64 bytes, which lanes t and t + 2 read
+    const u32 words = smem + turn % STAGES * In::BYTES + In::E_AT + (warp * 2 + step) * 64 + lane / 4 * 8 + lane % 2 * 4;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) e[step][i] = lds_32(words + (first + i) * In::E64);
   };
@@ -127,11 +128,15 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, u32 smem) {
 
   u32 turn = 0;
   int number = 0;
-  for (Share share = first_share(p); share.count; share = next_share(p, share), ++number) {
+  Share next;
+  for (Share share = first_share(p); share.count; share = next, ++number) {
+    next = next_share(p, share);
     if (PINGPONG && number % TEAMS != team) {
       turn += share.count;
       continue;
     }
+    // A stage's barrier tells two phases apart, not three: nobody waits for a tile while the one before it is not all there.
+    if (PINGPONG && number) wait_for_other_warpgroup(OTHERS_TURN + team);
     float acc[OWN][TILE_NT][4] = {};
     if (SPARSE) {
       wait_until_full(turn);
@@ -170,6 +175,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, u32 smem) {
         if (k) leave(turn - 1);
       }
     }
+    if (PINGPONG && next.count) tell_other_warpgroup(OTHERS_TURN + (team ^ 1));
     wgmma_wait<0>();
     keep_apart(acc);
     leave(turn - 1);

@@ -195,7 +195,7 @@ def launches(
     sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * t.cluster * teams * 4) if shared else (0, 0)
     values = conv_gemm.values(p, tactic, store) | {
         **{"BM": ROWS, "BN": _part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
-        **{"TEAMS": teams * (1 + t.pingpong), "PINGPONG": int(t.pingpong), "CLUSTER": t.cluster},
+        **{"TEAMS": teams * (1 + t.pingpong), "PINGPONG": int(t.pingpong), "CLUSTER": t.cluster, "RESIDENT": 1},
     }
     threads = t.threads * (1 + t.pingpong) + COPYING
     return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, _smem(tactic), args, *sums),)
@@ -207,14 +207,14 @@ def _rows64(p: ConvProblem, tactic: Tactic) -> int:
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Weights as [count][rows / 64][stage][row][64 channels, or the 32 kept ones], rows swizzled as wgmma's descriptors have it;
-    metadata as [count][rows / 64][stage][pairs of 16 rows][32 lanes][2]; bias and slope in the same rows."""
+    metadata as [count][rows / 64][stage][16 rows][k32 step][row g][t % 2]; bias and slope in the same rows."""
     flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, k_stages(p) * K_STAGE, ROWS)
     sections = {}
     rows = flat.reshape(-1, flat.shape[2])
     if tactic.sparse:
         rows, codes = sparse24.compress(rows)
-        words = sparse24.pack_metadata(codes).reshape(-1, 2, k_stages(p), 64)
-        sections["meta"] = np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)
+        words = sparse24.pack_metadata(codes).reshape(-1, 2, k_stages(p), 8, 2, 2, 2)  # m64, m32, stage, g, step, t % 2, m16
+        sections["meta"] = np.ascontiguousarray(words.transpose(0, 2, 1, 6, 4, 3, 5)).reshape(-1)
     chunks = rows.reshape(-1, ROWS, k_stages(p), rows.shape[1] // k_stages(p) // 8, 8).transpose(0, 2, 1, 3, 4)
     of_row, many = np.arange(ROWS), chunks.shape[3]  # chunk c of row r lies where chunk c ^ (r / (8 / chunks)) % chunks is
     places = np.arange(many) ^ (of_row // (8 // many) % many)[:, None]
