@@ -35,3 +35,10 @@ def encoded(m: MapCall) -> bytes:
     if m.im2col:
         return encode_im2col(*around, m.lower[: m.rank - 2], m.upper[: m.rank - 2], m.channels, m.pixels, *how)
     return encode_tiled(*around, m.box[: m.rank], *how)
+
+
+def described(m: MapCall) -> dict[str, object]:
+    """An im2col call by the names of cuda_kernels.tensor_maps.Map, but for its type."""
+    lists = {"dims": m.dims[: m.rank], "strides": m.strides[: m.rank - 1], "element_strides": m.steps[: m.rank]}
+    corners = {"lower": m.lower[: m.rank - 2], "upper": m.upper[: m.rank - 2]}
+    return lists | corners | {"channels": m.channels, "pixels": m.pixels, "swizzle": SWIZZLES[m.swizzle]}

@@ -26,7 +26,7 @@ from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch,
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
 from tests.independent import faults, interpreter, packages
-from tests.map_calls import MapCall, encoded
+from tests.map_calls import MapCall, described, encoded
 
 HERE = Path(__file__).parent
 # fmt: off
@@ -257,7 +257,9 @@ class Device:
 
     def encode(self, pointer: C._Pointer[MapCall], out: int) -> int:
         try:
-            made = encoded(pointer.contents)
+            made = encoded(call := pointer.contents)
+            if call.im2col:
+                print("im2col", json.dumps(described(call)), flush=True)
         except ValueError as e:
             print(f"tensor map refused: {e}", flush=True)
             return 1
