@@ -78,14 +78,16 @@ def encode_by_driver(m: Map, address: int) -> bytes:
     def array(number: Any, values: Sequence[int]) -> Any:
         return (number * len(values))(*values)
 
+    element = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.element.upper()}")
+    swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}")
     columns = array(s32, m.lower), array(s32, m.upper), u32(m.channels), u32(m.pixels)
     args = (
-        *(ctypes.c_void_p(out), s32(driver.CUtensorMapDataType[f"CU_TENSOR_MAP_DATA_TYPE_{m.element.upper()}"])),
-        *(u32(len(m.dims)), ctypes.c_void_p(address), array(u64, m.dims), array(u64, m.strides)),
+        *(ctypes.c_void_p(out), s32(element), u32(len(m.dims))),
+        *(ctypes.c_void_p(address), array(u64, m.dims), array(u64, m.strides)),
         *((array(u32, m.box),) if m.box else columns),
         array(u32, m.element_strides or [1] * len(m.dims)),
         s32(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        s32(driver.CUtensorMapSwizzle[f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"]),
+        s32(swizzle),
         s32(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),  # as CUTLASS has it
         s32(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )

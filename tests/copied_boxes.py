@@ -1,4 +1,4 @@
-"""Boxes of tensors that cuda_kernels/copy_box.cu copies by a map, beside NumPy's indexing: in the emulator, and on a GPU."""
+"""Boxes of tensors that cuda_kernels/copy_box.cu copies by a map: in the emulator, and on a GPU."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +9,39 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda, Emulated, fill_params
 from cuda_kernels.params import arrange
 from cuda_kernels.tensor_maps import Map
+from tests.independent.layouts import table
 
 SOURCE = str(Path(__file__).parent / "cuda_kernels" / "copy_box.cu")
 SHAPE = (2, 5, 6, 24)  # n, h, w, c
+
+
+def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
+    """Rows of bytes as they lie in shared memory, by CuTe's table of 32 rows."""
+    if not swizzle:
+        return rows.reshape(-1)
+    at = table()[f"rows of {swizzle} bytes"]["at"].reshape(32, -1)
+    period, out = 8, np.empty_like(rows).reshape(-1, 16)
+    for r, row in enumerate(rows.reshape(len(rows), -1, 16)):
+        out[r // period * period * len(row) + at[r % period]] = row
+    return out.reshape(-1)
+
+
+def copied(
+    gpu: Cuda | Emulated, x: np.ndarray, m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbytes: int
+) -> np.ndarray:
+    """What the map of `x` brings into shared memory, in bytes. `at`: coordinates, innermost first; `offsets`: s, r."""
+    values = {"BYTES": nbytes, "IM2COL": int(not m.box)}
+    named = {f"at[{i}]": ("i32", c) for i, c in enumerate(at)} | {"s": ("i32", offsets[0]), "r": ("i32", offsets[1])}
+    args = arrange(SOURCE, tuple(sorted(values.items())), {"y": ("out", 0), "map": ("map", m)} | named)
+    source, to = gpu.allocate(x.nbytes), gpu.allocate(nbytes)
+    gpu.write(source, x)
+    gpu.write(to, np.full(nbytes, 0xFF, np.uint8))
+    params = fill_params(gpu, args, lambda arg: {"in": source, "out": to}[arg[0]])
+    gpu.launch(gpu.load(compile_kernel(SOURCE, values, gpu.arch)), (1, 1, 1), (32, 1, 1), 0, params)
+    got = gpu.read(to, nbytes)
+    for address in (source, to):
+        gpu.free(address)
+    return got
 
 
 class Case(NamedTuple):
@@ -22,12 +52,12 @@ class Case(NamedTuple):
     offsets: tuple[int, int] = (0, 0)
 
 
-def _columns(strides: tuple[int, int], pad: int, dilation: int, swizzle: int = 0, channels: int = 16) -> Map:
+def _columns(strides: tuple[int, int], pad: int, dilation: int, swizzle: int = 0) -> Map:
     """Of a 3x3 convolution."""
     n, h, w, c = SHAPE
     low, high = (-pad, -pad), (pad - 2 * dilation,) * 2
     steps = (1, *strides, 1)
-    return Map(("in", 0), (c, w, h, n), (2 * c, 2 * c * w, 2 * c * w * h), (), low, high, channels, 16, steps, swizzle)
+    return Map(("in", 0), (c, w, h, n), (2 * c, 2 * c * w, 2 * c * w * h), (), low, high, 16, 16, steps, swizzle)
 
 
 PIXELS = Map(("in", 0), (24, 60), (48,), box=(16, 24))
@@ -45,25 +75,10 @@ CASES = {
 def check(gpu: Cuda | Emulated, name: str) -> None:
     """The kernel's copy equals NumPy's."""
     m, at, offsets = CASES[name]
-    rng = np.random.default_rng(0)
-    x = rng.integers(1, 1000, SHAPE).astype(np.float16)
+    x = np.random.default_rng(0).integers(1, 1000, SHAPE).astype(np.float16)
     expected = _expected(x, m, at, offsets)
-    values = {"BYTES": expected.nbytes, "IM2COL": int(not m.box)}
-    named = {f"at[{i}]": ("i32", c) for i, c in enumerate(at)} | {"s": ("i32", offsets[0]), "r": ("i32", offsets[1])}
-    args = arrange(SOURCE, tuple(sorted(values.items())), {"y": ("out", 0), "map": ("map", m)} | named)
-    source, to = gpu.allocate(x.nbytes), gpu.allocate(expected.nbytes)
-    gpu.write(source, x)
-    gpu.write(to, np.full(expected.nbytes, 0xFF, np.uint8))
-    params = fill_params(gpu, args, lambda arg: {"in": source, "out": to}[arg[0]])
-    gpu.launch(gpu.load(compile_kernel(SOURCE, values, gpu.arch)), (1, 1, 1), (32, 1, 1), 0, params)
-    got = gpu.read(to, expected.nbytes).view(np.float16).reshape(expected.shape)
-    if m.swizzle == 32:  # the two 16-byte units of a row change places in every other group of 4 rows
-        pairs = got.reshape(len(got), 2, 8)
-        rows = np.arange(len(got)) // 4 % 2 == 1
-        pairs[rows] = pairs[rows, ::-1]
-    assert np.array_equal(got, expected), name
-    gpu.free(source)
-    gpu.free(to)
+    got = copied(gpu, x, m, at, offsets, expected.nbytes)
+    assert np.array_equal(got, swizzled(expected.view(np.uint8), m.swizzle)), name
 
 
 def _expected(x: np.ndarray, m: Map, at: tuple[int, ...], offsets: tuple[int, int]) -> np.ndarray:

@@ -132,7 +132,7 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
         return f"{-(-_rows(p, tactic) // t.m)} tiles of {t.m} channels: a cluster has {t.cluster} side by side"
     return (
         no_room(_smem(tactic), device)
-        or maps.reason(p, strides(x, p.in_shapes[0]), t.n // t.cluster)
+        or maps.why_no_map(p, strides(x, p.in_shapes[0]), K_STAGE, t.n // t.cluster)
         or conv_gemm.problem_reason(p, tactic)
     )
 
@@ -188,7 +188,8 @@ def launches(
     x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
     args = conv_gemm.arguments(p, tactic, store, strided)
     args |= ints(k_tiles=k_stages(p), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
-    args |= {"map": ("map", maps.input_map(p, x, t.n // t.cluster))} | ints(im2col=not maps.pixels_are_rows(p, x))
+    args |= {"map": ("map", maps.input_map(p, x, K_STAGE, t.n // t.cluster))}
+    args |= ints(im2col=not maps.pixels_in_order(p, x))
     if shared:
         args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=units)}
     teams = t.threads // 128
