@@ -11,8 +11,7 @@ from cuda_kernels.device import NAMED, named
 from cuda_kernels.launch import KINDS, Emulated, fill_params
 from cuda_kernels.params import Member, arrange, members
 from tactics import kernels as tactic_kernels
-from tactics.candidates import candidates, on_request
-from tactics.families.table import UNPLANNED
+from tactics.candidates import candidates
 from tactics.launches import launches
 from tests.problems import PROBLEMS
 
@@ -34,9 +33,7 @@ def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}
     for problem, device in product(PROBLEMS.values(), (A10, named("a100"), named("h200"))):  # an A100 has room for larger tiles
-        unplanned = [k for k in UNPLANNED.get(type(problem), ()) if k.sm == device.sm]
-        on_h200 = (tactic for kernel in unplanned for tactic in on_request(kernel.name, problem, device)[0])
-        for tactic in on_h200 if device.sm == "sm_90a" else candidates(problem, device):
+        for tactic in candidates(problem, device):
             for step in launches(problem, tactic):
                 found.setdefault(step.kernel, {}).setdefault(len(step.args), step)
     fp32 = {"conv_fp32", "matmul_fp32"}  # which no tensor of FP16 leads to

@@ -37,6 +37,7 @@ NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
 ROWS = 64  # of weights, that an instruction multiplies
 PATTERN_BYTES = 1024  # 8 pixels of 64 channels: the swizzle's pattern
 MOST_STAGES = 12
+CLUSTERS = (1, 2)
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
 # (rows, pixels, warps of a tile, ping-pong, blocks of a cluster): benchmarks/hopper_tiles.py says which win in networks.
@@ -78,7 +79,7 @@ def _part(t: Tile) -> int:
 
 def _tiles(kernel: str) -> Iterator[Tile]:
     """Each shape with as many stages as fit, alone and in clusters of two."""
-    for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], (1, 2)):
+    for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], CLUSTERS):
         one = Tile(m, n, K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster)
         fit = (SMEM - _rest_bytes(one)) // _stage_bytes(one, KERNELS[kernel].sparse)
         if n // cluster % 8 == 0 and (cluster == 1 or n >= 64):
@@ -105,8 +106,6 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
 
 def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
     """Why no tactic of the kernel may run this problem there; None: some may."""
-    if device.sm != KERNELS[kernel].sm:
-        return unsupported(f"{device.sm} has no wgmma: {KERNELS[kernel].sm} has")
     if 1 < p.groups == p.c:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
