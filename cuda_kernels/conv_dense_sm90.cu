@@ -19,14 +19,19 @@ struct DenseProduct {
   __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,
                                            float (&acc)[OWN][TILE_NT][4]) {
     for (int k = 0; k < count; ++k, ++turn) {
-      const u32 weights = ring.stage(turn) + first * A_BYTES, pixels = ring.stage(turn) + ring.B_AT;
+      const u32 weights = ring.stage(turn) + first * TAPS * A_BYTES, pixels = ring.stage(turn) + ring.B_AT;
       ring.wait_until_full(turn);
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < BK / 16; ++step)
+      for (int r = 0; r < TAPS; ++r)
 #pragma unroll
-        for (int i = 0; i < OWN; ++i)
-          wgmma_dense(acc[i], rows_of_128_bytes(weights + i * A_BYTES + step * 32), rows_of_128_bytes(pixels + step * 32));
+        for (int step = 0; step < BK / 16; ++step)
+#pragma unroll
+          for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+              wgmma_dense(sums_of(acc[i], image), rows_of_128_bytes(weights + (i * TAPS + r) * A_BYTES + step * 32),
+                          rows_of_128_bytes(pixels + image * IMAGE_BYTES + r * TAP_BYTES + step * 32));
       wgmma_commit();
       wgmma_wait<1>();
       if (k) ring.leave(turn - 1);

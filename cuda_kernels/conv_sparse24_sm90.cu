@@ -10,8 +10,9 @@
 #include "tma_gemm.cuh"
 
 struct SparseProduct {
-  static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0, UNROLLED = RING / 2;  // stages
-  static_assert(RING % 2 == 0 && RING >= 2, "whole stages");
+  static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0;
+  static constexpr int STEPS = 2 * TAPS, UNROLLED = RING / STEPS;  // of a stage; stages
+  static_assert(RING % STEPS == 0, "whole stages");
   const char* values[OWN];
   const char* metadata[OWN];
   int last;  // k-step of the share
@@ -22,11 +23,11 @@ struct SparseProduct {
     const int warp = thread() / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {  // rows past the last are never stored: these are read again, for metadata must be legal
-      const long long at = static_cast<long long>(min(m64 + i, p.m16 / 4 - 1)) * p.k_tiles + share.first;
+      const long long at = (static_cast<long long>(min(m64 + i, p.m16 / 4 - 1)) * p.k_tiles + share.first) * TAPS;
       values[i] = reinterpret_cast<const char*>(p.w) + at * A_BYTES + threadIdx.x % THREADS * 16;
       metadata[i] = reinterpret_cast<const char*>(p.meta) + at * E_BYTES + warp * 64 + lane / 4 * 8 + lane % 2 * 4;
     }
-    last = share.count * 2 - 1;
+    last = share.count * STEPS - 1;
 #pragma unroll
     for (int step = 0; step < RING - 1; ++step) fetch(step, step);
   }
@@ -48,15 +49,19 @@ struct SparseProduct {
         const u32 pixels = ring.stage(turn) + ring.B_AT;
         ring.wait_until_full(turn);
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          const int slot = 2 * k + step;
+        for (int step = 0; step < STEPS; ++step) {
+          const int slot = STEPS * k + step;
+          const u32 at = pixels + step / 2 * TAP_BYTES + step % 2 * 64;
           wgmma_fence();
 #pragma unroll
-          for (int i = 0; i < OWN; ++i) wgmma_sparse(acc[i], a[slot][i], rows_of_128_bytes(pixels + step * 64), e[slot][i]);
+          for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+              wgmma_sparse(sums_of(acc[i], image), a[slot][i], rows_of_128_bytes(at + image * IMAGE_BYTES), e[slot][i]);
           wgmma_commit();
           wgmma_wait<1>();
           if (step == 0 && k0 + k) ring.leave(turn - 1);
-          fetch((slot + RING - 1) % RING, k0 * 2 + slot + RING - 1);
+          fetch((slot + RING - 1) % RING, k0 * STEPS + slot + RING - 1);
         }
       }
     }

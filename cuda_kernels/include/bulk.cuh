@@ -97,6 +97,23 @@ __device__ __forceinline__ void copy_column(u32 smem, const TensorMap* map, int 
 __device__ __forceinline__ void tell_other_warpgroup(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
 __device__ __forceinline__ void wait_for_other_warpgroup(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
 
+// The same of a box of the map's size, four-dimensional, from pixel `at` on.
+template <int COPIES>
+__device__ __forceinline__ void copy_box(u32 smem, const TensorMap* map, int c, const FirstPixel& at, u32 barrier) {
+  if (COPIES > 1)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem),
+        "l"(map), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "r"(barrier), "h"(static_cast<u16>((1 << COPIES) - 1))
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            smem),
+        "l"(map), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "r"(barrier)
+        : "memory");
+}
+
 // 10.19 %cluster_ctarank: this block's number in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;

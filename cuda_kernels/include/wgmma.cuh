@@ -36,18 +36,24 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 #define FIFTY(A, B, C, D, E) TEN(A) TEN(B) TEN(C) TEN(D) TEN(E)
 #define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SUMS_16 TEN() "%10, %11, %12, %13, %14, %15"
+#define SUMS_28 TEN() TEN(1) "%20, %21, %22, %23, %24, %25, %26, %27"
 #define SUMS_32 TEN() TEN(1) TEN(2) "%30, %31"
 #define SUMS_48 TEN() TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_56 FIFTY(, 1, 2, 3, 4) "%50, %51, %52, %53, %54, %55"
 #define SUMS_64 FIFTY(, 1, 2, 3, 4) TEN(5) "%60, %61, %62, %63"
 #define SUMS_96 FIFTY(, 1, 2, 3, 4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, %93, %94, %95"
+#define SUMS_112 FIFTY(, 1, 2, 3, 4) FIFTY(5, 6, 7, 8, 9) TEN(10) "%110, %111"
 #define SUMS_128 FIFTY(, 1, 2, 3, 4) FIFTY(5, 6, 7, 8, 9) TEN(10) TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 #define D_1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define D_2(j) D_1(j), D_1(j + 1)
 #define D_4(j) D_2(j), D_2(j + 2)
+#define D_7(j) D_4(j), D_2(j + 4), D_1(j + 6)
 #define D_8(j) D_4(j), D_4(j + 4)
 #define D_12(j) D_8(j), D_4(j + 8)
+#define D_14(j) D_12(j), D_2(j + 12)
 #define D_16(j) D_8(j), D_8(j + 8)
 #define D_24(j) D_16(j), D_8(j + 16)
+#define D_28(j) D_24(j), D_4(j + 24)
 #define D_32(j) D_16(j), D_16(j + 16)
 // The operands behind the sums: A, a descriptor or of sparse products four registers, the descriptor of B, metadata.
 #define DENSE(N, SUMS, D, A, B)                                                                                  \
@@ -60,17 +66,24 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
                : D                                                                                                      \
                : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(e))
 
+constexpr bool wgmma_has(int nt) {
+  return nt == 2 || nt == 4 || nt == 7 || nt == 8 || nt == 12 || nt == 14 || nt == 16 || nt == 24 || nt == 28 || nt == 32;
+}
+
 // 9.7.15.5.2 wgmma.mma_async.m64nNk16, N = 8 * NT: d += a * b. A warp's 16 rows of d are as mma_16816 has them, d's eights of
 // columns one behind the other.
 template <int NT>
 __device__ __forceinline__ void wgmma_dense(float (&d)[NT][4], u64 a, u64 b) {
-  static_assert(NT == 2 || NT == 4 || NT == 8 || NT == 12 || NT == 16 || NT == 24 || NT == 32, "16, 32, 64, 96, 128, 192 or 256");
+  static_assert(wgmma_has(NT), "wgmma has no such N here");
   if constexpr (NT == 2) DENSE(16, SUMS_8, D_2(0), 8, 9);
+  if constexpr (NT == 7) DENSE(56, SUMS_28, D_7(0), 28, 29);
   if constexpr (NT == 4) DENSE(32, SUMS_16, D_4(0), 16, 17);
   if constexpr (NT == 8) DENSE(64, SUMS_32, D_8(0), 32, 33);
   if constexpr (NT == 12) DENSE(96, SUMS_48, D_12(0), 48, 49);
+  if constexpr (NT == 14) DENSE(112, SUMS_56, D_14(0), 56, 57);
   if constexpr (NT == 16) DENSE(128, SUMS_64, D_16(0), 64, 65);
   if constexpr (NT == 24) DENSE(192, SUMS_96, D_24(0), 96, 97);
+  if constexpr (NT == 28) DENSE(224, SUMS_112, D_28(0), 112, 113);
   if constexpr (NT == 32) DENSE(256, SUMS_128, D_32(0), 128, 129);
 }
 
@@ -78,12 +91,15 @@ __device__ __forceinline__ void wgmma_dense(float (&d)[NT][4], u64 a, u64 b) {
 // 32. Selector 0: the metadata words of lanes t = 0, 1 are read, as mma_sp_16832 has them.
 template <int NT>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[NT][4], const uint4& a, u64 b, u32 e) {
-  static_assert(NT == 2 || NT == 4 || NT == 8 || NT == 12 || NT == 16 || NT == 24 || NT == 32, "16, 32, 64, 96, 128, 192 or 256");
+  static_assert(wgmma_has(NT), "wgmma has no such N here");
   if constexpr (NT == 2) SPARSE(16, SUMS_8, D_2(0), 8, 9, 10, 11, 12, 13);
+  if constexpr (NT == 7) SPARSE(56, SUMS_28, D_7(0), 28, 29, 30, 31, 32, 33);
   if constexpr (NT == 4) SPARSE(32, SUMS_16, D_4(0), 16, 17, 18, 19, 20, 21);
   if constexpr (NT == 8) SPARSE(64, SUMS_32, D_8(0), 32, 33, 34, 35, 36, 37);
   if constexpr (NT == 12) SPARSE(96, SUMS_48, D_12(0), 48, 49, 50, 51, 52, 53);
+  if constexpr (NT == 14) SPARSE(112, SUMS_56, D_14(0), 56, 57, 58, 59, 60, 61);
   if constexpr (NT == 16) SPARSE(128, SUMS_64, D_16(0), 64, 65, 66, 67, 68, 69);
   if constexpr (NT == 24) SPARSE(192, SUMS_96, D_24(0), 96, 97, 98, 99, 100, 101);
+  if constexpr (NT == 28) SPARSE(224, SUMS_112, D_28(0), 112, 113, 114, 115, 116, 117);
   if constexpr (NT == 32) SPARSE(256, SUMS_128, D_32(0), 128, 129, 130, 131, 132, 133);
 }

@@ -20,10 +20,11 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
+from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
 from tactics.families.hopper import maps
 from tactics.families.hopper.figures import CENTRE
-from tactics.families.hopper.tiles import K_STAGE, SMEM, HopperTile, ring, stage
+from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, ring, stage
 from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
 from tactics.main_loops import UNTIMED
@@ -39,6 +40,7 @@ ROWS = 64  # of weights, that an instruction multiplies
 MOST_STAGES = 12
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
+WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
 # (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
@@ -52,6 +54,12 @@ SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
         *((64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
     ),
 }
+STRIPS: Mapping[str, tuple[tuple[int, int, bool], ...]] = {  # rows, warps, ping-pong
+    NAMES[0]: ((64, 4, True), (64, 4, False), (128, 8, False)),
+    NAMES[1]: ((64, 4, True), (64, 4, False), (128, 8, False)),
+}
+COLUMNS = (8, 16, 24, 32, 48, 56, 64)
+PRODUCTS = (32, 56, 64, 96, 112, 128, 192, 224, 256)  # pixels of an image, that an instruction multiplies
 CASES = dict.fromkeys(
     NAMES,
     (
@@ -61,9 +69,15 @@ CASES = dict.fromkeys(
 )
 
 
+def _taps(t: Tile) -> int:
+    """Of a stage."""
+    return WINDOW_ROWS if t.box else 1
+
+
 def _stage_bytes(t: Tile, sparse: bool) -> int:
-    """Pixels, and dense weights."""
-    return ((0 if sparse else t.m) + t.n) * t.k * 2
+    """Pixels, of a strip with those around, and dense weights."""
+    pixels = t.n + (t.box[0] * (WINDOW_ROWS - 1) * t.box[2] if t.box else 0)
+    return ((0 if sparse else t.m * _taps(t)) + pixels) * t.k * 2
 
 
 def _rest_bytes(t: Tile) -> int:
@@ -93,13 +107,47 @@ def _tiles(kernel: str) -> Iterator[Tile]:
 TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
 
 
+@lru_cache(maxsize=4096)
+def boxes(p: ConvProblem) -> tuple[tuple[int, int, int], ...]:
+    """Of images, rows and columns: of each size of the tile the one that throws away least, then that copies least."""
+    if p.r != WINDOW_ROWS or p.groups > 1 or p.stride != (1, 1) or p.dilation != (1, 1) or p.c < K_STAGE:
+        return ()
+    found: dict[int, tuple[float, tuple[int, int, int]]] = {}
+    for cols, rows, images in product(COLUMNS, range(1, min(p.p, 32) + 1), (1, 2, 4)):
+        n = images * rows * cols
+        alone = images == 1 or (rows == p.p and cols >= p.q and images <= p.n)
+        if alone and rows * cols in PRODUCTS and n % 16 == 0 and n <= max(PRODUCTS):
+            box = images, rows, cols
+            cost = num_boxes(p, box) * (n + 0.25 * images * (rows + WINDOW_ROWS - 1) * cols * p.s / 9)
+            size = -(-n // 64)
+            found[size] = min(found.get(size, (math.inf, box)), (cost, box))
+    return tuple(box for _, box in found.values())
+
+
+def num_boxes(p: ConvProblem, box: tuple[int, ...]) -> int:
+    images, rows, cols = box
+    return -(-p.n // images) * -(-p.p // rows) * -(-p.q // cols)
+
+
+def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
+    """Tiles of boxes, alone and in clusters of two whose blocks copy half of a box each."""
+    sparse = KERNELS[kernel].sparse
+    for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS[kernel], SHARING):
+        one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
+        halves = cluster[0] == 1 or (box[0] == 1 and box[1] % 2 == 0)
+        fit = min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES)
+        if halves and fit >= 2 and not (sparse and cluster[1] > 1):
+            yield replace(one, stages=fit)
+
+
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or kernel, reason against it or None). `only`: of the tiles this one alone."""
     for kernel in NAMES:
         if why := _refused(p, kernel, device):
             yield kernel, why
             continue
-        for tile, x, y in product(restrict(TILES[kernel], only and _alone(only)), HALF_FORMATS, HALF_FORMATS):
+        tiles = restrict((*TILES[kernel], *_strips(p, kernel)), only and _alone(only))
+        for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, *((y,) if p.epilogue.residual else ())), y)
             reason = _reason(p, tactic, device)
             if reason:
@@ -131,14 +179,22 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
         return "linear input: a tensor map's rows are channels"
     if t.n < 32 and linear(tactic.out):
         return f"linear output: a warpgroup stores rows of 32 pixels, the tile has {t.n}"
-    many = -(-_rows(p, tactic) // t.m), -(-conv_gemm.merged(p).pixels // t.n)
+    many = -(-_rows(p, tactic) // t.m), _columns(p, t)
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
     return (
         no_room(_smem(tactic), device)
-        or maps.why_no_map(p, strides(x, p.in_shapes[0]), K_STAGE, t.n // t.cluster[0])
+        or _why_no_map(p, strides(x, p.in_shapes[0]), t)
         or conv_gemm.problem_reason(p, tactic)
     )
+
+
+def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
+    try:
+        _map(p, x, t)
+    except ValueError as e:
+        return f"no tensor map of the input: {e}"
+    return ""
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
@@ -151,7 +207,8 @@ def _rows(p: ConvProblem, tactic: Tactic) -> int:
 def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
     there are few, or stream-K where the last round leaves a tenth of the GPU's time idle."""
-    t, units, steps = tactic.gemm, _units(p, tactic), k_stages(p)
+    t, units = tactic.gemm, _units(p, tactic)
+    steps = k_stages(p) // _taps(t)
     blocks = math.prod(t.cluster)
     workers = device.num_sms // blocks
     yield replace(t, persist=workers * blocks) if units > workers else t
@@ -175,7 +232,12 @@ def _units(p: ConvProblem, tactic: Tactic) -> int:
     """Tiles of a group, of a cluster as many as it has side by side."""
     t = tactic.gemm
     across, along, _ = t.cluster
-    return -(-_rows(p, tactic) // (t.m * across)) * -(-conv_gemm.merged(p).pixels // (t.n * along))
+    return -(-_rows(p, tactic) // (t.m * across)) * -(-_columns(p, t) // along)
+
+
+def _columns(p: ConvProblem, t: Tile) -> int:
+    """Tiles side by side along pixels."""
+    return num_boxes(p, t.box) if t.box else -(-conv_gemm.merged(p).pixels // t.n)
 
 
 @lru_cache(maxsize=4096)
@@ -202,8 +264,8 @@ def launches(
     blocks = t.stream or t.persist or units * t.split * across * along * deep
     x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
     args = conv_gemm.arguments(p, tactic, store, strided)
-    args |= ints(k_tiles=k_stages(p), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
-    args |= {"map": ("map", maps.input_map(p, x, K_STAGE, t.n // across))}
+    args |= ints(k_tiles=k_stages(p) // _taps(t), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
+    args |= {"map": ("map", _map(p, x, t))}
     args |= ints(im2col=not maps.pixels_in_order(p, x))
     if shared:
         args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=units)}
@@ -216,20 +278,31 @@ def launches(
         **{"TEAMS": _teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"RING": _ring(t)} if tactic.sparse else {})},
         **({"SPLIT": 1} if deep > 1 else {}),
+        **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (_taps(t), *(t.box or (1, 1, 1))), strict=True)),
     }
     threads = _teams(t) * 128 + COPYING
     return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, _smem(tactic), args, *sums),)
 
 
+def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
+    """For the copies of one of the blocks that have the same pixels. ValueError names the rule that it breaks."""
+    if not t.box:
+        return maps.input_map(p, x, K_STAGE, t.n // t.cluster[0])
+    images, rows, cols = t.box
+    return maps.box_map(p, x, K_STAGE, (images, (rows + WINDOW_ROWS - 1) // t.cluster[0], cols))
+
+
 def _model(t: Tile, sparse: bool) -> HopperTile:
     """What tactics/families/hopper/tiles.py estimates."""
     shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
-    return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, _teams(t), t.pingpong)
+    box = Box(*t.box, copies=WINDOW_ROWS, r=WINDOW_ROWS, s=WINDOW_ROWS) if t.box else None
+    return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, _teams(t), t.pingpong, box=box)
 
 
 def _ring(t: Tile) -> int:
-    """k-steps of 2:4 weights in registers: an even number, for a stage has two."""
-    return ring(_model(t, True)) // 2 * 2
+    """k-steps of 2:4 weights in registers: those of whole stages, two for each tap."""
+    steps = 2 * _taps(t)
+    return ring(_model(t, True)) // steps * steps
 
 
 def _rows64(p: ConvProblem, tactic: Tactic) -> int:
@@ -242,7 +315,9 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     [16 rows][g][t % 2]. Bias and slope in the same rows."""
     stages = k_stages(p)
     flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, stages * K_STAGE, ROWS)
-    rows = flat.reshape(-1, flat.shape[2])
+    if tactic.gemm.box:  # (64 channels; s; r; channel)
+        flat = flat.reshape(*flat.shape[:2], p.r, p.s, -1, K_STAGE).transpose(0, 1, 4, 3, 2, 5)
+    rows = np.ascontiguousarray(flat).reshape(-1, stages * K_STAGE)
     if not tactic.sparse:
         chunks = rows.reshape(-1, ROWS, stages, 8, 8).transpose(0, 2, 1, 3, 4)
         places = np.arange(8) ^ (np.arange(ROWS) % 8)[:, None]
