@@ -142,35 +142,19 @@ class Program:
     @property
     def loops(self) -> tuple[Loop, ...]:
         """By their backward branches. A branch to itself, as behind every kernel's end, is none; nor is one that returns from
-        code elsewhere, as where a wait for an mbarrier goes on trying: its target is reached without what lies between."""
+        where a wait for an mbarrier goes on trying, behind the kernel's end, into the middle of a loop."""
         at = {i.address: n for n, i in enumerate(self.instructions)}
         found: dict[int, int] = {}
         for n, i in enumerate(self.instructions):
             first = at.get(i.target) if i.target is not None and i.opcode.startswith("BRA") else None
-            if first is not None and first < n and (i.conditional or not self._entered_behind(first, n)):
+            if first is not None and first < n and (i.conditional or not self._tries_on(n)):
                 found[first] = max(n, found.get(first, 0))  # several branches to one head: one loop
         return tuple(Loop(first, last) for first, last in sorted(found.items()))
 
-    def _entered_behind(self, first: int, last: int) -> bool:
-        """Whether control comes from the kernel's start to `last` without `first`."""
-        at = {i.address: n for n, i in enumerate(self.instructions)}
-        ends: dict[str, list[int]] = {}  # of regions whose lanes meet again, by their barrier
-        for i in self.instructions:
-            if i.opcode.startswith("BSSY") and i.target is not None:
-                ends.setdefault(i.operands[0], []).append(at[i.target])
-        seen, ahead = {first}, [0]
-        while ahead:
-            if (n := ahead.pop()) in seen or n >= len(self.instructions):
-                continue
-            seen.add(n)
-            i = self.instructions[n]
-            if i.opcode.startswith("BRA") and i.target is not None:
-                ahead.append(at[i.target])
-            ahead += ends.get(i.operands[0], ()) if i.opcode.startswith("BSYNC") else ()
-            leaves = i.opcode in ("EXIT", "BRA") or i.opcode.startswith("RET")
-            if not leaves or i.conditional or len(i.operands) > 1:
-                ahead.append(n + 1)
-        return last in seen
+    def _tries_on(self, n: int) -> bool:
+        """Whether this branch follows a loop of tries: SYNCS.PHASECHK and the branch back to it."""
+        before = self.instructions[max(0, n - 2) : n]
+        return [i.opcode.split(".")[:2] for i in before] == [["SYNCS", "PHASECHK"], ["BRA"]]
 
     @property
     def main_loop(self) -> Loop:
