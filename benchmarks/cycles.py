@@ -21,11 +21,9 @@ import click
 
 from benchmarks.simulator.machine import (
     BULK_SOURCES,
-    BULK_SWEEP,
     BULK_SWEPT,
     CENTRE,
     SOURCES,
-    SWEEP,
     SWEEP_SOURCES,
     SWEPT,
     Bulk,
@@ -37,7 +35,7 @@ from benchmarks.simulator.machine import (
     residency,
 )
 from benchmarks.simulator.sass import Instruction, Program, ToolMissing, program
-from benchmarks.simulator.simulate import Steady, steady, tile_clocks
+from benchmarks.simulator.simulate import Steady, points_of, steady, tile_clocks
 from benchmarks.simulator.state import REASONS
 from benchmarks.simulator.steps import GROUP_WARPS
 from benchmarks.simulator.warpgroups import Ring, ring
@@ -89,10 +87,6 @@ class Code:
     @property
     def once(self) -> tuple[Instruction, ...]:
         return self.program.iteration(self.program.main_loop)
-
-    @property
-    def asynchronous(self) -> bool:
-        return any(i.mma and i.opcode.startswith("HGMMA") for i in self.once)
 
     @property
     def ring(self) -> Ring | None:
@@ -189,17 +183,17 @@ def rows(found: Steady) -> Iterator[tuple[Instruction, Mapping[str, float]]]:
 
 def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     """The share over the sweep: the whole range, and by each parameter's values the mean."""
-    points = (*SWEEP, *BULK_SWEEP) if code.asynchronous else SWEEP
+    points = points_of(code.once)
     shares = {point: steady(code.program, r, at, point, ring=code.ring).mma_share for point in points}
     every = [centre, *shares.values()]
     lines = [
         f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(points)} points)"
     ]
-    if code.asynchronous and any(".SP." in i.opcode for i in code.once):
+    if any("HGMMA.SP" in i.opcode for i in code.once):
         lines.append(f"  of the dense peak: {2 * centre:.2f} (from {2 * min(every):.2f} to {2 * max(every):.2f})")
-    lines += [means(field.name, {p: shares[p] for p in SWEEP}, lambda p: p) for field in fields(Sweep) if field.name != "bulk"]
-    if code.asynchronous:
-        lines += [means(field.name, {p: shares[p] for p in BULK_SWEEP}, lambda p: p.bulk) for field in fields(Bulk)]
+    plain, bulk = ({p: x for p, x in shares.items() if (p.bulk == CENTRE.bulk) == alike} for alike in (True, False))
+    lines += [means(field.name, plain, lambda p: p) for field in fields(Sweep) if field.name != "bulk"]
+    lines += [means(field.name, bulk, lambda p: p.bulk) for field in fields(Bulk) if bulk]
     return "\n".join(lines)
 
 

@@ -167,6 +167,13 @@ class Program:
             raise NoMainLoop(f"{self.name}: no loop multiplies on tensor cores ({what}); expected a kernel with a loop over K")
         return max(inner, key=lambda loop: products[loop])
 
+    @property
+    def bulk_copies(self) -> int:
+        """TMA's copies to shared memory in an iteration of the producers' loop: the innermost one with most."""
+        copies = {loop: sum(i.bulk for i in self.instructions[loop.first : loop.last + 1]) for loop in self.loops}
+        loops = [loop for loop, n in copies.items() if n]
+        return max((copies[loop] for loop in loops if not any(other in loop for other in loops)), default=0)
+
     def iteration(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[Instruction, ...]:
         """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
         inside it are not taken; one ahead is taken unless it skips loads, copies, barriers or products. `taken` says

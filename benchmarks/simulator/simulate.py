@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulator.machine import CENTRE, OLDEST, SUB_CORES, SWEEP, Machine, Residency, Sweep
-from benchmarks.simulator.sass import Instruction, Program
+from benchmarks.simulator.machine import BULK_SWEEP, CENTRE, OLDEST, SUB_CORES, SWEEP, Machine, Residency, Sweep
+from benchmarks.simulator.sass import GMMA, Instruction, Program
 from benchmarks.simulator.sm import Sm
 from benchmarks.simulator.state import REASONS
 from benchmarks.simulator.steps import COPY, FULL, GLOBAL, GROUP_WARPS, ISSUE, LOAD, Step, steps
@@ -28,6 +28,11 @@ class Steady:
     instructions: tuple[Instruction, ...]
     issued_at: tuple[float, ...]
     waited: tuple[Mapping[str, float], ...]
+
+
+def points_of(once: Sequence[Instruction]) -> tuple[Sweep, ...]:
+    """What is swept for a loop: for asynchronous products also what they and TMA's copies take."""
+    return (*SWEEP, *BULK_SWEEP) if any(GMMA.match(i.opcode) for i in once) else SWEEP
 
 
 def steady(

@@ -21,7 +21,6 @@ from benchmarks.simulator.steps import DRAIN, EMPTY, FULL, GROUP_WARPS, ISSUE, S
 
 NEVER = 1 << 60
 PIECE = 2048  # bytes of a stage that arrive, and are written to shared memory, at once
-RESERVED = 1024  # bytes of shared memory beside the ring: mbarriers, alignment to a pattern of the swizzle
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def ring(once: Sequence[Instruction], warpgroups: int, smem: int, drawn: int = 0
         if i.operands[1].startswith("gdesc"):
             held += warpgroups * 64 * k * (9 / 8 if m["sparse"] else 2)  # 2:4: half of the values, a bit of metadata for each
     stage = round(held / waits)
-    if (stages := (smem - RESERVED) // stage) < 1:
+    if (stages := smem // stage) < 1:
         raise ValueError(f"a stage takes {stage} bytes: expected more than {smem} bytes of shared memory")
     return Ring(stage, drawn or stage, stages)
 

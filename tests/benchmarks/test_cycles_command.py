@@ -9,7 +9,7 @@ from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, loops
 from benchmarks.hopper.tiles import HopperTile
 from benchmarks.simulator import sass
-from benchmarks.simulator.machine import BULK_SWEEP, SWEEP
+from benchmarks.simulator.simulate import points_of
 from benchmarks.simulator.state import REASONS
 from cuda_kernels import shares
 from cuda_kernels.compile import compile_kernel
@@ -24,7 +24,7 @@ def run(*args: str):
 
 
 def test_a_loop_is_listed_and_summed_up(monkeypatch):
-    monkeypatch.setattr(cycles, "SWEEP", SWEEP[::7])
+    monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
     result = run("conv_dense", "64x64x64", "--sm", "sm_80")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -51,8 +51,7 @@ def test_slower_tensor_cores_are_busier():
 
 def test_asynchronous_products_are_simulated(monkeypatch):
     """A warpgroup of 64x64 weights and pixels: RS products, whose copies are its own."""
-    monkeypatch.setattr(cycles, "SWEEP", SWEEP[::9])
-    monkeypatch.setattr(cycles, "BULK_SWEEP", BULK_SWEEP[::5])
+    monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
     for kernel, of_dense in (("conv_dense_sm90", False), ("conv_sparse24_sm90", True)):
         result = run(kernel, "64x64x64")
         assert result.exit_code == 0, result.output
