@@ -24,7 +24,7 @@ def record(code: Assembled, ring: Ring | None) -> dict[str, Any]:
     return {
         "serialized": code.serialized,
         "products": sum(i.mma for i in once),
-        "in_flight": min(i.pending for i in once if i.pending is not None),
+        "in_flight": found.in_flight,
         "bulk_copies": found.bulk_copies,
         "ring": {"bytes": ring.held, "stages": ring.stages} if ring else None,
     }

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,23 +156,31 @@ class Program:
         before = self.instructions[max(0, n - 2) : n]
         return [i.opcode.split(".")[:2] for i in before] == [["SYNCS", "PHASECHK"], ["BRA"]]
 
+    def innermost(self, counted: Callable[[Instruction], bool]) -> dict[Loop, int]:
+        """The loops with such instructions and no such loop inside, with how many they have."""
+        found = {loop: sum(map(counted, self.instructions[loop.first : loop.last + 1])) for loop in self.loops}
+        loops = [loop for loop, n in found.items() if n]
+        return {loop: found[loop] for loop in loops if not any(other in loop for other in loops)}
+
     @property
     def main_loop(self) -> Loop:
-        """Of the loops with tensor core products and no such loop inside, the one with the most. Raises NoMainLoop."""
-        products = {loop: sum(i.mma for i in self.instructions[loop.first : loop.last + 1]) for loop in self.loops}
-        loops = [loop for loop, n in products.items() if n]
-        inner = [loop for loop in loops if not any(other in loop for other in loops)]
-        if not inner:
+        """Of the innermost loops with tensor core products the one with the most. Raises NoMainLoop."""
+        products = self.innermost(lambda i: i.mma)
+        if not products:
             what = "its products are unrolled" if any(i.mma for i in self.instructions) else "it has no tensor core products"
             raise NoMainLoop(f"{self.name}: no loop multiplies on tensor cores ({what}); expected a kernel with a loop over K")
-        return max(inner, key=lambda loop: products[loop])
+        return max(products, key=lambda loop: products[loop])
+
+    @property
+    def in_flight(self) -> int | None:
+        """Groups of asynchronous products that go on behind the shortest wait of the loops that multiply; None without."""
+        loops = [self.instructions[loop.first : loop.last + 1] for loop in self.innermost(lambda i: i.mma)]
+        return min((i.pending for loop in loops for i in loop if i.pending is not None), default=None)
 
     @property
     def bulk_copies(self) -> int:
         """TMA's copies to shared memory in an iteration of the producers' loop: the innermost one with most."""
-        copies = {loop: sum(i.bulk for i in self.instructions[loop.first : loop.last + 1]) for loop in self.loops}
-        loops = [loop for loop, n in copies.items() if n]
-        return max((copies[loop] for loop in loops if not any(other in loop for other in loops)), default=0)
+        return max(self.innermost(lambda i: i.bulk).values(), default=0)
 
     def iteration(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[Instruction, ...]:
         """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
