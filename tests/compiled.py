@@ -13,6 +13,7 @@ import collections
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import astuple, dataclass
@@ -33,7 +34,10 @@ DRAWN, CHANGED = 20, 4  # one row in so many is compiled again where a seed is g
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Registers per thread, bytes of static shared memory, of spills and local arrays; instructions in all, and of them tensor
-    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM)."""
+    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM).
+
+    Of kernels with asynchronous products (HGMMA) alone: TMA's copies (UTMALDG, UBLKCP); groups of products in flight behind the
+    shortest wait of a main loop, -1 where none waits; C75xx lines, by which ptxas says that it waits for each product."""
 
     regs: int
     smem: int
@@ -43,6 +47,14 @@ class Taken:
     mma_sp: int
     copies: int
     matrices: int
+    bulk: int = 0
+    in_flight: int = -1
+    serialized: int = 0
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """As it is recorded: without the last fields where there are no asynchronous products."""
+        return astuple(self)[: -3 if (self.bulk, self.in_flight, self.serialized) == (0, -1, 0) else None]
 
 
 @lru_cache
@@ -65,7 +77,7 @@ def record(base: str = "") -> dict:
 
 
 def takes(kernel: str, values, sm: str) -> Taken:
-    """What this variant takes; AssertionError where it spills or is not as recorded."""
+    """What this variant takes; AssertionError where it spills, waits for all its products, or is not as recorded."""
     key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
     known = _row(record(), kernel, key, sm)
     fresh = known is not None and record()[compiler()][kernel]["source"] == source_hash(kernel)
@@ -75,8 +87,10 @@ def takes(kernel: str, values, sm: str) -> Taken:
         found = measured(compile_kernel(kernel, dict(values), sm))
     if path := os.environ.get(WRITE):
         with open(path, "a") as file:
-            file.write(json.dumps([kernel, key, sm, astuple(found)]) + "\n")
+            file.write(json.dumps([kernel, key, sm, found.row]) + "\n")
     assert found.spills == 0, f"{kernel} {key} for {sm}: {found.spills} bytes of spills and local arrays"
+    assert found.serialized == 0, f"{kernel} {key} for {sm}: ptxas serialises asynchronous products (C75xx)"
+    assert found.in_flight != 0, f"{kernel} {key} for {sm}: a main loop waits for all its products"
     if WRITE not in os.environ and compiler() in record():
         assert known is not None, f"{kernel} {key} for {sm} is not in {RECORD.name}: run `make compiled`"
         assert found == known or not fresh, f"{kernel} {key} for {sm}: {found}, in {RECORD.name} {known}: run `make compiled`"
@@ -89,7 +103,7 @@ def fits(c: Compiled) -> None:
 
 
 def measured(c: Compiled) -> Taken:
-    ops = disassemble(c.cubin)
+    ops, in_flight = disassemble(c.cubin), [p.in_flight for p in programs(c.cubin).values()]
 
     def count(start: str, end: str) -> int:
         return sum(n for op, n in ops.items() if op.startswith(start) and op.endswith(end))
@@ -103,6 +117,9 @@ def measured(c: Compiled) -> Taken:
         count("HMMA.SP", "") + count("HGMMA.SP", ""),
         count("LDGSTS", "128"),
         count("LDSM", ".4"),
+        count("UTMALDG", "") + count("UBLKCP", ""),
+        min((n for n in in_flight if n is not None), default=-1),
+        len(re.findall(r"\(C75\d\d\)", c.log)),
     )
 
 
