@@ -13,9 +13,10 @@ import collections
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import MISSING, astuple, dataclass, fields
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +34,9 @@ DRAWN, CHANGED = 20, 4  # one row in so many is compiled again where a seed is g
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Registers per thread, bytes of static shared memory, of spills and local arrays; instructions in all, and of them tensor
-    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM)."""
+    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM). Of Hopper's
+    kernels: copies by tensor maps (UTMALDG) and bulk copies (UBLKCP), waits for all products of a warpgroup, and ptxas's lines
+    that wgmma is serialised (C75xx). Rows of the record end where the rest is zero."""
 
     regs: int
     smem: int
@@ -43,6 +46,10 @@ class Taken:
     mma_sp: int
     copies: int
     matrices: int
+    boxes: int = 0
+    bulks: int = 0
+    drains: int = 0
+    serialised: int = 0
 
 
 @lru_cache
@@ -75,7 +82,7 @@ def takes(kernel: str, values, sm: str) -> Taken:
         found = measured(compile_kernel(kernel, dict(values), sm))
     if path := os.environ.get(WRITE):
         with open(path, "a") as file:
-            file.write(json.dumps([kernel, key, sm, astuple(found)]) + "\n")
+            file.write(json.dumps([kernel, key, sm, _shortened(found)]) + "\n")
     assert found.spills == 0, f"{kernel} {key} for {sm}: {found.spills} bytes of spills and local arrays"
     if WRITE not in os.environ and compiler() in record():
         assert known is not None, f"{kernel} {key} for {sm} is not in {RECORD.name}: run `make compiled`"
@@ -90,6 +97,7 @@ def fits(c: Compiled) -> None:
 
 def measured(c: Compiled) -> Taken:
     ops = disassemble(c.cubin)
+    code = "\n".join(str(i) for p in programs(c.cubin).values() for i in p.instructions if i.opcode.startswith("WARPGROUP"))
 
     def count(start: str, end: str) -> int:
         return sum(n for op, n in ops.items() if op.startswith(start) and op.endswith(end))
@@ -103,12 +111,24 @@ def measured(c: Compiled) -> Taken:
         count("HMMA.SP", "") + count("HGMMA.SP", ""),
         count("LDGSTS", "128"),
         count("LDSM", ".4"),
+        count("UTMALDG", ""),
+        count("UBLKCP", ""),
+        len(re.findall(r"DEPBAR\.LE gsb\d, 0x0\b", code)),
+        len(re.findall(r"\bC75\d\d\b", c.log)),
     )
 
 
 def disassemble(cubin: bytes) -> collections.Counter:
     """Mnemonic -> how often it stands in the machine code."""
     return collections.Counter(i.opcode for p in programs(cubin).values() for i in p.instructions)
+
+
+def _shortened(taken: Taken) -> list[int]:
+    """A row of the record, without the zeros that fields have anyway."""
+    row, least = list(astuple(taken)), sum(f.default is MISSING for f in fields(Taken))
+    while len(row) > least and not row[-1]:
+        row.pop()
+    return row
 
 
 def _row(table: dict, kernel: str, key: str, sm: str) -> Taken | None:
