@@ -1,4 +1,4 @@
-"""Convolutions on wgmma in the emulator: what the tests of conv_dense_sm90 and conv_sparse24_sm90 run, and how one is judged."""
+"""Convolutions on wgmma in the emulator: what their tests run, and how one is judged."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -56,6 +56,7 @@ CASES = {
     "d2s_residual": conv_case(1, 64, 5, 6, 32, 3, 3, residual=True, act=RELU, act_first=True, d2s=2, sparse24=True),
     "upsampled_residual": conv_case(1, 64, 6, 9, 24, 1, 1, residual=True, up=3, sparse24=True),
     "groups": conv_case(2, 128, 6, 5, 144, 3, 3, pad=ONE, groups=2, bias=True, residual=True, sparse24=True),
+    "groups_tail": conv_case(1, 192, 5, 6, 120, 3, 1, groups=3, bias=True, act=Activation("prelu"), sparse24=True, **TAILS[""]),
     "gemm": conv_case(5, 200, 1, 1, 10, 1, 1, bias=True, sparse24=True),
 }
 

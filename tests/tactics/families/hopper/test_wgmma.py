@@ -122,7 +122,9 @@ def test_every_way_of_sharing(kernel, tile, way):
 
 @slow
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("tile", [SMALL, TWO, replace(TURNS, persist=1), replace(SMALL, split=2), replace(TURNS, stream=2)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [SMALL, TWO, replace(TURNS, persist=1), replace(SMALL, split=2), replace(TURNS, stream=2)], ids=str
+)
 @pytest.mark.parametrize("name", ["parts_of_a_stage", "residual", "d2s", "groups"])
 def test_fp32_outputs(name, tile):
     """Sums as they are: closer to the reference than FP16 could be."""
@@ -149,7 +151,12 @@ def test_plans_hold_fp32_outputs():
 def test_each_output_byte_is_written_once(name, kernel):
     inputs, weights, _ = data(CASES[name])
     whole = merged(CASES[name]).count > 1
-    for tile in (SMALL, TWO, replace(TURNS, persist=1), *(() if whole else (replace(SMALL, split=2), replace(TURNS, stream=3)))):
+    for tile in (
+        SMALL,
+        TWO,
+        replace(TURNS, persist=1),
+        *(() if whole else (replace(SMALL, split=2), replace(TURNS, stream=3))),
+    ):
         for y in (HWC8, CHW, SINGLE[0]):
             assert_written_once(CASES[name], crafted(kernel, tile, CASES[name], y), DEVICE, inputs, weights)
 
@@ -193,7 +200,7 @@ def test_images_apart_go_by_im2col(n, x, kernel):
 
 @st.composite
 def convolutions(draw):
-    """Windows of 1 to 5, strides and dilations to 3, any padding below the window's reach, 4 to 200 channels, or groups of 64."""
+    """Windows of 1 to 5, strides and dilations to 3, padding below the window's reach, 4 to 200 channels, or groups of 64."""
     window, stride, dilation = (draw(st.tuples(*2 * (st.integers(1, most),))) for most in (5, 3, 3))
     n, h, w = draw(st.tuples(*(st.integers(1, most) for most in (4, 12, 15))))
     reach = [(e - 1) * d + 1 for e, d in zip(window, dilation, strict=True)]
@@ -223,7 +230,10 @@ def test_random_convolutions(data):
     of_tile = [t for t in found if t.gemm.whole == tile]
     inputs, weights = random_data(problem)
     expected = reference(problem, inputs, weights)
-    for tactic in (data.draw(st.sampled_from(of_tile)), replace(of_tile[0], tile=replace(tile, persist=tile.cluster, stages=3))):
+    for tactic in (
+        data.draw(st.sampled_from(of_tile)),
+        replace(of_tile[0], tile=replace(tile, persist=tile.cluster, stages=3)),
+    ):
         gpu = Emulated(DEVICE, async_mode=data.draw(st.sampled_from(["eager", "late"])), seed=data.draw(st.integers(1, 9)))
         assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)
         assert gpu.stats[-1].excess_wavefronts == 0

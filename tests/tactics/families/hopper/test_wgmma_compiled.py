@@ -31,8 +31,8 @@ def variant(kernel: str, tile: Tile, out, problem: ConvProblem = PROBLEM) -> dic
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kernel, tile", EVERY, ids=str)
 def test_wgmma_compiles_without_spills(kernel, tile, out, way):
-    """A stage's products stand in the loop once, and its copies twice: of the first stages ahead of the wait for the launch ahead,
-    and in the loop. Pixels come by rows or by columns. All products are waited for behind the loop alone."""
+    """A stage's products stand in the loop once, and its copies twice: of the first stages before the wait for the launch
+    ahead, and in the loop. Pixels come by rows or by columns. All products are waited for behind the loop alone."""
     if out != HWC8 and tile.n < 32:
         pytest.skip("not offered: rows of 32 pixels are stored")
     taken = takes(kernel, variant(kernel, replace(tile, **way), out), "sm_90a")

@@ -1,5 +1,5 @@
-"""Each step of the Hopper convolutions' loop that is left out, comes too early or is done otherwise: the emulator notices it, in
-every order of warps and blocks and both modes of copies."""
+"""Each step of the Hopper convolutions' loop that is left out, comes too early or is done otherwise: the emulator notices it,
+in every order of warps and blocks and both modes of copies."""
 
 import re
 import shutil
@@ -59,22 +59,32 @@ FAULTS = {
         "race",
     ),
     "the last stage never left": Fault(GEMM, "    leave(turn - 1);\n\n", "\n", "deadlock"),
-    "too many bytes expected": Fault(GEMM, "+ TILE_N * 128;\n  static constexpr int STAGING_AT", "+ TILE_N * 128 + 16;\n  static constexpr int STAGING_AT", "deadlock"),
-    "too few bytes expected": Fault(GEMM, "+ TILE_N * 128;\n  static constexpr int STAGING_AT", "+ TILE_N * 128 - 16;\n  static constexpr int STAGING_AT", EARLY),
+    "too many bytes expected": Fault(
+        GEMM,
+        "+ TILE_N * 128;\n  static constexpr int STAGING_AT",
+        "+ TILE_N * 128 + 16;\n  static constexpr int STAGING_AT",
+        "deadlock",
+    ),
+    "too few bytes expected": Fault(
+        GEMM,
+        "+ TILE_N * 128;\n  static constexpr int STAGING_AT",
+        "+ TILE_N * 128 - 16;\n  static constexpr int STAGING_AT",
+        EARLY,
+    ),
     "barriers not fenced": Fault(GEMM, "    fence_mbarrier_init();\n", "", "mbarrier"),
     "barriers of others not waited for": Fault(GEMM, "  else\n    __syncthreads();\n", "", "mbarrier|race"),
     "parity of full stages": Fault(GEMM, "turn / STAGES % 2); };", "turn / STAGES % 2 ^ 1); };", EARLY),
     "parity of empty stages": Fault(GEMM, "turn / STAGES % 2 ^ 1);", "turn / STAGES % 2);", EARLY),
     "fewer warps leave than read": Fault(GEMM, "WARPS_READING = 4 *", "WARPS_READING = 3 *", EARLY),
-    "no turns": Fault(
-        GEMM, "if (PINGPONG && number) wait_for", "if (false) wait_for", EARLY, tile=replace(TURNS, persist=1)
-    ),
+    "no turns": Fault(GEMM, "if (PINGPONG && number) wait_for", "if (false) wait_for", EARLY, tile=replace(TURNS, persist=1)),
     "no wait for the launch ahead: copies": Fault(
         GEMM, "stage);\n  wait_for_previous_launch();\n", "stage);\n", "dependent launch: global load"
     ),
     "no wait for the launch ahead: stores": Fault(GEMM, "  };\n  wait_for_previous_launch();\n", "  };\n", "dependent launch"),
     "no wgmma.fence": Fault(PTX, '"wgmma.fence.sync.aligned;"', '""', "wgmma: .* no wgmma.fence stands between"),
-    "sums read too early": Fault(GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"),
+    "sums read too early": Fault(
+        GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"
+    ),
     "two groups in flight": Fault(GEMM, "wgmma_wait<1>();\n        if", "wgmma_wait<2>();\n        if", "race", (DENSE,)),
     "metadata overwritten in flight": Fault(
         GEMM, "wgmma_wait<1>();\n          if", "wgmma_wait<2>();\n          if", "wgmma: accesses a register", (SPARSE,)
@@ -84,7 +94,9 @@ FAULTS = {
     "another step of rows": Fault(PTX, "64ull << 32", "32ull << 32", "wrong"),
     "taps in another order": Fault(GEMM, "r * p.dil_h, s * p.dil_w, full", "s * p.dil_h, r * p.dil_w, full", "wrong"),
     "channels of another stage": Fault(GEMM, "group_c + c * 64, at", "group_c + (c ^ 1) * 64, at", "wrong"),
-    "rows past the last ones": Fault(GEMM, "min(m64 + i, last)", "(m64 + i)", "out of bounds", tile=replace(ROUND, m=256, warps_m=8)),
+    "rows past the last ones": Fault(
+        GEMM, "min(m64 + i, last)", "(m64 + i)", "out of bounds", tile=replace(ROUND, m=256, warps_m=8)
+    ),
     "a warp that gives no registers back": Fault(
         GEMM, "if (TEAMS > 1) keep_registers<40>();", "", "setmaxnreg|deadlock", tile=replace(TURNS, persist=1)
     ),
@@ -136,4 +148,6 @@ def test_a_map_with_another_swizzle_is_seen(kernel, monkeypatch):
     monkeypatch.setattr(conv_wgmma.maps, "input_map", lambda *a: replace(own(*a), swizzle=0))
     assert seen(kernel, ROUND) == "wrong"
     with pytest.raises(ValueError, match="swizzle"):
-        replace(own(PROBLEM, conv_wgmma.strides(crafted(kernel, ROUND, PROBLEM).ins[0], PROBLEM.in_shapes[0]), 64, 32), swizzle=64)
+        replace(
+            own(PROBLEM, conv_wgmma.strides(crafted(kernel, ROUND, PROBLEM).ins[0], PROBLEM.in_shapes[0]), 64, 32), swizzle=64
+        )
