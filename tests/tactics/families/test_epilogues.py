@@ -127,6 +127,7 @@ def test_what_is_read_before_its_scale_stays_readable():
     check_against_ort(model(nodes, {"x": x}, "y more", w, 20), 3e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["a100", "h200"])
 def test_each_group_has_scales_of_its_own(device):
     """With every kernel that takes a group at a time."""
