@@ -11,7 +11,35 @@
 // The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too.
 #include "tma_gemm.cuh"
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((TEAMS + 1) * 128, RESIDENT)
+struct DenseProduct {
+  static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
+  __device__ __forceinline__ DenseProduct(const ConvParams&, int, const Share&) {}
+
+  // All stages of a share, the first of which is that of `turn`; `first`: of the tile's 64 rows.
+  __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,
+                                           float (&acc)[OWN][TILE_NT][4]) {
+    for (int k = 0; k < count; ++k, ++turn) {
+      const u32 weights = ring.stage(turn) + first * TAPS * A_BYTES, pixels = ring.stage(turn) + ring.B_AT;
+      ring.wait_until_full(turn);
+      wgmma_fence();
+#pragma unroll
+      for (int r = 0; r < TAPS; ++r)
+#pragma unroll
+        for (int step = 0; step < BK / 16; ++step)
+#pragma unroll
+          for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+              wgmma_dense(sums_of(acc[i], image), rows_of_128_bytes(weights + (i * TAPS + r) * A_BYTES + step * 32),
+                          rows_of_128_bytes(pixels + image * IMAGE_BYTES + r * TAP_BYTES + step * 32));
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (k) ring.leave(turn - 1);
+    }
+  }
+};
+
+extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
     conv_dense_sm90(const __grid_constant__ ConvParams p) {
-  convolve_with_tma<false>(p);
+  convolve_with_tma<DenseProduct>(p);
 }

@@ -109,6 +109,8 @@ def _flat(source: Source, given: Mapping[str, int], struct: str, prefix: str) ->
         for name in _elements(prefix + d.name, [_length(source, given, text) for text in d.lengths]):
             if d.kind in source.structs:
                 yield from _flat(source, given, d.kind, name + ".")
+            elif d.kind == "TensorMap" and prefix:  # that struct would end at a multiple of 64, which pack_params does not know
+                raise ValueError(f"struct {struct}: member '{d.name}': expected a TensorMap among the kernel's own parameters")
             elif d.kind == "*" or d.kind in TYPES:
                 yield Member(name, TYPES.get(d.kind, "ptr"))
             else:

@@ -19,8 +19,8 @@ class Tile(Hashed):
 
     `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K); or
     `persist` blocks go on from tile to tile, else each has one. Of kernels with a warpgroup that copies, whose warps m x n
-    multiply: `pingpong`, that there are two of these groups, each with a tile of its own; `cluster` blocks copy pixels for
-    each other.
+    multiply: `pingpong`, that there are two of these groups, each with a tile of its own; `cluster`, the blocks of one along
+    channels, pixels and K; `box`, the images, rows and columns that the tile's pixels are, or none.
     """
 
     m: int
@@ -33,11 +33,13 @@ class Tile(Hashed):
     stream: int = 0
     persist: int = 0
     pingpong: bool = False
-    cluster: int = 1
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    box: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         split = f"_k{self.split}" if self.split > 1 else f"_stream{self.stream}" if self.stream else ""
-        how = "_pingpong" * self.pingpong + (f"_c{self.cluster}" if self.cluster > 1 else "")
+        how = "_b{}x{}x{}".format(*self.box) if self.box else ""
+        how += "_pingpong" * self.pingpong + ("_c{}x{}x{}".format(*self.cluster) if max(self.cluster) > 1 else "")
         how += f"_p{self.persist}" if self.persist else ""
         return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{how}{split}"
 
@@ -71,10 +73,12 @@ class Patch(Hashed):
 
 
 def _tile(found: re.Match) -> Tile:
-    *sizes, pingpong, cluster, persist, split, stream = found.groups()[1:]
+    *sizes, images, rows, cols, pingpong, across, along, deep, persist, split, stream = found.groups()[1:]
     m, n, k, warps_m, warps_n, stages = map(int, sizes)
-    ways = int(split or 1), int(stream or 0), int(persist or 0), bool(pingpong), int(cluster or 1)
-    return Tile(m, n, k, warps_m, warps_n, stages, *ways)
+    cluster = int(across or 1), int(along or 1), int(deep or 1)
+    box = (int(images), int(rows), int(cols)) if images else ()
+    shared = int(split or 1), int(stream or 0), int(persist or 0)
+    return Tile(m, n, k, warps_m, warps_n, stages, *shared, bool(pingpong), cluster, box)
 
 
 def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
@@ -84,7 +88,7 @@ def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
 
 TILED = (
     r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)"
-    r"(_pingpong)?(?:_c(\d+))?(?:_p(\d+))?(?:_k(\d+))?(?:_stream(\d+))?)?"
+    r"(?:_b(\d+)x(\d+)x(\d+))?(_pingpong)?(?:_c(\d+)x(\d+)x(\d+))?(?:_p(\d+))?(?:_k(\d+))?(?:_stream(\d+))?)?"
 )
 TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 

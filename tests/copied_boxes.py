@@ -6,10 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from cuda_kernels.compile import compile_kernel
-from cuda_kernels.launch import Cuda, Emulated, fill_params
+from cuda_kernels.launch import Cuda, Emulated
 from cuda_kernels.params import arrange
 from cuda_kernels.tensor_maps import Map
+from gpu_runtime.engine import Engine
+from tactics.measure.trial import bind
+from tactics.step import Launch
+from tests.engines import build
 from tests.independent.layouts import table
+from tests.reference_run import model, node
 
 SOURCE = str(Path(__file__).parent / "cuda_kernels" / "copy_box.cu")
 SHAPE = (2, 5, 6, 24)  # n, h, w, c
@@ -26,18 +31,22 @@ def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
     return out.reshape(-1)
 
 
-def copied(
-    gpu: Cuda | Emulated, x: np.ndarray, m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbytes: int
-) -> np.ndarray:
-    """What the map of `x` brings into shared memory, in bytes. `at`: coordinates, innermost first; `offsets`: s, r."""
-    values = {"BYTES": nbytes, "IM2COL": int(not m.box)}
+def launch(m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbytes: int, **more: int) -> Launch:
+    """Copies by a map, in bytes. `at`: coordinates, innermost first; `offsets`: s, r."""
+    values = tuple(sorted({"BYTES": nbytes, "IM2COL": int(not m.box)}.items()))
     named = {f"at[{i}]": ("i32", c) for i, c in enumerate(at)} | {"s": ("i32", offsets[0]), "r": ("i32", offsets[1])}
-    args = arrange(SOURCE, tuple(sorted(values.items())), {"y": ("out", 0), "map": ("map", m)} | named)
+    args = arrange(SOURCE, values, {"y": ("out", 0), "map": ("map", m)} | named)
+    return Launch(SOURCE, values, (1, 1, 1), (32, 1, 1), 0, args, **more)
+
+
+def copied(gpu: Cuda | Emulated, x: np.ndarray, step: Launch) -> np.ndarray:
+    """What the launch brings from `x` into shared memory."""
+    nbytes = dict(step.values)["BYTES"]
     source, to = gpu.allocate(x.nbytes), gpu.allocate(nbytes)
     gpu.write(source, x)
     gpu.write(to, np.full(nbytes, 0xFF, np.uint8))
-    params = fill_params(gpu, args, lambda arg: {"in": source, "out": to}[arg[0]])
-    gpu.launch(gpu.load(compile_kernel(SOURCE, values, gpu.arch)), (1, 1, 1), (32, 1, 1), 0, params)
+    kernel = gpu.load(compile_kernel(SOURCE, dict(step.values), gpu.arch))
+    gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, [source], to, {}, (0, 0, 0)))
     got = gpu.read(to, nbytes)
     for address in (source, to):
         gpu.free(address)
@@ -77,7 +86,7 @@ def check(gpu: Cuda | Emulated, name: str) -> None:
     m, at, offsets = CASES[name]
     x = np.random.default_rng(0).integers(1, 1000, SHAPE).astype(np.float16)
     expected = _expected(x, m, at, offsets)
-    got = copied(gpu, x, m, at, offsets, expected.nbytes)
+    got = copied(gpu, x, launch(m, at, offsets, expected.nbytes))
     assert np.array_equal(got, swizzled(expected.view(np.uint8), m.swizzle)), name
 
 
@@ -104,3 +113,12 @@ def _expected(x: np.ndarray, m: Map, at: tuple[int, ...], offsets: tuple[int, in
             found = x[image, row, column, at[0] : at[0] + channels]
             out[i, : len(found)] = found
     return out
+
+
+MAPPED = Map(("in", 0), (8, 64), (16,), box=(8, 64))  # of the input of `relu`
+
+
+def relu(folder: Path) -> Engine:
+    """y = x for positive x [2, 8, 4, 8], in fp16:hwc8: one launch, which a copy by MAPPED may stand for."""
+    proto = model([node("Relu", "x", "y")], {"x": (2, 8, 4, 8)}, "y", {})
+    return build(folder, proto, input_formats="fp16:hwc8", output_formats="fp16:hwc8")

@@ -41,14 +41,21 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   } while (!ended);
 }
 
-// 9.7.9.25.4.1 cp.async.bulk: `bytes`, a multiple of 16, as they lie.
+// 9.7.9.25.4.1 cp.async.bulk: `bytes`, a multiple of 16, as they lie. COPIES: to this address in each of so many blocks of the
+// cluster, whose barriers at `barrier` it completes.
+template <int COPIES>
 __device__ __forceinline__ void copy_bulk(u32 smem, const void* global, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem), "l"(global),
-               "r"(bytes), "r"(barrier)
-               : "memory");
+  if (COPIES > 1)
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(smem),
+        "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<u16>((1 << COPIES) - 1))
+        : "memory");
+  else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem), "l"(global),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
 }
-// 9.7.9.27.1.2 cp.async.bulk.tensor of a box: of the map's rows from `row` on, the channels from `c` on. COPIES: to this address in
-// each of so many blocks of the cluster, whose barriers at `barrier` it completes.
+// 9.7.9.27.1.2 cp.async.bulk.tensor of a box: of the map's rows from `row` on, the channels from `c` on. COPIES: as above.
 template <int COPIES>
 __device__ __forceinline__ void copy_rows(u32 smem, const TensorMap* map, int c, int row, u32 barrier) {
   if (COPIES > 1)
@@ -90,11 +97,46 @@ __device__ __forceinline__ void copy_column(u32 smem, const TensorMap* map, int 
 __device__ __forceinline__ void tell_other_warpgroup(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
 __device__ __forceinline__ void wait_for_other_warpgroup(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
 
+// The same of a box of the map's size, four-dimensional, from pixel `at` on.
+template <int COPIES>
+__device__ __forceinline__ void copy_box(u32 smem, const TensorMap* map, int c, const FirstPixel& at, u32 barrier) {
+  if (COPIES > 1)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem),
+        "l"(map), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "r"(barrier), "h"(static_cast<u16>((1 << COPIES) - 1))
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+            smem),
+        "l"(map), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "r"(barrier)
+        : "memory");
+}
+
 // 10.19 %cluster_ctarank: this block's number in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+// 9.7.9.8 ld.global of 4 bytes.
+__device__ __forceinline__ u32 ldg_32(const void* address) {
+  u32 r;
+  asm("ld.global.b32 %0, [%1];" : "=r"(r) : "l"(address) : "memory");
+  return r;
+}
+// 9.7.9.8 ld.shared::cluster of 16 bytes: from this address in block `rank` of the cluster.
+__device__ __forceinline__ uint4 lds_128_of(u32 address, u32 rank) {
+  uint4 r;
+  asm volatile(
+      "{ .reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [there]; }"
+      : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return r;
 }
 // 9.7.13.4 barrier.cluster: of all threads of all its blocks.
 __device__ __forceinline__ void sync_cluster() {

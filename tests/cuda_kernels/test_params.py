@@ -117,6 +117,7 @@ def test_conditions_arrays_and_structs_within(tmp_path):
     "old, new, says",
     [
         ("  long long big;", "  double big;", "member 'big' is of type double, expected a struct, a pointer"),
+        ("  int a, b;", "  int a, b; TensorMap map;", "struct Inner: member 'map': expected a TensorMap among the kernel's"),
         ("#if MANY", "#if MANY > 1", "'#if MANY > 1': expected #if of one macro"),
         ("  int a, b;", "  int a : 3;", "cannot read 'a : 3'"),
         ("[N][2]", "[M][2]", "array length 'M'"),

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver_errors import DriverError
 from cuda_kernels.launch import Cuda
 from cuda_kernels.tensor_maps import SIZES, Map, encode, encode_by_driver
-from tests.copied_boxes import CASES, PIXELS, check
+from gpu_runtime.engine import Engine
+from gpu_runtime.runtime import verify
+from tactics.measure.trial import loaded, runner, scratch_for
+from tests.copied_boxes import CASES, MAPPED, PIXELS, check, launch, relu
 from tests.on_driver import passes
 
 WHY = why_no_gpu() or ("tensor maps need sm_90 or newer" if current().cc < 90 else "")
@@ -21,6 +25,31 @@ COLUMNS = CASES["strides of 2"].map
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_copies_a_box_of_a_tensor(case):
     check(Cuda(current()), case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(WHY), reason=WHY)
+def test_contexts_and_timing_make_maps_for_their_memory(tmp_path, monkeypatch):
+    """A context, whose launches are a recorded graph, and the worker's way from arguments to launches."""
+    plain = relu(tmp_path)
+    if plain.record.device.sm != current().sm:
+        pytest.skip(f"the engine is for {plain.record.device.sm}")
+    step = launch(MAPPED, (0, 0, 0, 0), (0, 0), 1024)
+    monkeypatch.setattr(verify, "_launches", lambda *_: (step,))
+    x = np.random.default_rng(0).uniform(1, 2, plain.inputs[0].shape).astype(np.float16)
+    with Engine(plain.record, plain.weights).context() as one, Engine(plain.record, plain.weights).context() as other:
+        for context in (one, other, one):
+            assert np.array_equal(context.run({"x": x})["y"], x)
+        assert one._params[0] != other._params[0]
+    gpu, tensors = Cuda(current()), [np.full(512, i, np.float16) for i in range(3)]
+    kernels, scratch = loaded(gpu, (step,)), scratch_for(gpu, (step,))
+    sources, to = [gpu.allocate(1024) for _ in tensors], gpu.allocate(1024)
+    runs = [runner(gpu, (step,), kernels, [source], to, {}, scratch) for source in sources]
+    for source, tensor in zip(sources, tensors, strict=True):
+        gpu.write(source, tensor)
+    for run, tensor in zip(runs, tensors, strict=True):
+        run()
+        assert np.array_equal(gpu.read(to, 1024).view(np.float16), tensor)
 
 
 @pytest.mark.gpu

@@ -27,15 +27,6 @@ def pixels_in_order(p: ConvProblem, x: Strides) -> bool:
     return plain and (p.n == 1 or x.n == p.h * p.w * x.pixel)
 
 
-def why_no_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> str:
-    """Why `input_map` has none, or an empty string."""
-    try:
-        input_map(p, x, channels, pixels)
-    except ValueError as e:
-        return f"no tensor map of the input: {e}"
-    return ""
-
-
 def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
     """[pixels of all images][channels]."""
     swizzle = _swizzle(p, x, channels)
@@ -62,6 +53,14 @@ def convolution_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> M
         element_strides=(1, *reversed(p.stride), 1),
         swizzle=swizzle,
     )
+
+
+def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]) -> Map:
+    """[n][h][w][channels], in boxes of images, rows and columns of the input, which may begin or end outside of it."""
+    images, rows, cols = box
+    dims, steps = (padded_channels("hwc8", p.c), p.w, p.h, p.n), (x.pixel, x.pixel * p.w, x.n)
+    strides = tuple(s * HALF for s in steps)
+    return Map(X, dims, strides, box=(channels, cols, rows, images), swizzle=_swizzle(p, x, channels))
 
 
 def _swizzle(p: ConvProblem, x: Strides, channels: int) -> int:

@@ -11,7 +11,7 @@ from cuda_kernels.launch import Emulated
 from tactics.families.hopper.maps import convolution_map, input_map, pixels_map, why_no_map
 from tactics.format import Format, Strides, padded_channels, strides, to_memory
 from tactics.problems.problem import ConvProblem
-from tests.copied_boxes import copied, swizzled
+from tests.copied_boxes import copied, launch, swizzled
 
 HWC8 = Format("fp16", "hwc8")
 
@@ -71,7 +71,7 @@ def check(p: ConvProblem, seed: int, make) -> None:
     if m.box:
         at, offsets = (c, first, 0, 0), (0, 0)
     expected = window(p, x, first, pixels, tap, slice(c, c + channels))
-    got = copied(Emulated(NAMED["h200"]), memory, m, at, offsets, expected.nbytes)
+    got = copied(Emulated(NAMED["h200"]), memory, launch(m, at, offsets, expected.nbytes))
     assert np.array_equal(got, swizzled(expected.view(np.uint8), m.swizzle)), (p, at, offsets)
 
 
