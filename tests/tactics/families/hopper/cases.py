@@ -1,5 +1,6 @@
 """Convolutions on wgmma in the emulator: what their tests run, and how one is judged."""
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -9,9 +10,9 @@ import pytest
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.families.conv_gemm import merged, num_tiles
-from tactics.families.hopper.conv_wgmma import TILES
-from tactics.format import Format
+from tactics.families.conv_gemm import merged
+from tactics.families.hopper.conv_wgmma import STRIPS, TILES, boxes, num_boxes
+from tactics.format import Format, padded_channels
 from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
@@ -24,13 +25,17 @@ NAMES = DENSE, SPARSE = "conv_dense_sm90", "conv_sparse24_sm90"
 ONE = (1, 1, 1, 1)
 HWC8, CHW32, CHW = (Format("fp16", layout) for layout in ("hwc8", "chw32", "chw"))
 SINGLE = tuple(Format("fp32", layout) for layout in ("chw", "hwc"))
-# Few stages: the pipeline goes round in every case. A warpgroup; two that share a tile; two that take turns.
+# Few stages: the pipeline goes round in every case. A warpgroup; two that share a tile; two that take turns; strips of boxes of one
+# image, and of two.
 SMALL = Tile(64, 32, 64, 4, 1, 3)
 TWO = Tile(128, 64, 64, 8, 1, 3)
 TURNS = Tile(64, 64, 64, 4, 1, 3, pingpong=True)
+BOX = Tile(64, 32, 64, 4, 1, 2, box=(1, 4, 8))
+BOXES = Tile(128, 64, 64, 8, 1, 2, box=(2, 4, 8))
 ORDERS = ({"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1})
-MOST_BLOCKS = 1  # of a cluster that the emulator starts; tiles of larger ones are skipped
+MOST_BLOCKS = 8  # of a cluster that the emulator starts; tiles of larger ones are skipped
 WAYS = ({}, {"persist": 1}, {"persist": 2}, {"persist": 3}, {"split": 2}, {"split": 3}, {"stream": 2}, {"stream": 3})
+DEEP = tuple({"cluster": (1, 1, n)} for n in (2, 4))  # blocks of a cluster share K
 
 # What each case is there for. No size is a multiple of a tile's.
 CASES = {
@@ -61,21 +66,38 @@ CASES = {
 }
 
 
+# 3 x 3 windows of stride 1, of which plans have strips: with one size of a box, with another, with boxes of several images.
+STRIPPED = (
+    conv_case(3, 72, 12, 14, 136, 3, 3, pad=ONE, bias=True, act=RELU, residual=True, sparse24=True),
+    conv_case(1, 136, 19, 30, 72, 3, 3, pad=(0, 1, 2, 1), bias=True, act=RELU, sparse24=True),
+    conv_case(5, 64, 4, 7, 200, 3, 2, pad=(1, 0, 1, 1), bias=True, act=Activation("silu"), sparse24=True),
+)
+
+
 def named_tiles(kernels: tuple[str, ...] = NAMES) -> list:
-    """(kernel, tile) of every tile that plans may have, of which those that the emulator cannot start are skipped."""
+    """(kernel, tile) of every tile that plans may have, strips apart."""
     skip = pytest.mark.skip(reason=f"the emulator starts clusters of {MOST_BLOCKS}")
     return [
-        pytest.param(kernel, tile, id=f"{kernel}-{tile}", marks=[skip] * (tile.cluster > MOST_BLOCKS))
+        pytest.param(kernel, tile, id=f"{kernel}-{tile}", marks=[skip] * (math.prod(tile.cluster) > MOST_BLOCKS))
         for kernel in kernels
         for tile in TILES[kernel]
     ]
 
 
-def fitting(tile: Tile, way: dict[str, int]) -> ConvProblem:
-    """Two or more tiles along channels and along pixels, the last of each partly filled; 18 stages, of each tap the last of 8
-    channels. Clusters have whole rows of tiles."""
-    k = tile.m * tile.cluster + (8 if tile.cluster == 1 else -24)
+def strips(problem: ConvProblem, kernel: str) -> list[Tile]:
+    """Of the problem, alone: as plans have them, but with two stages."""
+    return [
+        Tile(m, math.prod(box), 64, warps, 1, 2, pingpong=pingpong, box=box)
+        for box in boxes(problem)
+        for m, warps, pingpong in STRIPS[kernel]
+    ]
+
+
+def fitting(tile: Tile, way: dict) -> ConvProblem:
+    """Two or three tiles along channels and along pixels, the last of each partly filled, the last cluster too; 18 stages, every
+    other one of 8 channels."""
     h = 13 if tile.n > 64 else 5
+    k = tile.m * tile.cluster[0] + 8
     return conv_case(3, 72, h, 11, k, 3, 3, pad=ONE, bias=True, act=RELU, residual=not way, sparse24=True)
 
 
@@ -93,7 +115,13 @@ def crafted(kernel: str, tile: Tile, problem: ConvProblem, out: Format = HWC8, x
 
 
 def tactics(problem: ConvProblem, kernel: str) -> list[Tactic]:
-    return [t for t in candidates(problem, DEVICE) if t.kernel == kernel and t.gemm.cluster <= MOST_BLOCKS]
+    found = candidates(problem, DEVICE)
+    return [t for t in found if t.kernel == kernel and math.prod(t.gemm.cluster) <= MOST_BLOCKS]
+
+
+def alone(tactic: Tactic) -> Tile:
+    """Its tile as the tables have it: whatever shares its work, a cluster along K among it, apart."""
+    return replace(tactic.gemm.whole, cluster=(*tactic.gemm.cluster[:2], 1))
 
 
 def run(problem: ConvProblem, tactic: Tactic, **options):
@@ -108,10 +136,14 @@ def run(problem: ConvProblem, tactic: Tactic, **options):
 def held(problem: ConvProblem, tactic: Tactic, orders=ORDERS) -> np.ndarray:
     """The products that the tile needs and no others, without a bank conflict; the same bits in every order and mode."""
     got, stats = run(problem, tactic)
-    t, one = tactic.gemm, merged(problem).one
+    t, m = tactic.gemm, merged(problem)
     assert not linear(tactic.ins[0])
-    k = one.r * one.s * -(-one.c // 64) * 64
-    products = num_tiles(problem, tactic) * k * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
+    channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
+    rows, pixels = problem.epilogue.d2s**2 * channels, problem.n * problem.p * problem.q
+    tiles = -(-rows // t.m), num_boxes(problem, t.box) if t.box else -(-pixels // t.n)
+    many = math.prod(-(-of // blocks) * blocks for of, blocks in zip(tiles, t.cluster, strict=False)) * m.count
+    k = problem.r * problem.s * -(-m.one.c // 64) * 64
+    products = many * k * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
     assert (stats.mma, stats.mma_sp) == ((0, products) if tactic.sparse else (products, 0))
     assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
     for options in orders:
@@ -119,6 +151,8 @@ def held(problem: ConvProblem, tactic: Tactic, orders=ORDERS) -> np.ndarray:
     return got
 
 
-def shared(tile: Tile, way: dict[str, int]) -> Tile:
+def shared(tile: Tile, way: dict) -> Tile:
     """A tile whose work so many blocks share, of a cluster so many clusters."""
-    return replace(tile, **{name: n if name == "split" else n * tile.cluster for name, n in way.items()})
+    return replace(
+        tile, **{name: n if name in ("split", "cluster") else n * math.prod(tile.cluster) for name, n in way.items()}
+    )
