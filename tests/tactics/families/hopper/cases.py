@@ -25,13 +25,14 @@ NAMES = DENSE, SPARSE = "conv_dense_sm90", "conv_sparse24_sm90"
 ONE = (1, 1, 1, 1)
 HWC8, CHW32, CHW = (Format("fp16", layout) for layout in ("hwc8", "chw32", "chw"))
 SINGLE = tuple(Format("fp32", layout) for layout in ("chw", "hwc"))
-# Few stages: the pipeline goes round in every case. A warpgroup; two that share a tile; two that take turns; strips of boxes of one
-# image, and of two.
+# Few stages: the pipeline goes round in every case. A warpgroup; two that share a tile; two that take turns; strips, of boxes
+# of one image, and of two. DEEPER: as many as a cluster's sums lie over.
 SMALL = Tile(64, 32, 64, 4, 1, 3)
 TWO = Tile(128, 64, 64, 8, 1, 3)
+DEEPER = replace(TWO, stages=6)
 TURNS = Tile(64, 64, 64, 4, 1, 3, pingpong=True)
 BOX = Tile(64, 32, 64, 4, 1, 2, box=(1, 4, 8))
-BOXES = Tile(128, 64, 64, 8, 1, 2, box=(2, 4, 8))
+BOXES = Tile(128, 64, 64, 8, 1, 3, box=(2, 4, 8))
 ORDERS = ({"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1})
 MOST_BLOCKS = 8  # of a cluster that the emulator starts; tiles of larger ones are skipped
 WAYS = ({}, {"persist": 1}, {"persist": 2}, {"persist": 3}, {"split": 2}, {"split": 3}, {"stream": 2}, {"stream": 3})
@@ -94,8 +95,8 @@ def strips(problem: ConvProblem, kernel: str) -> list[Tile]:
 
 
 def fitting(tile: Tile, way: dict) -> ConvProblem:
-    """Two or three tiles along channels and along pixels, the last of each partly filled, the last cluster too; 18 stages, every
-    other one of 8 channels."""
+    """Two or three tiles along channels and along pixels, the last of each partly filled, the last cluster too; 18 stages,
+    every other one of 8 channels."""
     h = 13 if tile.n > 64 else 5
     k = tile.m * tile.cluster[0] + 8
     return conv_case(3, 72, h, 11, k, 3, 3, pad=ONE, bias=True, act=RELU, residual=not way, sparse24=True)

@@ -29,6 +29,7 @@ from tests.tactics.families.hopper.cases import (
     CHW,
     CHW32,
     DEEP,
+    DEEPER,
     DEVICE,
     HWC8,
     MOST_BLOCKS,
@@ -70,7 +71,7 @@ def test_it_is_right_in_every_order(name, tile, kernel):
     "kernel, cluster", [(NAMES[0], (2, 1, 1)), (NAMES[0], (1, 2, 1)), (SPARSE, (2, 1, 1)), (SPARSE, (1, 1, 2))], ids=str
 )
 def test_a_cluster_is_right_in_every_order(cluster, kernel):
-    held(CASES["parts_of_a_stage"], crafted(kernel, replace(TWO, cluster=cluster), CASES["parts_of_a_stage"]))
+    held(CASES["parts_of_a_stage"], crafted(kernel, replace(DEEPER, cluster=cluster), CASES["parts_of_a_stage"]))
 
 
 @pytest.mark.parametrize("kernel", NAMES)
@@ -144,7 +145,12 @@ def test_every_way_of_sharing(kernel, tile, way):
 @pytest.mark.parametrize("kernel", NAMES)
 def test_clusters_share_k(kernel, deep):
     """Of one warpgroup, of two, and of strips; a block's part of the tile may be nothing."""
-    for name, tile in (("parts_of_a_stage", TWO), ("long_k", SMALL), ("d2s_residual", replace(TWO, n=128)), ("tail", BOXES)):
+    for name, tile in (
+        ("parts_of_a_stage", DEEPER),
+        ("long_k", SMALL),
+        ("d2s_residual", replace(DEEPER, n=128)),
+        ("tail", BOXES),
+    ):
         if deep * 16 <= tile.n and 2 * deep <= (4 if tile.box else 9):
             held(CASES[name], crafted(kernel, replace(tile, cluster=(1, 1, deep)), CASES[name]))
 
