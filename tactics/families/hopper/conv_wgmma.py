@@ -177,8 +177,8 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     t, x = tactic.gemm, tactic.ins[0]
     if linear(x):
         return "linear input: a tensor map's rows are channels"
-    if t.n < 32 and linear(tactic.out):
-        return f"linear output: a warpgroup stores rows of 32 pixels, the tile has {t.n}"
+    if _part(t) < 32 and linear(tactic.out):
+        return f"linear output: a warpgroup stores rows of 32 pixels, {t.n} are no multiple"
     many = -(-_rows(p, tactic) // t.m), _columns(p, t)
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
