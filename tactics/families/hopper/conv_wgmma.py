@@ -183,7 +183,9 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
     return (
-        no_room(_smem(tactic), device) or _why_no_map(p, strides(x, p.in_shapes[0]), t) or conv_gemm.problem_reason(p, tactic)
+        no_room(_smem(tactic), device)
+        or _why_no_map(p, strides(x, p.in_shapes[0]), t)
+        or conv_gemm.problem_reason(p, tactic)
     )
 
 

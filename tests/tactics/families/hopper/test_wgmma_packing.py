@@ -79,7 +79,7 @@ def test_a_tactic_is_refused_with_its_reason():
     assert [r.code for name, r in rejected(problem, DEVICE) if name == SPARSE] == ["pattern_violation"]
     found = why(problem, DENSE)
     assert {linear(t.ins[0]) for t in found["linear input: a tensor map's rows are channels"]} == {True}
-    narrow = found["linear output: a warpgroup stores rows of 32 pixels, the tile has 16"]
+    narrow = found["linear output: a warpgroup stores rows of 32 pixels, 16 are no multiple"]
     assert {(t.gemm.n, linear(t.out)) for t in narrow} == {(16, True)}
     clusters = [
         t for reason, refused in found.items() if "no two for a cluster to have side by side" in reason for t in refused
