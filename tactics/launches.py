@@ -10,7 +10,7 @@ from tactics.kernels import KERNELS
 from tactics.problems.problem import Problem
 from tactics.problems.protocol import Feature
 from tactics.step import Call, Launch
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, Tile
 
 Binary = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-time values
 
@@ -50,7 +50,9 @@ def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:
     """Tactics of a problem with the same key have the same packed weights: those of a kernel whose tables and sizes agree, and
-    with depth-to-space, which decides the order of rows, those of one output format."""
+    with depth-to-space, which decides the order of rows, those of one output format; a strip of boxes has an order of K of its
+    own."""
     found = {name: array.tobytes() for name, array in tables(problem, tactic).items()}
     rows = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
-    return tactic.kernel, rows, tuple(section_bytes(problem, tactic).items()), tuple(found.items())
+    box = isinstance(tactic.tile, Tile) and bool(tactic.tile.box)
+    return tactic.kernel, rows, box, tuple(section_bytes(problem, tactic).items()), tuple(found.items())

@@ -20,6 +20,10 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.meta += stages * ((p.m16 + 1) / 2) * (E_PAIR / 4);
   p.bias += group * p.m16 * 16;
   p.slope += group * p.m16 * 16;
+#if AFFINE
+  p.scales += group * p.m16 * 16;
+  p.shifts += group * p.m16 * 16;
+#endif
   p.residual += group * p.y_group;
   p.y += group * p.y_group * (OUT_F32 ? 2 : 1);  // in halfs
 #endif

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+from cuda_kernels.device import named
 from gpu_runtime.network import exists
+from tactics.candidates import candidates
+from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, PointwiseProblem
+from tests.problems import TAILS, check, conv_case
 from tests.reference_run import check_against_ort, model, node
 
 PRODUCTS = {
@@ -121,3 +125,14 @@ def test_a_prelu_is_no_second_activation():
 def test_what_is_read_before_its_scale_stays_readable():
     nodes, w, x = case(np.random.default_rng(7), "Conv", "Gelu", [node("Mul", "a s", "y"), node("Neg", "a", "more")])
     check_against_ort(model(nodes, {"x": x}, "y more", w, 20), 3e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["a100", "h200"])
+def test_each_group_has_scales_of_its_own(device):
+    """With every kernel that takes a group at a time."""
+    problem = conv_case(2, 128, 6, 5, 144, 3, 3, groups=2, bias=True, act=Activation("prelu"), sparse24=True, **TAILS[""])
+    first = {t.kernel: t for t in reversed(candidates(problem, named(device)))}
+    assert {"conv_dense", "conv_sparse24"} <= set(first)
+    for tactic in first.values():
+        check(problem, tactic, named(device))

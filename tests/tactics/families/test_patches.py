@@ -1,5 +1,7 @@
 """Kernels on tensors that lie inside others: right, and nothing around their part is touched."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
+from tactics.families.hopper.maps import pixels_in_order
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, strides, to_memory
 from tactics.kernels import KERNELS, ROWS
 from tactics.launches import launches, pack_weights
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.slow
 PATCH = Patch(64, 8, 8, 2, 4)
 STRIP = Tile(64, 128, 64, 2, 2, 3)
 WGMMA = Tile(64, 64, 64, 4, 1, 4)
+TURNS = Tile(64, 64, 64, 4, 1, 4, persist=1, pingpong=True)
 LEAKY = Activation("leaky_relu", (0.1,))
 LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
@@ -60,8 +64,34 @@ AROUND = {
         ((8, 56, H8), (8, 64, H8), (16, 72, H8)),
     ),
     "conv_sparse_sm90": (
-        ConvProblem(1, 64, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24_sm90", WGMMA, (H8, H8),
-        ((32, 128, CHW32), (24, 60, H8)),
+        conv_case(2, 72, 6, 5, 36, 3, 3, pad=(1, 1, 1, 1), sparse24=True), "conv_sparse24_sm90", TURNS, (H8, H8),
+        ((32, 128, H8), (24, 60, H8)),
+    ),
+    # Pixels of all images one behind the other, in a wider tensor.
+    "conv_1x1_sm90": (
+        conv_case(2, 72, 6, 5, 40, 1, 1, bias=True, residual=True), "conv_dense_sm90", TURNS, (H8, H8, H8),
+        ((8, 88, H8), (8, 64, H8), (16, 72, H8)),
+    ),
+    # A plane of 32 channels of several: images lie apart, so that a 1x1 goes by im2col.
+    "conv_plane_sm90": (
+        conv_case(3, 32, 6, 5, 32, 1, 1, bias=True), "conv_dense_sm90", WGMMA, (CHW32, CHW32),
+        ((32, 96, CHW32), (32, 96, CHW32)),
+    ),
+    "conv_sparse_plane_sm90": (
+        conv_case(3, 32, 6, 5, 40, 3, 1, pad=(1, 0, 1, 0), sparse24=True), "conv_sparse24_sm90", TURNS, (CHW32, CHW),
+        ((64, 96, CHW32), (3, 47, CHW)),
+    ),
+    "conv_split_sm90": (
+        conv_case(2, 72, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_dense_sm90", replace(WGMMA, split=3),
+        (H8, CHW, CHW), ((8, 88, H8), (5, 50, CHW), (3, 48, CHW)),
+    ),
+    "conv_groups_sm90": (
+        conv_case(2, 128, 6, 5, 144, 3, 3, groups=2, residual=True), "conv_dense_sm90", TURNS, (H8, H8, H8),
+        ((8, 144, H8), (8, 160, H8), (16, 168, H8)),
+    ),
+    "conv_shuffled_sm90": (
+        conv_case(2, 64, 4, 5, 32, 3, 3, pad=(1, 1, 1, 1), d2s=2, residual=True), "conv_dense_sm90", WGMMA, (H8, H8, H8),
+        ((16, 96, H8), (8, 32, H8), (8, 24, H8)),
     ),
     "conv_residual": (
         conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
@@ -254,6 +284,13 @@ def test_kernels_keep_to_their_part(name, mode):
     assert untouched, "something around the part was written"
     assert not np.isnan(got).any() and not got[:, c:].any()
     assert relative_error(got[:, :c], np.asarray(reference(problem, inputs, weights), np.float32)) < TOLERANCE
+
+
+def test_a_1x1_of_images_apart_goes_by_im2col():
+    for name, apart in (("conv_1x1_sm90", False), ("conv_plane_sm90", True)):
+        problem, *_, ((_, channels, fmt), *_) = AROUND[name]
+        x = strides(fmt, (problem.n, channels, problem.h, problem.w))
+        assert pixels_in_order(problem, x) != apart, name
 
 
 def test_every_strided_kernel_is_tested():

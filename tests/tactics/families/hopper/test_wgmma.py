@@ -1,0 +1,304 @@
+"""conv_dense_sm90 and conv_sparse24_sm90, convolutions on Hopper's asynchronous tensor cores whose operands come by TMA, in the
+emulator: beside the reference, beside each other, in every order and mode."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuda_kernels.launch import Emulated
+from cuda_kernels.sparse24 import prune
+from tactics.candidates import accepts
+from tactics.families.conv_gemm import merged
+from tactics.families.hopper.conv_wgmma import TILES
+from tactics.families.hopper.maps import pixels_in_order
+from tactics.format import strides
+from tactics.launches import launches
+from tactics.measure.data import random_data, reference
+from tactics.measure.trial import relative_error
+from tactics.step import linear
+from tests.problems import RELU, assert_right, assert_written_once, conv_case, execute
+from tests.tactics.families.hopper.cases import (
+    BOX,
+    BOXES,
+    CASES,
+    CHW,
+    CHW32,
+    DEEP,
+    DEEPER,
+    DEVICE,
+    HWC8,
+    MOST_BLOCKS,
+    NAMES,
+    ORDERS,
+    SINGLE,
+    SMALL,
+    SPARSE,
+    STRIPPED,
+    TURNS,
+    TWO,
+    WAYS,
+    alone,
+    crafted,
+    data,
+    fitting,
+    held,
+    named_tiles,
+    run,
+    shared,
+    strips,
+    tactics,
+)
+
+slow = pytest.mark.slow
+
+
+# ---- quick: one tile each
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("name, tile", [("parts_of_a_stage", TURNS), ("residual", SMALL), ("tail", BOXES)], ids=str)
+def test_it_is_right_in_every_order(name, tile, kernel):
+    held(CASES[name], crafted(kernel, replace(tile, persist=2), CASES[name]))
+
+
+@pytest.mark.skipif(MOST_BLOCKS < 2, reason="the emulator starts no clusters")
+@pytest.mark.parametrize(
+    "kernel, cluster", [(NAMES[0], (2, 1, 1)), (NAMES[0], (1, 2, 1)), (SPARSE, (2, 1, 1)), (SPARSE, (1, 1, 2))], ids=str
+)
+def test_a_cluster_is_right_in_every_order(cluster, kernel):
+    held(CASES["parts_of_a_stage"], crafted(kernel, replace(DEEPER, cluster=cluster), CASES["parts_of_a_stage"]))
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("way", WAYS[2:7:2], ids=str)
+def test_tiles_are_shared_by_blocks(way, kernel):
+    held(CASES["parts_of_a_stage"], crafted(kernel, replace(SMALL, **way), CASES["parts_of_a_stage"]))
+
+
+def test_plans_hold_every_tile():
+    """Alone, persistent, split and stream-K, and every one parses back."""
+    wide, long = conv_case(16, 64, 56, 56, 512, 3, 3, pad=(1, 1, 1, 1)), conv_case(1, 512, 7, 7, 512, 3, 3, pad=(1, 1, 1, 1))
+    found = {t for p in (wide, long) for t in tactics(p, NAMES[0])}
+    assert {alone(t) for t in found if not t.gemm.box} == {t for t in TILES[NAMES[0]] if math.prod(t.cluster) <= MOST_BLOCKS}
+    assert any(t.gemm.box for t in found) and (MOST_BLOCKS < 2 or any(t.gemm.cluster[2] > 1 for t in found))
+    assert any(t.gemm.persist for t in found) and any(t.gemm.split > 1 for t in found) and any(t.gemm.stream for t in found)
+    assert all(type(t).parse(t.name) == t for t in found)
+    for name in ("residual", "parts_of_a_stage"):
+        small = tactics(CASES[name], SPARSE)
+        assert {alone(t) for t in small} >= {t for t in TILES[SPARSE] if math.prod(t.cluster) == 1}
+        assert all(accepts(CASES[name], t, DEVICE) for t in small)
+
+
+# ---- the grid
+
+
+@slow
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_case(name, kernel):
+    """With a small tile, which ends within images most often, with one that two warpgroups share or take turns with, and with
+    one that plans hold, in formats of its own."""
+    problem = CASES[name]
+    for tile in (SMALL, replace(random.Random(name + kernel).choice((TWO, TURNS)), persist=1)):
+        held(problem, crafted(kernel, tile, problem))
+    found = tactics(problem, kernel)
+    assert found
+    held(problem, random.Random(name + kernel).choice(found))
+
+
+@slow
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("out", [HWC8, CHW], ids=str)
+@pytest.mark.parametrize("kernel, tile", named_tiles())
+def test_every_tile_and_side(kernel, tile, out):
+    """As it is, with a residual; and with a way to share its work, that goes round."""
+    if linear(out) and tile.n < 32:
+        pytest.skip("a warpgroup stores rows of 32 pixels")
+    ways = random.Random(f"{kernel}{tile}{out}").sample(WAYS[1:], 2)
+    deep = DEEP[:1] if max(tile.cluster) == 1 and not tile.pingpong and out == HWC8 else ()
+    for way in ({}, *ways, *deep):
+        problem = fitting(tile, way)
+        held(problem, crafted(kernel, shared(tile, way), problem, out))
+
+
+@slow
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("tile", [SMALL, TWO, TURNS, BOX], ids=str)
+@pytest.mark.parametrize("kernel", NAMES)
+def test_every_way_of_sharing(kernel, tile, way):
+    """Shares shorter than the pipeline, and longer; persistent blocks with one tile, with some and with all of them."""
+    for name in ("parts_of_a_stage", "images_in_a_tile", "d2s_residual"):
+        for out in (HWC8, CHW):
+            held(CASES[name], crafted(kernel, replace(tile, **way), CASES[name], out))
+
+
+@slow
+@pytest.mark.skipif(MOST_BLOCKS < 8, reason="the emulator starts no clusters of 8")
+@pytest.mark.parametrize("deep", [2, 3, 4, 8])
+@pytest.mark.parametrize("kernel", NAMES)
+def test_clusters_share_k(kernel, deep):
+    """Of one warpgroup, of two, and of strips; a block's part of the tile may be nothing."""
+    for name, tile in (
+        ("parts_of_a_stage", DEEPER),
+        ("long_k", SMALL),
+        ("d2s_residual", replace(DEEPER, n=128)),
+        ("tail", BOXES),
+    ):
+        if deep * 16 <= tile.n and 2 * deep <= (4 if tile.box else 9):
+            held(CASES[name], crafted(kernel, replace(tile, cluster=(1, 1, deep)), CASES[name]))
+
+
+@slow
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("cluster", [c for c in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) if math.prod(c) <= MOST_BLOCKS], ids=str)
+@pytest.mark.parametrize("problem", STRIPPED, ids=str)
+@pytest.mark.parametrize("kernel", NAMES)
+def test_every_strip(kernel, problem, cluster):
+    """Boxes of every size, that end within images; a cluster's blocks copy half of a box's rows each."""
+    if kernel == SPARSE and cluster[1] > 1:
+        pytest.skip("2:4 weights are in registers")
+    of_problem = strips(problem, kernel)
+    assert len({t.box for t in of_problem}) > 1
+    for tile in of_problem:
+        halves = cluster[0] == 1 or (tile.box[0] == 1 and tile.box[1] % 2 == 0)
+        for out in (HWC8, CHW)[: 2 if tile.n % 32 == 0 else 1]:
+            if halves:
+                pick = random.Random(f"{tile}{out}").choice(({}, {"persist": 1}, {"split": 2}, {"stream": 2}))
+                held(problem, crafted(kernel, shared(replace(tile, cluster=cluster), pick), problem, out), ORDERS[1:3])
+
+
+@slow
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(
+    "tile", [SMALL, TWO, replace(TURNS, persist=1), replace(SMALL, split=2), replace(TURNS, stream=2)], ids=str
+)
+@pytest.mark.parametrize("name", ["parts_of_a_stage", "residual", "d2s", "groups"])
+def test_fp32_outputs(name, tile):
+    """Sums as they are: closer to the reference than FP16 could be."""
+    problem = CASES[name]
+    if (tile.split > 1 and merged(problem).count > 1) or (tile.box and name in ("residual", "groups")):
+        pytest.skip("not offered")
+    _, _, expected = data(problem)
+    for kernel in NAMES:
+        for out in SINGLE[: 1 if problem.epilogue.residual else 2]:
+            got = held(problem, crafted(kernel, tile, problem, out), ORDERS[2:])
+            assert relative_error(got, expected) < 1e-5
+
+
+@slow
+def test_plans_hold_fp32_outputs():
+    for name in ("parts_of_a_stage", "residual", "d2s"):
+        found = [t for t in tactics(CASES[name], SPARSE) if t.out == CHW]
+        assert found and all(accepts(CASES[name], replace(t, out=SINGLE[0]), DEVICE) for t in found)
+
+
+@slow
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("name", ["residual", "d2s", "groups", "images_in_a_tile"])
+def test_each_output_byte_is_written_once(name, kernel):
+    inputs, weights, _ = data(CASES[name])
+    whole = merged(CASES[name]).count > 1
+    for tile in (
+        SMALL,
+        TWO,
+        replace(TURNS, persist=1),
+        *(() if whole else (replace(SMALL, split=2), replace(TURNS, stream=3))),
+    ):
+        for y in (HWC8, CHW, SINGLE[0]):
+            assert_written_once(CASES[name], crafted(kernel, tile, CASES[name], y), DEVICE, inputs, weights)
+
+
+EXACT = [n for n, p in CASES.items() if not p.epilogue.residual and p.epilogue.act.name in ("none", "relu")]
+
+
+@slow
+@pytest.mark.parametrize("name", EXACT)
+def test_dense_sparse_and_reference_are_equal_on_integers(name):
+    """Sums below 2,048 are exact in FP16, in whatever order they are added."""
+    problem, rng = CASES[name], np.random.default_rng(7)
+    inputs = [rng.integers(-3, 4, s).astype(np.float16) for s in problem.in_shapes]
+    w = prune(rng.integers(-3, 4, (problem.k, problem.c // problem.groups, problem.r, problem.s)).astype(np.float32))
+    weights = {"w": w} | ({"b": rng.integers(-9, 10, problem.k).astype(np.float32)} if problem.epilogue.bias else {})
+    expected = reference(problem, inputs, weights)
+    assert 20 < np.abs(expected).max() < 2048
+    for kernel in NAMES:
+        for tile, options in ((SMALL, {}), (TWO, ORDERS[2]), (replace(TURNS, persist=1), ORDERS[0])):
+            got = execute(Emulated(DEVICE, **options), problem, crafted(kernel, tile, problem), inputs, weights)
+            np.testing.assert_array_equal(got[:, : problem.out_shape[1]], expected)
+
+
+@slow
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("n, x", [(1, CHW32), (5, CHW32), (5, HWC8)], ids=str)
+def test_images_apart_go_by_im2col(n, x, kernel):
+    """In planes of 32 channels an image of one pixel has them all together, but the next image lies further than a pixel."""
+    problem = conv_case(n, 200, 1, 1, 72, 1, 1, bias=True, sparse24=True)
+    apart = not pixels_in_order(problem, strides(x, problem.in_shapes[0]))
+    assert apart == (n > 1 and x == CHW32)
+    found = [t for t in tactics(problem, kernel) if t.ins == (x,) and t.out == HWC8]
+    assert found
+    for tactic in random.Random(f"{n}{kernel}").sample(found, 4):
+        assert ("i32", int(apart)) in launches(problem, tactic)[0].args
+        held(problem, tactic, ORDERS[2:3])
+
+
+# ---- random ones
+
+
+@st.composite
+def convolutions(draw):
+    """Windows of 1 to 5, strides and dilations to 3, padding below the window's reach, 4 to 200 channels, or groups of 64."""
+    window, stride, dilation = (draw(st.tuples(*2 * (st.integers(1, most),))) for most in (5, 3, 3))
+    n, h, w = draw(st.tuples(*(st.integers(1, most) for most in (4, 12, 15))))
+    reach = [(e - 1) * d + 1 for e, d in zip(window, dilation, strict=True)]
+    pad = draw(st.tuples(*(st.integers(0, e - 1) for e in 2 * reach)))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    b = draw(st.sampled_from([1, 1, 2])) if groups == 1 else 1
+    channels = 4 * draw(st.integers(1, 50)) if groups == 1 else 64 * groups * draw(st.integers(1, 2))
+    kinds = ({}, {"residual": True}, {"residual": True, "act_first": True}, {"residual": True, "affine": True})
+    added = draw(st.sampled_from(kinds))
+    mode = draw(st.sampled_from(["dcr", "crd"]))
+    k = draw(st.integers(1, 20)) * 4 * (2 * groups if groups > 1 else b**2)
+    return conv_case(
+        n, channels, max(h, reach[0]), max(w, reach[1]), k, *window, stride, pad, dilation, groups,
+        bias=draw(st.booleans()), act=RELU, d2s=b, d2s_mode=mode, sparse24=True, **added,
+    )  # fmt: skip
+
+
+@slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_convolutions(data):
+    problem, kernel = data.draw(convolutions()), data.draw(st.sampled_from(NAMES))
+    found = tactics(problem, kernel)
+    if not found:
+        return
+    tile = data.draw(st.sampled_from(sorted({alone(t) for t in found})))
+    of_tile = [t for t in found if alone(t) == tile]
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
+    for tactic in (
+        data.draw(st.sampled_from(of_tile)),
+        replace(of_tile[0], tile=replace(tile, persist=tile.cluster, stages=3)),
+    ):
+        gpu = Emulated(DEVICE, async_mode=data.draw(st.sampled_from(["eager", "late"])), seed=data.draw(st.integers(1, 9)))
+        assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)
+        assert gpu.stats[-1].excess_wavefronts == 0
+
+
+def test_a_wrong_result_is_noticed():
+    """`run` is what the grid calls: it notices a wrong result."""
+    problem = CASES["one_stage"]
+    tactic = crafted(SPARSE, SMALL, problem)
+    run(problem, tactic)
+    inputs, weights, expected = data(problem)
+    got = execute(Emulated(DEVICE), problem, tactic, inputs, weights)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_right(problem, tactic, got, expected[:, :, ::-1])
