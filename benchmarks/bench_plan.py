@@ -55,12 +55,12 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
     sizes = tuple(int(d) for d in size.split("x")) if size else ()
     if name in NETWORKS or name in light.NAMES or name in topologies.NAMES:
         path = folder / f"{name}.onnx"
-        model = NETWORKS[name](*sizes) if name in NETWORKS else light.light(name) if name in light.NAMES else topologies.filled(name)
-        open_to_sizes = sizes and name not in NETWORKS
-        if open_to_sizes:
-            model = light.open_batch(model)
-        onnx.save(model, path)
-        return path, {light.first_input(model): sizes} if open_to_sizes else None
+        if name in NETWORKS:
+            onnx.save(NETWORKS[name](*sizes), path)
+            return path, None
+        model = light.light(name) if name in light.NAMES else topologies.filled(name)
+        onnx.save(light.open_batch(model) if sizes else model, path)
+        return path, {light.first_input(model): sizes} if sizes else None
     for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
             first = onnx.load(path, load_external_data=False).graph.input[0].name

@@ -11,7 +11,7 @@ predictions stand to the library's times. `--write` draws the plots of docs/pred
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 

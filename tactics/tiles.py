@@ -4,7 +4,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
 
-def _tiles(*sizes: tuple[int, ...]) -> tuple[Tile, ...]:
+def _tiles(*sizes: tuple[int, int, int, int, int, int]) -> tuple[Tile, ...]:
     return tuple(Tile(*size) for size in sizes)
 
 

@@ -11,12 +11,12 @@ from functools import lru_cache
 from math import exp
 from statistics import NormalDist
 
-from tactics.families.hopper.figures import Figures
 from benchmarks.hopper.layers import HWC8, WAYS, Estimate, estimate, reason, strips
 from benchmarks.hopper.plans import Plan, PlannedLayer
-from tactics.families.hopper.tiles import K_STAGE, HopperTile, candidates
 from cuda_kernels.device import Device
 from tactics import peers
+from tactics.families.hopper.figures import Figures
+from tactics.families.hopper.tiles import K_STAGE, HopperTile, candidates
 from tactics.format import Format
 from tactics.predict import RISK, regime, sigma_ratio
 from tactics.problems.problem import BackToBackProblem, ConvProblem

@@ -120,12 +120,6 @@ __device__ __forceinline__ u32 cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// 9.7.9.8 ld.global of 4 bytes.
-__device__ __forceinline__ u32 ldg_32(const void* address) {
-  u32 r;
-  asm("ld.global.b32 %0, [%1];" : "=r"(r) : "l"(address) : "memory");
-  return r;
-}
 // 9.7.9.8 ld.shared::cluster of 16 bytes: from this address in block `rank` of the cluster.
 __device__ __forceinline__ uint4 lds_128_of(u32 address, u32 rank) {
   uint4 r;

@@ -363,8 +363,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def matrix(
     p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Weights [K,C/g,R,S] of the merged groups as [count][rows, padded to a multiple of `of_rows`][(r, s, c padded to `of_a_tap`),
-    padded to `k`], and the epilogue's weights in the same rows."""
+    """Weights [K,C/g,R,S] of the merged groups as [count][rows][(r, s, c)], and the epilogue's weights in the same rows. Rows are
+    padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
     m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
     one = m.one
     order = np.array(row_order(one, tactic.out.layout))

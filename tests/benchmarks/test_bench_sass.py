@@ -9,8 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.bench_sass import FOUND, SHARES, Row, last, main, rows, share_line, side_by_side
-from benchmarks.hopper import figures
-from benchmarks.hopper.tiles import HopperTile, stage
 from benchmarks.published_rows import product, together
 from benchmarks.sass.clocks import Simulated, stage_clocks
 from benchmarks.sass.hopper import table
@@ -23,6 +21,8 @@ from benchmarks.simulator.sass import program
 from benchmarks.simulator.simulate import tile_clocks
 from cuda_kernels.device import named
 from cuda_kernels.rates import rates
+from tactics.families.hopper import figures
+from tactics.families.hopper.tiles import HopperTile, stage
 
 WHY = missing(Kernel("CUTLASS", "conv", DENSE[0]))
 needs_cutlass = pytest.mark.skipif(bool(WHY), reason=WHY)

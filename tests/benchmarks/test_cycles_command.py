@@ -7,13 +7,13 @@ from click.testing import CliRunner
 
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, loops
-from benchmarks.hopper.tiles import HopperTile
 from benchmarks.simulator import sass
 from benchmarks.simulator.simulate import points_of
 from benchmarks.simulator.state import REASONS
 from cuda_kernels import shares
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import NAMED
+from tactics.families.hopper.tiles import HopperTile
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 from tests.benchmarks.test_sass import text
 from tests.benchmarks.test_warpgroups import consumer

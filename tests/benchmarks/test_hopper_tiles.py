@@ -11,11 +11,22 @@ from hypothesis import strategies as st
 
 from benchmarks import hopper_tiles
 from benchmarks.hopper import layers, networks, plans
-from tactics.families.hopper.figures import CENTRE, OF_A_LOOP, SOURCES, SWEPT, Figures, best, sweep, worst
 from benchmarks.hopper.layers import HWC8, boxes, estimate, k_stages, num_boxes, reason
 from benchmarks.hopper.networks import Allowed
-from tactics.families.hopper.tiles import OTHERS_SS, REGISTERS, Box, HopperTile, candidates, over_dense, refused, ring, stage, stages
 from cuda_kernels.device import named
+from tactics.families.hopper.figures import CENTRE, OF_A_LOOP, SOURCES, SWEPT, Figures, best, sweep, worst
+from tactics.families.hopper.tiles import (
+    OTHERS_SS,
+    REGISTERS,
+    Box,
+    HopperTile,
+    candidates,
+    over_dense,
+    refused,
+    ring,
+    stage,
+    stages,
+)
 from tactics.format import Format
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem

@@ -1,9 +1,9 @@
 """Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a alone:
 tiles, launches, packing, time.
 
-K is (tap; channel), a stage 64 channels of one tap. Weights are packed by 64 rows and stage: dense ones as tensor cores read them
-from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a tensor map, an argument that follows from the
-input's place (tactics/families/hopper/maps.py).
+K is (tap; channel), a stage 64 channels of one tap, or, of strips, of a column of the window. Weights are packed by 64 rows and
+stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a tensor
+map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
 
 Prediction: a stage takes the largest of what tensor cores, the port of shared memory, L2 and latency take
 (tactics/families/hopper/tiles.py, from published figures); the rest is that of conv_gemm. Blocks are persistent: copies of the
@@ -184,9 +184,7 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
     return (
-        no_room(_smem(tactic), device)
-        or _why_no_map(p, strides(x, p.in_shapes[0]), t)
-        or conv_gemm.problem_reason(p, tactic)
+        no_room(_smem(tactic), device) or _why_no_map(p, strides(x, p.in_shapes[0]), t) or conv_gemm.problem_reason(p, tactic)
     )
 
 
@@ -296,14 +294,13 @@ def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
 def _model(t: Tile, sparse: bool) -> HopperTile:
     """What tactics/families/hopper/tiles.py estimates."""
     shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
-    box = Box(*t.box, copies=WINDOW_ROWS, r=WINDOW_ROWS, s=WINDOW_ROWS) if t.box else None
+    box = Box(t.box[0], t.box[1], t.box[2], copies=WINDOW_ROWS, r=WINDOW_ROWS, s=WINDOW_ROWS) if t.box else None
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, _teams(t), t.pingpong, box=box)
 
 
 def _ring(t: Tile) -> int:
-    """k-steps of 2:4 weights in registers: those of whole stages, two for each tap."""
-    steps = 2 * _taps(t)
-    return ring(_model(t, True)) // steps * steps
+    """How often 64 channels of a tap, two k-steps, of 2:4 weights are in registers: those of whole stages."""
+    return ring(_model(t, True)) // 2 // _taps(t) * _taps(t)
 
 
 def _rows64(p: ConvProblem, tactic: Tactic) -> int:
@@ -312,8 +309,8 @@ def _rows64(p: ConvProblem, tactic: Tactic) -> int:
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Dense weights as [count][rows / 64][stage][row][chunk of 8 channels], of which row r has chunk c where the swizzle of 128
-    bytes puts it, at c ^ r % 8. 2:4 ones as [count][rows / 64][stage][k32 step][16 rows][lane][8], metadata as [..][k32 step]
-    [16 rows][g][t % 2]. Bias and slope in the same rows."""
+    bytes puts it, at c ^ r % 8. 2:4 ones as [count][rows / 64][stage][k32 step][16 rows][lane][8], metadata as [..][stage]
+    [16 rows][g][t % 2][k32 step]. Bias and slope in the same rows."""
     stages = k_stages(p)
     flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, stages * K_STAGE, ROWS)
     if tactic.gemm.box:  # (64 channels; s; r; channel)
@@ -326,7 +323,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     kept, codes = sparse24.compress(rows)
     values = sparse24.pack_fragments(kept).reshape(-1, 4, 2 * stages, 32, 8)  # m64, m16, k32, lane
     words = sparse24.pack_metadata(codes).reshape(-1, 2, stages, 8, 2, 2, 2)  # m64, m32, stage, g, step, t % 2, m16
-    ordered = values.transpose(0, 2, 1, 3, 4), words.transpose(0, 2, 4, 1, 6, 3, 5)
+    ordered = values.transpose(0, 2, 1, 3, 4), words.transpose(0, 2, 1, 6, 3, 5, 4)
     return {name: np.ascontiguousarray(x).reshape(-1) for name, x in zip(("w", "meta"), ordered, strict=True)} | vectors
 
 

@@ -103,7 +103,7 @@ def fitting(tile: Tile, way: dict) -> ConvProblem:
 
 
 @lru_cache(maxsize=64)
-def data(problem: ConvProblem) -> tuple[tuple[np.ndarray, ...], dict[str, np.ndarray], np.ndarray]:
+def data(problem: ConvProblem) -> tuple[list[np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """(inputs, weights, expected), drawn and computed once."""
     inputs, weights = random_data(problem)
     return inputs, weights, reference(problem, inputs, weights)
