@@ -46,7 +46,7 @@ def rate(tactic, repeats: int, **options) -> float:
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, [x], out, places, scratch))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, [x], out, places, scratch))
         best = min(best, time.process_time() - start)
     return FLOP / best / 1e9
 

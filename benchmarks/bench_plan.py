@@ -5,7 +5,8 @@
     python -m benchmarks.bench_plan --sparsity enable --table --before today
 
 NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.topologies), a file, or a model in
-GPU_RUNTIME_MODELS; shape sets its first input's size (super_resolution:180x320 gives a script's network its arguments). "all"
+GPU_RUNTIME_MODELS; shape sets its first input's size, of a light network or topology its batch (super_resolution:180x320 gives a
+script's network its arguments). "all"
 is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
 it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
 emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
@@ -54,9 +55,12 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
     sizes = tuple(int(d) for d in size.split("x")) if size else ()
     if name in NETWORKS or name in light.NAMES or name in topologies.NAMES:
         path = folder / f"{name}.onnx"
-        drawn = light.light if name in light.NAMES else topologies.filled
-        onnx.save(NETWORKS[name](*sizes) if name in NETWORKS else drawn(name), path)
-        return path, None
+        model = NETWORKS[name](*sizes) if name in NETWORKS else light.light(name) if name in light.NAMES else topologies.filled(name)
+        open_to_sizes = sizes and name not in NETWORKS
+        if open_to_sizes:
+            model = light.open_batch(model)
+        onnx.save(model, path)
+        return path, {light.first_input(model): sizes} if open_to_sizes else None
     for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
             first = onnx.load(path, load_external_data=False).graph.input[0].name

@@ -11,7 +11,7 @@ predictions stand to the library's times. `--write` draws the plots of docs/pred
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from benchmarks.pages.scatter import svg
 from benchmarks.published_rows import FOLDER, Row, device_of, read, together
 from cuda_kernels.rates import Library, rates
 from tactics import peers
-from tactics.families.conv_gemm import DENSE_TILES, splits, streams, tile_reason
+from tactics.families import conv_gemm
+from tactics.families.hopper import conv_wgmma
 from tactics.format import Format
 from tactics.predict import predict_us
-from tactics.tactic import Tactic
 
 HWC8 = Format("fp16", "hwc8")
 SHORT_US, GAIN_US = 4.0, 20.0  # products from here, gains from there are held to the requirements
@@ -211,14 +211,10 @@ def ours(row: Row) -> float:
     device, p = device_of(row), row.problem
     if p is None:
         raise ValueError(f"{row.label}: no convolution of ours computes it")
-    formats = (HWC8,) * (1 + p.epilogue.residual)
-    best = math.inf
-    for tile in DENSE_TILES:
-        tactic = Tactic("conv_dense", tile, formats, HWC8)
-        if not tile_reason(tactic, device):
-            shared = (tile, *splits(p, tactic, device), *streams(p, tactic, device))
-            best = min(best, *(predict_us(p, replace(tactic, tile=t), device) for t in shared))
-    return best
+    families = conv_gemm, *((conv_wgmma,) if device.sm == "sm_90a" else ())
+    found = (t for family in families for t, why in family.candidates(p, device) if not why)
+    alike = (t for t in found if not t.sparse and {*t.ins, t.out} == {HWC8})
+    return min((predict_us(p, t, device) for t in alike), default=math.inf)
 
 
 def our_kernels(device: str, rows: Sequence[Row]) -> str:

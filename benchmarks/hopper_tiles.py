@@ -2,7 +2,7 @@
 
     python -m benchmarks.hopper_tiles [--write]
 
-Everything is predicted from documented rates (benchmarks/hopper/figures.py, each with its source); figures that nobody has
+Everything is predicted from documented rates (tactics/families/hopper/figures.py, each with its source); figures that nobody has
 published are swept. First each tile alone: clocks of a stage of 64 of K by what bounds it, and products per clock over the
 dense peak, at the centre and over the sweep. Then, from benchmarks/hopper/found.json, which `--write` makes anew (minutes):
 networks with tiles of Hopper kernels beside today's plans (benchmarks/hopper/plans.json) and a library's estimate
@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.bench_predictions import LONG_US, by_device, faster, judge, ours
 from benchmarks.hopper import networks, plans
-from benchmarks.hopper.figures import CENTRE, Figures, best, sweep, worst
+from tactics.families.hopper.figures import CENTRE, Figures, best, sweep, worst
 from benchmarks.hopper.layers import boxes, estimate, num_boxes
 from benchmarks.hopper.networks import Allowed
-from benchmarks.hopper.tiles import Box, HopperTile, candidates, over_dense, ring, stage
+from tactics.families.hopper.tiles import Box, HopperTile, candidates, over_dense, ring, stage
 from benchmarks.published_rows import FOLDER, Row, device_of, read
 from cuda_kernels.device import Device, named
 from tactics.problems.problem import ConvProblem

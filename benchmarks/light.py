@@ -71,6 +71,12 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=model.opset_import, ir_version=8)
 
 
+def first_input(model: onnx.ModelProto) -> str:
+    """Its name; weights are inputs too in old files."""
+    stored = {t.name for t in model.graph.initializer}
+    return next(v.name for v in model.graph.input if v.name not in stored)
+
+
 def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same with a dynamic batch: of its first input, and of each Reshape to one row."""
     stored, inputs = {t.name: t for t in model.graph.initializer}, model.graph.input

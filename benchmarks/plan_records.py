@@ -58,7 +58,7 @@ def _step(step) -> str:
         args = " ".join("none" if a is None else f"{a[0]}+{a[1]}:{a[2]}:{list(a[3])}" for a in step.args)
         return f"{step.function} {attributes} part {step.part} {args}"
     values = ",".join(f"{name}={value}" for name, value in sorted(step.values.items()))
-    args = " ".join(f"{kind}:{float(value):.9g}" for kind, value in step.args)
+    args = " ".join(f"{kind}:{value if kind == 'map' else format(float(value), '.9g')}" for kind, value in step.args)
     return f"{step.kernel}({values}) grid {list(step.grid)} block {list(step.block)} smem {step.smem} args {args}"
 
 

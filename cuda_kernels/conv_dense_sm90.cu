@@ -1,35 +1,45 @@
-// conv_dense_sm90: conv_dense on wgmma.m64nNk16, Hopper's asynchronous tensor cores, for sm_90a alone.
+// conv_dense_sm90: convolution on wgmma.m64nNk16, Hopper's asynchronous tensor cores, and TMA, for sm_90a alone.
 //
-//            N: pixels                    A (weights)  conv_dense's fragments: each warp of a warpgroup loads those of its own
-//          +-----------+                               16 rows to registers, so that packing and accumulators are the same
-//          |  X  64xBN |                  B (pixels)   [pixel][64 channels] rows of 128 bytes in shared memory, swizzled as
-//   +------+-----------+                               wgmma's descriptors have it: tensor cores read them by themselves
-//   |W BMx64  Y BMxBN  |  M: channels     warps        WARPS_M x 1, each BM / WARPS_M x BN of Y
-//   +------+-----------+
+//              N: pixels                     A (weights)  64 rows of 64 channels of one tap, 128 bytes each, packed as tensor
+//            +-------------+                              cores read them: a bulk copy each
+//            | X 64xTILE_N |                 B (pixels)   [pixel][64 channels] by im2col maps, zeros outside included; 1 x 1 of
+//   +--------+-------------+                              stride 1 by maps of rows
+//   |W TILE_M|  Y          |  M: channels    warpgroups   TEAMS multiply, one copies
+//   |   x64  |             |
+//   +--------+-------------+
 //
-// The trick: a step's weights go to one of two sets of registers while the other's products are in flight: no wait for all.
-#include "wgmma_gemm.cuh"
+// The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too.
+#include "tma_gemm.cuh"
 
-struct DenseWgmma {
-  static constexpr int A_TILE = BK / 16 * 512, E_PAIR = 0, E_BYTES = 0;  // bytes of one 16-row tile per stage
-  static constexpr int STEPS = BK / 16;
-  static constexpr bool LAST_TURN_APART = false;
-  uint4 a[2][MT];
+struct DenseProduct {
+  static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
+  __device__ __forceinline__ DenseProduct(const ConvParams&, int, const Share&) {}
 
-  __device__ __forceinline__ void fetch(u32 stage, int step) {
-    const u32 at = stage + threadIdx.x / 32 * MT * A_TILE + threadIdx.x % 32 * 16;
+  // All stages of a share, the first of which is that of `turn`; `first`: of the tile's 64 rows.
+  __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,
+                                           float (&acc)[OWN][TILE_NT][4]) {
+    for (int k = 0; k < count; ++k, ++turn) {
+      const u32 weights = ring.stage(turn) + first * TAPS * A_BYTES, pixels = ring.stage(turn) + ring.B_AT;
+      ring.wait_until_full(turn);
+      wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < MT; ++i) a[step % 2][i] = lds_128(at + i * A_TILE + step * 512);
-  }
-
-  __device__ __forceinline__ void multiply(u32 pixels, int step, float (&acc)[MT][NT][4]) const {
-    wgmma_fence();
+      for (int r = 0; r < TAPS; ++r)
 #pragma unroll
-    for (int i = 0; i < MT; ++i) wgmma_dense(acc[i], a[step % 2][i], rows_of_128_bytes(pixels + step * 32));
-    wgmma_commit();
+        for (int step = 0; step < BK / 16; ++step)
+#pragma unroll
+          for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+              wgmma_dense(sums_of(acc[i], image), rows_of_128_bytes(weights + (i * TAPS + r) * A_BYTES + step * 32),
+                          rows_of_128_bytes(pixels + image * IMAGE_BYTES + r * TAP_BYTES + step * 32));
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (k) ring.leave(turn - 1);
+    }
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_dense_sm90(const __grid_constant__ ConvParams p) {
-  convolve_with_wgmma<DenseWgmma>(p);
+extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
+    conv_dense_sm90(const __grid_constant__ ConvParams p) {
+  convolve_with_tma<DenseProduct>(p);
 }

@@ -1,48 +1,74 @@
-// conv_sparse24_sm90: conv_sparse24 on wgmma.sp.m64nNk32, Hopper's asynchronous tensor cores, for sm_90a alone.
+// conv_sparse24_sm90: conv_dense_sm90 on wgmma.sp.m64nNk32, for 2:4 weights, which go from L2 to registers.
 //
-//             N: pixels                   A (weights)  conv_sparse24's fragments of kept values: each warp of a warpgroup loads
-//           +-----------+                              those of its own 16 rows to registers
-//           |  X  64xBN |                 E (metadata) conv_sparse24's words: lanes t and t + 2 load the same one, that of
-//   +-------+-----------+                              t or, for the second k32 step, of t + 2
-//   |W BMx32|  Y BMxBN  |  M: channels    B (pixels)   as in conv_dense_sm90
-//   |E BMx4 |           |
-//   +-------+-----------+
+//   A (weights)    of 64 rows and 32 channels, a k-step, the 16 values that are kept: 512 bytes of each warp's 16 rows, in the order
+//                  of the fragments of mma_16816
+//   E (metadata)   64 bytes each, which lanes t and t + 2 read
 //
-// The trick: both k32 steps are selector 0, which has witnesses; a word is loaded anew, never into a register in flight.
-#include "wgmma_gemm.cuh"
+// The trick: the port of shared memory would bound tiles whose weights pass it twice, so that they never do. RING k-steps of weights
+// are in registers or on their way there; one is loaded anew as soon as its product has ended, never in flight. Each step is
+// selector 0, which has witnesses.
+#include "tma_gemm.cuh"
 
-static_assert(MT == 1 || MT % 2 == 0, "a warp has whole pairs of 16-row tiles, or one tile");
+struct SparseProduct {
+  static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0;
+  static constexpr int STEPS = 2 * TAPS, UNROLLED = RING / STEPS;  // of a stage; stages
+  static_assert(RING % STEPS == 0, "whole stages");
+  const char* values[OWN];
+  const char* metadata[OWN];
+  int last;  // k-step of the share
+  uint4 a[RING][OWN];
+  u32 e[RING][OWN];
 
-struct SparseWgmma {
-  static constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
-  static constexpr int E_PAIR = 32 * 8;   // metadata of two: a lane's words lie beside each other
-  static constexpr int E_BYTES = (BM / 32 * E_PAIR + 1023) / 1024 * 1024, E_AT = BM / 16 * A_TILE;  // pixels begin at a pattern
-  static constexpr int STEPS = 2;
-  static constexpr bool LAST_TURN_APART = false;
-  uint4 a[2][MT];
-  u32 e[2][MT];
-
-  __device__ __forceinline__ void fetch(u32 stage, int step) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * MT;  // of the warp's 16-row tiles
-    const u32 words_at = stage + E_AT + first / 2 * E_PAIR + ((lane & ~2) | step * 2) * 8;
+  __device__ __forceinline__ SparseProduct(const ConvParams& p, int m64, const Share& share) {
+    const int warp = thread() / 32, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < MT; i += 2) {
-      const uint2 words = lds_64(words_at + i / 2 * E_PAIR);
-      e[step][i] = MT == 1 && first % 2 ? words.y : words.x;
-      if (MT > 1) e[step][i + 1] = words.y;
+    for (int i = 0; i < OWN; ++i) {  // rows past the last are never stored: these are read again, for metadata must be legal
+      const long long at = (static_cast<long long>(min(m64 + i, p.m16 / 4 - 1)) * p.k_tiles + share.first) * TAPS;
+      values[i] = reinterpret_cast<const char*>(p.w) + at * A_BYTES + threadIdx.x % THREADS * 16;
+      metadata[i] = reinterpret_cast<const char*>(p.meta) + at * E_BYTES + warp * 64 + lane / 4 * 8 + lane % 2 * 4;
     }
+    last = share.count * STEPS - 1;
 #pragma unroll
-    for (int i = 0; i < MT; ++i) a[step][i] = lds_128(stage + (first + i) * A_TILE + lane * 16 + step * 512);
+    for (int step = 0; step < RING - 1; ++step) fetch(step, step);
   }
 
-  __device__ __forceinline__ void multiply(u32 pixels, int step, float (&acc)[MT][NT][4]) const {
-    wgmma_fence();
+  __device__ __forceinline__ void fetch(int slot, int step) {
+    const int at = min(step, last);
 #pragma unroll
-    for (int i = 0; i < MT; ++i) wgmma_sparse(acc[i], a[step][i], rows_of_128_bytes(pixels + step * 64), e[step][i]);
-    wgmma_commit();
+    for (int i = 0; i < OWN; ++i) {
+      a[slot][i] = ldg_128(values[i] + at * (A_BYTES / 2));
+      e[slot][i] = ldg_32(metadata[i] + at * (E_BYTES / 2));
+    }
+  }
+
+  __device__ __forceinline__ void multiply(const Ring<SparseProduct>& ring, u32 turn, int, int count, float (&acc)[OWN][TILE_NT][4]) {
+    for (int k0 = 0; k0 < count; k0 += UNROLLED) {
+#pragma unroll
+      for (int k = 0; k < UNROLLED; ++k, ++turn) {
+        if (k0 + k == count) return;
+        const u32 pixels = ring.stage(turn) + ring.B_AT;
+        ring.wait_until_full(turn);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+          const int slot = STEPS * k + step;
+          const u32 at = pixels + step / 2 * TAP_BYTES + step % 2 * 64;
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+              wgmma_sparse(sums_of(acc[i], image), a[slot][i], rows_of_128_bytes(at + image * IMAGE_BYTES), e[slot][i]);
+          wgmma_commit();
+          wgmma_wait<1>();
+          if (step == 0 && k0 + k) ring.leave(turn - 1);
+          fetch((slot + RING - 1) % RING, k0 * STEPS + slot + RING - 1);
+        }
+      }
+    }
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_sparse24_sm90(const __grid_constant__ ConvParams p) {
-  convolve_with_wgmma<SparseWgmma>(p);
+extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
+    conv_sparse24_sm90(const __grid_constant__ ConvParams p) {
+  convolve_with_tma<SparseProduct>(p);
 }

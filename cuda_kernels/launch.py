@@ -1,7 +1,7 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
-read(address, nbytes) -> uint8 array; load(compiled for `arch`) -> kernel;
+read(address, nbytes) -> uint8 array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes;
 launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
 synchronize(); record(run) -> replay, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an
@@ -29,6 +29,7 @@ from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
 from cuda_kernels.driver_errors import check_status, is_fatal
 from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging
+from cuda_kernels.tensor_maps import Map, encode, encode_by_driver
 
 if TYPE_CHECKING:
     from cupy import RawKernel
@@ -41,8 +42,8 @@ EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks"
 # Percent of an SM's L1 that every kernel asks for as shared memory: all. The driver may synchronise between two launches with
 # different wishes (cuFuncSetCacheConfig in its documentation), which no early launch hides; the largest tiles need all of it.
 CARVEOUT = 100
-# Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
-KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
+# Argument kind -> (struct code, alignment in bytes). Pointers are addresses; a map is its 128 bytes.
+KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "map": ("128s", 64)}
 
 
 class Array(NamedTuple):
@@ -64,13 +65,28 @@ class Kernel(NamedTuple):
     start: Callable[[Triple, Triple, int, bytes], None]
 
 
-def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
-    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies."""
-    data = bytearray()
+def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
+    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies: a struct with a map
+    ends at a multiple of 64 bytes."""
+    data, most = bytearray(), 8
     for kind, value in args:
-        code, size = KINDS[kind]
-        data += bytes(-len(data) % size) + struct.pack("<" + code, value)
-    return bytes(data + bytes(-len(data) % 8))
+        code, align = KINDS[kind]
+        data += bytes(-len(data) % align) + struct.pack("<" + code, value)
+        most = max(most, align)
+    return bytes(data + bytes(-len(data) % most))
+
+
+def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: Callable[[tuple[str, Any]], int]) -> bytes:
+    """A launch's arguments as the bytes of its parameter struct. `address` gives the address of an argument whose kind is none
+    of KINDS; a map (tensor_maps.Map) is encoded for the address of its tensor."""
+
+    def filled(arg: tuple[str, Any]) -> tuple[str, Any]:
+        kind, value = arg
+        if kind == "map":
+            return kind, gpu.encode(value, address(value.of))
+        return arg if kind in KINDS else ("ptr", address(arg))
+
+    return pack_params(map(filled, args))
 
 
 def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
@@ -141,6 +157,9 @@ class Emulated:
     def load(self, compiled: Compiled) -> Kernel:
         program = self._emulator.load(compiled.ptx, keep=True)
         return Kernel(program.name, program.decoded.param_bytes, partial(self._start, program))
+
+    def encode(self, given: Map, address: int) -> bytes:
+        return encode(given, address)
 
     def launch(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
         check_launch(kernel.name, grid, block, params, kernel.param_bytes)
@@ -304,6 +323,9 @@ class Cuda:
             self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, function))
         return self._kernels[path]
 
+    def encode(self, given: Map, address: int) -> bytes:
+        return encode_by_driver(given, address)
+
     def launch(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
         check_launch(kernel.name, grid, block, params, kernel.param_bytes)
         kernel.start(grid, block, smem, params)
@@ -369,12 +391,13 @@ def release(process: int, stream: Stream, held: dict[int, object], kept: deque[t
 
 
 def param_bytes(function: int) -> int:
-    """The size of our kernel's single parameter struct (`function`: driver handle), as the driver reads it from the code."""
+    """The size of our kernel's single parameter struct (`function`: driver handle), as the driver reads it from the code: the
+    bytes that it copies. The offset is on the device: 48 for a struct with a map, as parameters of sm_90a begin at 0x210."""
     from cuda.bindings import driver
 
-    status, offset, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
+    status, _, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
     check_status("cuFuncGetParamInfo", status)
-    return offset + size
+    return int(size)
 
 
 def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, params: bytes, stream: int) -> None:

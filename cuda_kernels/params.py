@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 from cuda_kernels.compile import Values, source_path, sources
 
-TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64"}  # kinds as launch.pack_params has them
-NUMBERS = ("i32", "i64", "f32")
+# Kinds as launch.pack_params has them. A TensorMap (include/bulk.cuh) is opaque.
+TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64", "TensorMap": "map"}
+VALUES = frozenset(TYPES.values())  # all other kinds stand for an address
 Argument = tuple[str, Any]  # (kind, value)
 
 
 class Member(NamedTuple):
-    """One parameter; `kind` is "ptr", "i32", "i64" or "f32"."""
+    """One parameter; `kind` is "ptr", "i32", "i64", "f32" or "map"."""
 
     name: str
     kind: str
@@ -77,8 +78,8 @@ def _order_under(kernel: str, deciding: tuple[int, ...]) -> Order:
 def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple[Argument, ...]:
     """Named (kind, value) pairs in the order of the kernel's parameter struct.
 
-    Every kind but "i32", "i64" and "f32" stands for an address; ("i64", 0) is a null pointer. Raises ValueError that names
-    missing arguments, unknown arguments and wrong types.
+    Every kind outside of VALUES stands for an address; ("i64", 0) is a null pointer. Raises ValueError that names missing
+    arguments, unknown arguments and wrong types.
     """
     order = _order(kernel, values)
     try:
@@ -98,7 +99,7 @@ def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple
 
 def _fits(kind: str, argument: Argument) -> bool:
     got = argument[0]
-    return got == kind or (kind == "ptr" and (got not in NUMBERS or argument == ("i64", 0)))
+    return got == kind or (kind == "ptr" and (got not in VALUES or argument == ("i64", 0)))
 
 
 def _flat(source: Source, given: Mapping[str, int], struct: str, prefix: str) -> Iterator[Member]:
@@ -108,6 +109,8 @@ def _flat(source: Source, given: Mapping[str, int], struct: str, prefix: str) ->
         for name in _elements(prefix + d.name, [_length(source, given, text) for text in d.lengths]):
             if d.kind in source.structs:
                 yield from _flat(source, given, d.kind, name + ".")
+            elif d.kind == "TensorMap" and prefix:  # that struct would end at a multiple of 64, which pack_params does not know
+                raise ValueError(f"struct {struct}: member '{d.name}': expected a TensorMap among the kernel's own parameters")
             elif d.kind == "*" or d.kind in TYPES:
                 yield Member(name, TYPES.get(d.kind, "ptr"))
             else:

@@ -1,12 +1,19 @@
-"""Tensor maps for the emulator: what cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col make for hardware, whose 128 bytes are
-opaque, by the same arguments and rules (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
+"""Tensor maps: what is known of one before its address, and its 128 bytes, by the driver or for the emulator.
+
+The driver's bytes are opaque; `encode_tiled` and `encode_im2col` make the emulator's by the same arguments and rules as
+cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
 
 The innermost dimension comes first in every tuple. Refused, as nothing witnesses them: interleaved layouts and types that flush
 subnormal numbers. ValueError names the argument that breaks a rule.
 """
 
+import ctypes
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_kernels.driver_errors import check_status
 
 SIZES = {  # of an element's type, in bytes; its place is its number in a map
     **{"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
@@ -19,6 +26,74 @@ MAGIC = 0x70616D726F736E74
 TILED, IM2COL = 0, 1
 LAYOUT = struct.Struct("<QQ4Q5I5H3h3hHH5B6B23x")  # emulator/tensor_map.h mirrors it
 assert LAYOUT.size == 128
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A launch's tensor map without its address, which is that of the argument `of` (tactics.step.Arg). The other fields are
+    arguments of `encode_tiled`, or without a `box` of `encode_im2col`. ValueError for one that breaks a rule."""
+
+    of: tuple[str, Any]
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...] = ()
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    channels: int = 0
+    pixels: int = 0
+    element_strides: tuple[int, ...] = ()
+    swizzle: int = 0
+    element: str = "float16"
+
+    def __post_init__(self) -> None:
+        encode(self, 16)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the address to the end of the last element."""
+        size = SIZES[self.element]
+        return size + sum((d - 1) * s for d, s in zip(self.dims, (size, *self.strides), strict=True))
+
+
+def encode(m: Map, address: int) -> bytes:
+    """For the emulator. ValueError for an address that is not a multiple of 16."""
+    around, how = (m.element, address, m.dims, m.strides), (m.element_strides, m.swizzle)
+    if m.box:
+        return encode_tiled(*around, m.box, *how)
+    return encode_im2col(*around, m.lower, m.upper, m.channels, m.pixels, *how)
+
+
+def encode_by_driver(m: Map, address: int) -> bytes:
+    """For hardware. DriverError for a map that the driver refuses. It is called by its address, for cuda-bindings' function
+    has room for a map between the multiples of 64 bytes that the driver asks for (NVIDIA/cuda-python#1692)."""
+    from cuda.bindings import driver
+
+    kind = "Tiled" if m.box else "Im2col"
+    status, function, _ = driver.cuGetProcAddress(f"cuTensorMapEncode{kind}".encode(), 12000, 0)
+    check_status("cuGetProcAddress", status, f"for cuTensorMapEncode{kind}")
+    u32, u64, s32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+    room = ctypes.create_string_buffer(LAYOUT.size + 63)
+    out = ctypes.addressof(room) + -ctypes.addressof(room) % 64
+
+    def array(number: Any, values: Sequence[int]) -> Any:
+        return (number * len(values))(*values)
+
+    element = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.element.upper()}")
+    swizzle = getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}")
+    columns = array(s32, m.lower), array(s32, m.upper), u32(m.channels), u32(m.pixels)
+    args = (
+        *(ctypes.c_void_p(out), s32(element), u32(len(m.dims))),
+        *(ctypes.c_void_p(address), array(u64, m.dims), array(u64, m.strides)),
+        *((array(u32, m.box),) if m.box else columns),
+        array(u32, m.element_strides or [1] * len(m.dims)),
+        s32(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        s32(swizzle),
+        s32(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),  # as CUTLASS has it
+        s32(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+    )
+    status = ctypes.CFUNCTYPE(s32, *map(type, args))(int(function))(*args)
+    check_status(f"cuTensorMapEncode{kind}", driver.CUresult(status), f"for {m} at address {address:#x}")
+    return ctypes.string_at(out, LAYOUT.size)
 
 
 def encode_tiled(

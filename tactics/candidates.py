@@ -30,13 +30,6 @@ def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> 
     return _split(problem, device, dtypes)[1]
 
 
-def on_request(kernel: str, problem: Problem, device: Device) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
-    """Of a kernel that no plan holds: every tactic that can run `problem` on `device`, and the others, with reasons."""
-    found = table.OF_KERNEL[kernel].candidates(problem, device)
-    mine = [(t, why) for t, why in found if kernel == (t.kernel if isinstance(t, Tactic) else t)]
-    return tuple(t for t, why in mine if not why), tuple((t, why) for t, why in mine if why)
-
-
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
     """`tactic` itself, then the same kernel on formats that a network's inputs (`ins`, per input) or outputs may have.
 
@@ -71,6 +64,8 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
     for family, first in table.OF_PROBLEM.get(type(problem), {}).items():
+        if first.sm not in ("", device.sm):
+            continue  # of another architecture: no reason that a user could do anything about
         if against := unsupported(table.missing(problem, first)):
             bad.append((first.family.rpartition(".")[2], against))
             continue
@@ -79,8 +74,6 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
                 bad.append((tactic, reason))
             else:
                 good.append(tactic)
-    unplanned = (k for k in table.UNPLANNED.get(type(problem), ()) if k.sm == device.sm)
-    bad += [(k.name, Reason.of("unsupported", why=k.unplanned)) for k in unplanned]
     return tuple(good), tuple(bad)
 
 
@@ -109,7 +102,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
         return True
     first = table.OF_PROBLEM.get(type(problem), {}).get(family)
-    if first is None or table.missing(problem, first):
+    if first is None or first.sm not in ("", device.sm) or table.missing(problem, first):
         return False
     around = [(f,) for f in tactic.ins], (tactic.out,)
     able = (t for t in _of_tile(problem, device, family, _base(tactic.tile)) if t.kernel == tactic.kernel)
@@ -118,7 +111,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
 
 def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
     """A tile without what splits K."""
-    return replace(tile, split=1, stream=0) if isinstance(tile, Tile) else tile
+    return tile.whole if isinstance(tile, Tile) else tile
 
 
 @lru_cache(maxsize=4096)

@@ -40,8 +40,6 @@ EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION}
 NOTHING: frozenset[Feature] = frozenset()
 GEMM = frozenset(Feature) - {Feature.MAX_POOL}
 WGMMA = GEMM - {Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT}
-# Others' measurement, NVIDIA/cutlass#2706 and docs/hopper_tiles.md; mma.sync reaches 63 %.
-CP_ASYNC = "others' loops that feed wgmma by cp.async reach 41 % of the tensor cores' peak: mma.sync is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,8 @@ class Kernel:
     tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
     chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
-    its tensors may lie inside others. `tables`: sections that follow from the problem alone. `unplanned`: why no plan holds it,
-    if so: `gpu-runtime doctor` and tests run it all the same. `sm`: the one architecture that it needs, if so.
+    its tensors may lie inside others. `tables`: sections that follow from the problem alone. `sm`: the one architecture
+    that has its instructions, if so.
     """
 
     name: str
@@ -68,7 +66,6 @@ class Kernel:
     fp32_output: Literal["", "linear", "any"] = ""
     placed: bool = True
     tables: bool = False
-    unplanned: str = ""
     sm: str = ""
 
     @property
@@ -93,7 +90,7 @@ def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports
 ROWS = (
     _conv("conv_dense", "conv_gemm", supports=GEMM),
     _conv("conv_sparse24", "conv_gemm", supports=GEMM),
-    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, WGMMA, True, True, "any", unplanned=CP_ASYNC,
+    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, WGMMA, True, True, "any",
              sm="sm_90a") for name, mark in (("conv_dense_sm90", HGMMA), ("conv_sparse24_sm90", SPARSE_HGMMA))),
     _conv("conv_strip", "strips.conv_strip"),
     _conv("conv_strip_sparse24", "strips.conv_strip"),

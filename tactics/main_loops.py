@@ -6,7 +6,6 @@ warps, the products that a norm adds. What lies beyond the SM (bandwidth of L2 t
 limit) is not.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 from cuda_kernels.device import Device
@@ -39,7 +38,7 @@ def _loop(tactic: Tactic, prologue: Prologue) -> str:
 @lru_cache(maxsize=256)
 def _name(tile: Tile) -> str:
     """Of the tile without its split, which leaves the loop as it is."""
-    return str(replace(tile, split=1, stream=0))
+    return str(tile.whole)
 
 
 def stage(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> tuple[str, float, float]:

@@ -119,6 +119,11 @@ def tensor_peak(device: Device, sparse: bool = False) -> float:
     return device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)
 
 
+def best_fma(device: Device) -> float:
+    """Dense products per clock and SM of the best instruction that a kernel has there: wgmma on sm_90a, else mma.sync."""
+    return device.mma_fma_per_clk * (1.0 if device.sm == "sm_90a" else device.mma_sync_share)
+
+
 def tensor_rate(device: Device, warps: float) -> float:
     """Of kernels whose loops are not simulated, dense products per clock and SM, by how many warps of an SM are at work: four
     tensor cores wait on each other's latencies with few (a line through CUTLASS times on an RTX 3070)."""
@@ -194,7 +199,7 @@ def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -
 
 
 def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
-    """What no kernel that forms each product with `mma.sync` can go below on `device`, from its peak rates: `mma_us`,
+    """What none of our kernels can go below on `device`, from its peak rates (`best_fma`): `mma_us`,
     `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus
     the largest of the others. Of convolutions, also transposed, in pairs and with squeeze-excite.
 
@@ -208,7 +213,7 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
     counts = [read, *map(math.prod, p.in_shapes[1:]), math.prod(p.out_shape)]
     *ins, out = (n * size for n, size in zip(counts, sizes or (2,) * len(counts), strict=True))
     clock = device.clock_mhz * rates(device).boost
-    mma = macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * clock)
+    mma = macs / (device.num_sms * best_fma(device) * clock)
     cold = max(0, sum(ins) - device.l2_bytes) + max(0, out - device.l2_bytes)
 
     def dram(w: float) -> float:
@@ -239,7 +244,7 @@ def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
     clock = device.clock_mhz * rates(device).boost
     cold = max(0, read - device.l2_bytes) + max(0, written - device.l2_bytes)
     parts = {
-        "mma": p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * clock),
+        "mma": p.macs / (device.num_sms * best_fma(device) * clock),
         "dram": cold / (device.dram_gbps * 1e3),
         "l2": (read + written) / (device.l2_bytes_per_clk * clock),
     }

@@ -1,7 +1,8 @@
 """A launch as plain data, and how kernel arguments are written; shared by all kernel families.
 
 A family names each argument as the kernel's parameter struct does: {"x": ("in", 0), "k": ("i32", 64), ...}. Values are
-("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for addresses, or ("i32" | "i64" | "f32", value).
+("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for addresses, ("i32" | "i64" | "f32", value), or
+("map", cuda_kernels.tensor_maps.Map) of one of those addresses.
 `launch` puts them in the struct's order, which it reads from the source (cuda_kernels/params.py). NONFINITE is a 4-byte word
 that the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh), and else leaves as it is.
 """

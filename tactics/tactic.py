@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cuda_kernels.hashed import Hashed
@@ -17,7 +17,10 @@ IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launch
 class Tile(Hashed):
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
 
-    `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K).
+    `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K); or
+    `persist` blocks go on from tile to tile, else each has one. Of kernels with a warpgroup that copies, whose warps m x n
+    multiply: `pingpong`, that there are two of these groups, each with a tile of its own; `cluster`, the blocks of one along
+    channels, pixels and K; `box`, the images, rows and columns that the tile's pixels are, or none.
     """
 
     m: int
@@ -28,10 +31,22 @@ class Tile(Hashed):
     stages: int
     split: int = 1
     stream: int = 0
+    persist: int = 0
+    pingpong: bool = False
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    box: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         split = f"_k{self.split}" if self.split > 1 else f"_stream{self.stream}" if self.stream else ""
-        return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{split}"
+        how = "_b{}x{}x{}".format(*self.box) if self.box else ""
+        how += "_pingpong" * self.pingpong + ("_c{}x{}x{}".format(*self.cluster) if max(self.cluster) > 1 else "")
+        how += f"_p{self.persist}" if self.persist else ""
+        return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{how}{split}"
+
+    @property
+    def whole(self) -> Tile:
+        """The tile alone, whatever shares its work among blocks."""
+        return replace(self, split=1, stream=0, persist=0)
 
     @property
     def values(self) -> dict[str, int]:
@@ -58,9 +73,12 @@ class Patch(Hashed):
 
 
 def _tile(found: re.Match) -> Tile:
-    *sizes, split, stream = found.groups()[1:]
+    *sizes, images, rows, cols, pingpong, across, along, deep, persist, split, stream = found.groups()[1:]
     m, n, k, warps_m, warps_n, stages = map(int, sizes)
-    return Tile(m, n, k, warps_m, warps_n, stages, int(split or 1), int(stream or 0))
+    cluster = int(across or 1), int(along or 1), int(deep or 1)
+    box = (int(images), int(rows), int(cols)) if images else ()
+    shared = int(split or 1), int(stream or 0), int(persist or 0)
+    return Tile(m, n, k, warps_m, warps_n, stages, *shared, bool(pingpong), cluster, box)
 
 
 def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
@@ -68,6 +86,10 @@ def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
     return tiles if only is None else tuple(t for t in tiles if t == only)
 
 
+TILED = (
+    r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)"
+    r"(?:_b(\d+)x(\d+)x(\d+))?(_pingpong)?(?:_c(\d+)x(\d+)x(\d+))?(?:_p(\d+))?(?:_k(\d+))?(?:_stream(\d+))?)?"
+)
 TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 
 
@@ -117,7 +139,7 @@ class Tactic(Hashed):
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)", head)
-        found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)(?:_k(\d+))?(?:_stream(\d+))?)?", head)
+        found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
             tile: Tile | Patch | None = None

@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from tactics.families.hopper.maps import convolution_map
+from tactics.format import Format, strides
+from tactics.problems.problem import ConvProblem
 from tests.independent import packages
 from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, SPARSE_SM90, ptx, run
 
@@ -49,6 +52,27 @@ def test_a_convolution_for_hopper_is_right_for_any_problem(seed, mode):
     """Tensor maps of pixels, by CUTLASS's own arithmetic of corners, coordinates and offsets."""
     out, code = run("conv_sm90", ("300", str(seed)), *mode)
     assert code == 0 and "Passed: 300 of 300" in out, out
+
+
+DRAWN = re.compile(
+    r"n (\d+) c (\d+) k (\d+), (\d+)x(\d+) by (\d+)x(\d+), padding ([\d ]+), stride (\d+) (\d+), dilation (\d+) (\d+)"
+)
+
+
+@pytest.mark.full
+def test_our_maps_are_cutlasss():
+    """Of the same problems: corners, strides, swizzle and all else that its collective gives to cuTensorMapEncodeIm2col, but
+    for the type, which is uint16 there."""
+    out, code = run("conv_sm90", ("300", "11"))
+    maps, problems = re.findall(r"^im2col (.*)$", out, re.M), DRAWN.findall(out)
+    assert code == 0 and len(maps) == len(problems) == 300
+    for (*sizes, padding, stride_h, stride_w, dilation_h, dilation_w), text in zip(problems, maps, strict=True):
+        n, c, k, h, w, r, s = map(int, sizes)
+        top, bottom, left, right = map(int, padding.split())
+        window = (int(stride_h), int(stride_w)), (top, left, bottom, right), (int(dilation_h), int(dilation_w))
+        p, theirs = ConvProblem(n, c, h, w, k, r, s, *window), json.loads(text)
+        ours = convolution_map(p, strides(Format("fp16", "hwc8"), p.in_shapes[0]), theirs["channels"], theirs["pixels"])
+        assert json.loads(json.dumps({name: getattr(ours, name) for name in theirs})) == theirs, p
 
 
 @pytest.mark.long

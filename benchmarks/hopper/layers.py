@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from benchmarks.hopper.figures import Figures
-from benchmarks.hopper.tiles import K_STAGE, Box, HopperTile, refused, stage
+from tactics.families.hopper.figures import Figures
+from tactics.families.hopper.tiles import K_STAGE, Box, HopperTile, refused, stage
 from cuda_kernels.device import Device
 from tactics.families.conv_gemm import EARLY_CLK, EPILOGUE_CLK, FILL_CLK
 from tactics.format import LAYOUTS, Format, num_bytes

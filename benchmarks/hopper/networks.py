@@ -11,10 +11,10 @@ from functools import lru_cache
 from math import exp
 from statistics import NormalDist
 
-from benchmarks.hopper.figures import Figures
+from tactics.families.hopper.figures import Figures
 from benchmarks.hopper.layers import HWC8, WAYS, Estimate, estimate, reason, strips
 from benchmarks.hopper.plans import Plan, PlannedLayer
-from benchmarks.hopper.tiles import K_STAGE, HopperTile, candidates
+from tactics.families.hopper.tiles import K_STAGE, HopperTile, candidates
 from cuda_kernels.device import Device
 from tactics import peers
 from tactics.format import Format

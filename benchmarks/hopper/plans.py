@@ -27,7 +27,7 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import topologies
 from benchmarks.bench_plan import MODELS
-from benchmarks.light import light, open_batch
+from benchmarks.light import first_input, light, open_batch
 from tactics.codec import from_json, to_json
 from tactics.format import Format
 from tactics.problems.problem import BackToBackProblem, ConvProblem
@@ -92,8 +92,7 @@ def model_of(network: str, folder: Path) -> tuple[Path, str]:
         model = light(f"light_{network}")
     model = open_batch(model)
     onnx.save(model, path)
-    stored_names = {t.name for t in model.graph.initializer}
-    return path, next(v.name for v in model.graph.input if v.name not in stored_names)
+    return path, first_input(model)
 
 
 def shape_of(network: str, batch: int) -> tuple[int, ...]:

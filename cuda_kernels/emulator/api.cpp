@@ -57,15 +57,24 @@ void* emu_launch(const void* program, const Launch* l) {
         if (l->checks && (tracked || run->prog->has_nc)) a.shadow = (u8*)calloc(a.size ? a.size : 1, 1);  // pages come when touched
         run->allocations.push_back(a);
     }
-    u64 blocks = (u64)l->grid[0] * l->grid[1] * l->grid[2];
-    u64 threads = std::min<u64>(l->threads ? l->threads : std::max(1u, std::thread::hardware_concurrency()), blocks);
-    u64 places = l->resident ? std::min<u64>(l->resident, blocks) : threads;
-    threads = std::min(threads, places);
+    const u64 blocks = (u64)l->grid[0] * l->grid[1] * l->grid[2], each = (u64)l->cluster[0] * l->cluster[1] * l->cluster[2];
+    u64 threads = std::min<u64>(l->threads ? l->threads : std::max(1u, std::thread::hardware_concurrency()), blocks / each);
+    const u64 clusters = l->resident ? std::min<u64>(l->resident, blocks) / each : threads;  // places for them
+    threads = std::min(threads, clusters);
     run->many = blocks > 1, run->progress = 1;
     run->written = std::vector<std::atomic<std::atomic<u64>*>>(l->checks ? run->chunks : 0);
     run->stuck_at = std::vector<std::atomic<u64>>(threads);
     run->counts.resize(threads);
-    for (u64 i = 0; i < places; i++) run->places.emplace_back(new Block);
+    for (u64 i = 0; i < clusters; i++) {
+        auto* c = new Cluster;
+        run->clusters.emplace_back(c);
+        c->numbers = each > 1 ? NUMBERS : FEW;
+        for (u32 rank = 0; rank < each; rank++) {
+            run->places.emplace_back(new Block);
+            Block* b = run->places.back().get();
+            b->cluster = c, b->rank = rank, c->blocks.push_back(b);
+        }
+    }
     for (u64 i = 0; i < threads; i++) run->threads.emplace_back(work, std::ref(*run), (u32)i);
     return run;
 }

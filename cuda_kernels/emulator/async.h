@@ -18,8 +18,9 @@ struct MBarrier {
     bool awaited = true;      // somebody has waited since the phase of the last copy was completed
     u64 copied = 0;           // that phase
     u32 flying = 0;           // bytes of copies that have not landed
-    u32 known[32] = {}, fenced[32] = {};            // of those who arrived in this phase
-    u32 done_known[32] = {}, done_fenced[32] = {};  // in phases that are complete
+    u32 announced = 0;        // what its fence.mbarrier_init counts as, for the cluster's other blocks
+    u32 known[NUMBERS] = {}, fenced[NUMBERS] = {};            // of those who arrived in this phase
+    u32 done_known[NUMBERS] = {}, done_fenced[NUMBERS] = {};  // in phases that are complete
 };
 
 // An instruction that all warps of a warpgroup must execute alike.
@@ -29,7 +30,7 @@ struct Step {
     u32 warps = 0, waited = 0;  // of the four: who has executed it, who has waited for it
     u32 commit = 0, epoch = 0;  // of a wgmma: commits before it; its epoch as the warpgroup's agent
     bool product = false, done = false;
-    u32 known[32], fenced[32];  // what all four were ordered after
+    u32 known[NUMBERS], fenced[NUMBERS];  // what all four were ordered after
 };
 
 struct Warpgroup {
@@ -38,13 +39,13 @@ struct Warpgroup {
 };
 
 struct Async {
-    std::map<u64, u32> agents;  // by what they stand for
     std::map<u32, MBarrier> barriers;
     Warpgroup groups[8];
     std::vector<Copy> copies;  // on their way, and stores that their threads have not waited for
     s64 pool = 0;   // registers that setmaxnreg.dec gave back
     u64 total = 0;  // of the block
     Warp as;        // an agent, as shadow.h wants it
+    u32 known[NUMBERS], fenced[NUMBERS];  // that it is ordered after
 };
 
 namespace {
@@ -52,29 +53,30 @@ namespace {
 // Whether an operation is done later than it is issued: always, or by chance where a seed draws orders.
 inline bool later(Block& k) { return k.launch->late || (k.launch->seed && (k.random() & 1)); }
 
-enum AgentOf : u64 { COPIES = 0, STORES = 1ull << 32, PRODUCTS = 2ull << 32 };  // | address, warp, warpgroup
-
 // The number of an agent. Where there are more of them than numbers, some share one: a missing order may then go unseen.
 inline u32 agent(Block& k, u64 what, const char* name) {
-    auto found = k.async->agents.find(what);
-    if (found != k.async->agents.end()) return found->second;
-    const u32 warps = (u32)k.warps.size(), room = 32 - warps;
-    if (!room) fault("asynchronous", k.warps[k.last].pc, FULL, "copies in bulk or wgmma in a block of more than 992 threads: the check of races has "
-            "numbers for at most 992 threads beside them");
-    u32 number = warps + (u32)k.async->agents.size() % room;
-    k.async->agents[what] = number, k.actors[number] = name;
-    if (number >= k.clocks) k.clocks = number + 1;
-    for (auto& w : k.warps) w.min_known = 0;  // nobody knows it yet
+    Cluster& c = *k.cluster;
+    auto found = c.agents.find(what);
+    if (found != c.agents.end()) return found->second;
+    const u32 room = c.numbers - c.warps;
+    if (!room) fault("asynchronous", k.warps[k.last].pc, FULL, "copies in bulk or wgmma in a block of more than 992 threads, or in eight of more than "
+            "512: the check of races has no numbers for them");
+    u32 number = c.warps + (u32)c.agents.size() % room;
+    c.agents[what] = number, c.actors[number] = name;
+    if (number >= c.clocks) c.clocks = number + 1;
+    for (Block* b : c.blocks)
+        for (auto& w : b->warps) w.min_known = 0;  // nobody knows it yet
     return number;
 }
 
 // An operation of an agent that is ordered after `known` and sees what is `fenced`, as shadow.h wants it.
 inline Warp& acting(Block& k, u32 number, u32 epoch, const u32* known, const u32* fenced) {
     Warp& a = k.async->as;
-    a.index = number, a.epoch = epoch, a.min_known = ~0u;
-    memcpy(a.known, known, sizeof a.known), memcpy(a.fenced, fenced, sizeof a.fenced);
+    const u32 bytes = k.cluster->numbers * 4;
+    a.number = number, a.epoch = epoch, a.min_known = ~0u, a.known = k.async->known, a.fenced = k.async->fenced;
+    memcpy(a.known, known, bytes), memcpy(a.fenced, fenced, bytes);
     a.known[number] = ~0u;
-    for (u32 v = 0; v < k.clocks; v++) a.min_known = a.known[v] < a.min_known ? a.known[v] : a.min_known;
+    for (u32 v = 0; v < k.cluster->clocks; v++) a.min_known = a.known[v] < a.min_known ? a.known[v] : a.min_known;
     return a;
 }
 
@@ -82,10 +84,10 @@ inline Warp& acting(Block& k, u32 number, u32 epoch, const u32* known, const u32
 inline void fenced_bytes(Block& k, const Warp& a, u32 at, u32 n, u32 pc) {
     if (k.launch->unfenced) return;
     auto look = [&](const Cell& c) {
-        if ((c.flags & (VALID | PENDING)) != VALID || c.writer >= k.warps.size()) return;
+        if ((c.flags & (VALID | PENDING)) != VALID || c.writer >= k.cluster->warps) return;
         if (a.fenced[c.writer] >= c.write_epoch || a.known[c.writer] < c.write_epoch) return;  // without any order it is a race
-        fault("proxy fence", pc, 1, format("shared address 0x%x was written by warp %u, and no fence.proxy.async stands between that "
-            "and this asynchronous access", at, c.writer));
+        fault("proxy fence", pc, 1, format("shared address 0x%x was written by %s, and no fence.proxy.async stands between that "
+            "and this asynchronous access", at, Shadow{k, k.async->as, pc}.name(c.writer).c_str()));
     };
     const Cell& line = k.lines[at >> 4];
     if (!(line.flags & SPLIT)) return look(line);
@@ -106,9 +108,9 @@ inline MBarrier& mbarrier_at(Block& k, const Warp& w, u32 at, u32 lane, u32 pc) 
     if (found == k.async->barriers.end())
         fault("mbarrier", pc, 1u << lane, format("shared address 0x%x holds no mbarrier: mbarrier.init has not made one there", at));
     MBarrier& b = found->second;
-    if (w.known[b.by] < b.epoch)
-        fault("mbarrier", pc, 1u << lane, format("warp %u initialised the mbarrier at shared address 0x%x, and no barrier orders that "
-            "before this use", b.by, at));
+    if (w.known[b.by] < b.epoch && !(b.announced && w.known[b.announced] >= b.epoch))
+        fault("mbarrier", pc, 1u << lane, format("%s initialised the mbarrier at shared address 0x%x, and no barrier orders that "
+            "before this use", Shadow{k, k.async->as, pc}.name(b.by).c_str(), at));
     return b;
 }
 
@@ -118,7 +120,7 @@ inline void init(Block& k, Warp& w, u32 at, u32 count, u32 lane, u32 pc, bool ch
     if (k.async->barriers.count(at)) fault("mbarrier", pc, 1u << lane, format("shared address 0x%x already holds an mbarrier", at));
     if (check) Shadow{k, w, pc}.write(at, 8, lane, PENDING | OBJECT);
     MBarrier b;
-    b.count = b.pending = count, b.by = w.index, b.epoch = w.epoch, b.pc = pc;
+    b.count = b.pending = count, b.by = w.number, b.epoch = w.epoch, b.pc = pc;
     k.async->barriers.emplace(at, b);
 }
 
@@ -127,16 +129,16 @@ inline void invalidate(Block& k, Warp& w, u32 at, u32 lane, u32 pc, bool check) 
     if (b.flying || b.bytes || !b.awaited)
         fault("mbarrier", pc, 1u << lane, format("mbarrier.inval at shared address 0x%x, for whose copies nobody has waited", at));
     k.async->barriers.erase(at);
-    if (check) Shadow{k, w, pc}.each_cell(at, 8, [&](Cell& c, u32, u32) { c = Cell{w.epoch, 0, 0, (u8)w.index, 0, (u16)lane}; });
+    if (check) Shadow{k, w, pc}.each_cell(at, 8, [&](Cell& c, u32, u32) { c = Cell{w.epoch, 0, 0, (u8)w.number, 0, (u8)lane, 0}; });
 }
 
 // The phase is complete when nothing is missing any more.
-inline void settle(MBarrier& b, u32 at, u32 pc) {
+inline void settle(const Block& k, MBarrier& b, u32 at, u32 pc) {
     if (b.pending || b.bytes) return;
     if (b.flying)
         fault("mbarrier", pc, 1, format("the mbarrier at shared address 0x%x completes its phase while %u bytes are still on their way "
             "to it: its transaction count expects too few", at, b.flying));
-    for (u32 v = 0; v < 32; v++) {
+    for (u32 v = 0; v < k.cluster->clocks; v++) {
         b.done_known[v] = std::max(b.done_known[v], b.known[v]), b.done_fenced[v] = std::max(b.done_fenced[v], b.fenced[v]);
         b.known[v] = b.fenced[v] = 0;
     }
@@ -169,16 +171,19 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
     for (u32 r = m; r; r &= r - 1) {
         const u32 lane = __builtin_ctz(r);
         auto word = [&](int n) { return ((const u32*)operand(k, w, in.o[n]))[lane]; };
-        const u32 at = word(1);
+        const u32 whole = word(1), at = whole & OFFSET;
+        Block& o = owner(k, w, whole, 1u << lane, pc);
+        if (in.sub != M_ARRIVE && &o != &k)
+            fault("cluster", pc, 1u << lane, format("the mbarrier at shared address 0x%x is of another block: only arrivals reach that", whole));
         if (in.sub == M_INIT) init(k, w, at, word(2), lane, pc, CHECK);
         else if (in.sub == M_INVAL) invalidate(k, w, at, lane, pc, CHECK);
         else {
-            MBarrier& b = mbarrier_at(k, w, at, lane, pc);
+            MBarrier& b = mbarrier_at(o, w, at, lane, pc);
             if (in.sub == M_ARRIVE) {
                 if (in.o[0] >= 0) ((u64*)operand(k, w, in.o[0]))[lane] = b.phase;
                 if (in.o[3] >= 0) transaction(b, word(3), at, lane, pc);
                 if (in.o[2] >= 0) arrive(k, w, b, word(2), at, lane, pc);
-                settle(b, at, pc);
+                settle(k, b, at, pc);
                 continue;
             }
             bool done = in.flags & BY_STATE ? b.phase != ((const u64*)operand(k, w, in.o[2]))[lane] : (b.phase & 1) != (word(2) & 1);
@@ -190,7 +195,7 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
         }
     }
     if (in.sub < M_TRY) {
-        w.epoch = ++k.epochs;  // what follows is not handed on
+        w.epoch = ++k.cluster->epochs;  // what follows is not handed on
         w.repeats = w.idle = 0, k.progressed = true;
         return NEXT;
     }
@@ -207,13 +212,13 @@ inline Warpgroup& group_of(Block& k, const Warp& w, u32 pc) {
 }
 
 // Take the warpgroup's next step: what its other warps have done as that must be the same.
-inline Step& agree(Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
+inline Step& agree(const Block& k, Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 0) {
     const u64 at = w.steps++ - g.first;
     if (at == g.steps.size()) {
         g.steps.emplace_back();
         Step& fresh = g.steps.back();
         fresh.pc = pc, fresh.values[0] = a, fresh.values[1] = b, fresh.values[2] = c;
-        std::fill_n(fresh.known, 32, ~0u), std::fill_n(fresh.fenced, 32, ~0u);
+        std::fill_n(fresh.known, k.cluster->numbers, ~0u), std::fill_n(fresh.fenced, k.cluster->numbers, ~0u);
     }
     Step& s = g.steps[at];
     if (s.pc != pc)
@@ -223,7 +228,7 @@ inline Step& agree(Warp& w, Warpgroup& g, u32 pc, u64 a = 0, u64 b = 0, u64 c = 
             "0x%llx in another one", (unsigned long long)a, (unsigned long long)b, (unsigned long long)c, (unsigned long long)s.values[0],
             (unsigned long long)s.values[1], (unsigned long long)s.values[2]));
     s.warps |= 1u << (w.index & 3);
-    for (u32 v = 0; v < 32; v++) s.known[v] = std::min(s.known[v], w.known[v]), s.fenced[v] = std::min(s.fenced[v], w.fenced[v]);
+    for (u32 v = 0; v < k.cluster->numbers; v++) s.known[v] = std::min(s.known[v], w.known[v]), s.fenced[v] = std::min(s.fenced[v], w.fenced[v]);
     return s;
 }
 
@@ -252,7 +257,7 @@ inline After set_registers(Block& k, Warp& w, const Ins& in, u32 pc) {
         w.state = WAITS;
         return AGAIN;
     }
-    agree(w, g, pc, wanted);
+    agree(k, w, g, pc, wanted);
     k.async->pool -= more, w.registers = wanted;
     advance(k, g, w);
     for (auto& v : k.warps)

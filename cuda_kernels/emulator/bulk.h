@@ -9,7 +9,7 @@
 
 namespace {
 
-enum : u16 { BULK_STORE = 1, BULK_TENSOR = 2, BULK_IM2COL = 4 };  // a record's `sub`
+enum : u16 { BULK_STORE = 1, BULK_TENSOR = 2, BULK_IM2COL = 4, BULK_SHARED = 8 };  // a record's `sub`
 constexpr u8 BULK_READ = STRONG;                                  // a wait: until sources are free
 
 [[noreturn]] inline void wrong_copy(const Copy& c, const std::string& why) { fault("bulk copy", c.pc, 1u << c.lane, why); }
@@ -48,13 +48,23 @@ inline void check_map(const Ins& in, const Copy& c) {
     }
 }
 
+// The block that a copy goes to, also the first of several.
+inline u32 receiver(Block& k, const Warp& w, const Copy& c, u32 shared, u32 barrier) {
+    const Block& o = owner(k, w, shared, 1u << c.lane, c.pc, false);
+    if (o.rank != rank_of(k, barrier))
+        wrong_copy(c, format("a copy to shared address 0x%x ends at the mbarrier 0x%x of another block", shared, barrier));
+    return o.rank;
+}
+
 // What one lane's copy is.
 inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
     Copy c{};
     auto word = [&](int n) { return in.o[n] < 0 ? 0 : ((const u32*)operand(k, w, in.o[n]))[lane]; };
-    c.pc = pc, c.warp = w.index, c.lane = lane, c.epoch = ++k.epochs, c.group = w.copy_groups[lane];
-    c.store = in.sub & BULK_STORE, c.tensor = in.sub & BULK_TENSOR, c.shared = word(0), c.barrier = word(3);
-    const u64 address = ((const u64*)operand(k, w, in.o[1]))[lane] + (u64)in.imm2;
+    c.pc = pc, c.warp = w.index, c.lane = lane, c.epoch = ++k.cluster->epochs, c.group = w.copy_groups[lane];
+    c.store = in.sub & BULK_STORE, c.tensor = in.sub & BULK_TENSOR, c.inside = in.sub & BULK_SHARED;
+    c.from = c.to = k.rank, c.shared = word(0), c.barrier = word(3);
+    if (!c.store) c.to = receiver(k, w, c, c.shared, c.barrier), c.shared &= OFFSET, c.barrier &= OFFSET;
+    const u64 address = c.inside ? word(1) : ((const u64*)operand(k, w, in.o[1]))[lane] + (u64)in.imm2;
     if (c.tensor) {
         c.map = map_at(k, address, c);
         for (u32 d = 0; d < in.vec; d++) c.at[d] = (s32)word(4 + (int)d);
@@ -68,6 +78,7 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
         if ((address | c.shared | c.bytes) % 16)
             wrong_copy(c, format("%u bytes between shared address 0x%x and 0x%llx: expected multiples of 16", c.bytes, c.shared,
                 (unsigned long long)address));
+        if (c.inside) shared_object(k, (u32)address, c.bytes, 16, lane, pc, "source of a bulk copy"), c.global = (u64)(k.smem + address);
     }
     shared_object(k, c.shared, c.bytes, 16, lane, pc, "bulk copy");
     return c;
@@ -134,38 +145,45 @@ inline void land(Block& k, Copy& c) {
     move_in(k, c);
     if (CHECK) {
         Warp& as = k.async->as;
-        as.index = c.agent, as.epoch = c.epoch;
+        as.number = c.agent, as.epoch = c.epoch;
         each_piece(c, [&](u32 at, u64, u32, u32) { Shadow{k, as, c.pc}.complete(at, 16); });
     }
     c.landed = true, b.flying -= c.bytes, b.known[c.agent] = std::max(b.known[c.agent], c.epoch);
     transaction(b, -(s64)c.bytes, c.barrier, c.lane, c.pc);
-    settle(b, c.barrier, c.pc);
+    settle(k, b, c.barrier, c.pc);
     k.progressed = true;
 }
 
+// One block's load, of a copy that block k sends.
 template <bool CHECK>
-inline void load_bulk(Block& k, Warp& w, Copy& c) {
-    MBarrier& b = mbarrier_at(k, w, c.barrier, c.lane, c.pc);
+inline void load_bulk(Block& k, Warp& w, Copy c) {
+    Block& o = *k.cluster->blocks[c.to];
+    MBarrier& b = mbarrier_at(o, w, c.barrier, c.lane, c.pc);
     if (!b.visible && w.fenced[b.by] < b.epoch && !k.launch->unfenced)
         fault("mbarrier", c.pc, 1u << c.lane, format("no fence.mbarrier_init or fence.proxy.async stands between the initialisation of the "
             "mbarrier at shared address 0x%x and this copy", c.barrier));
-    if (!b.agent) b.agent = agent(k, COPIES | c.barrier, "a bulk copy");
+    if (!b.agent) b.agent = agent(k, COPIES | (u64)c.to << 32 | c.barrier, "a bulk copy");
     c.agent = b.agent;
+    if (c.to != c.from) k.uses[c.agent] = c.epoch;
     Warp& as = acting(k, c.agent, c.epoch, w.known, w.fenced);
-    account<CHECK>(k, w, c);
-    if (CHECK) each_piece(c, [&](u32 at, u64, u32, u32) {
-        fenced_bytes(k, as, at, 16, c.pc);
-        Shadow{k, as, c.pc}.write(at, 16, c.lane, PENDING);
+    if (CHECK) each_piece(c, [&](u32 at, u64 source, u32, u32) {
+        if (c.inside) {
+            const u32 from = (u32)(source - (u64)k.smem);
+            fenced_bytes(k, as, from, 16, c.pc);
+            Shadow{k, as, c.pc}.read(from, 16, c.lane, false);
+        }
+        fenced_bytes(o, as, at, 16, c.pc);
+        Shadow{o, as, c.pc}.write(at, 16, c.lane, PENDING);
     });
     b.flying += c.bytes, b.awaited = false, b.copied = b.phase, b.pc = c.pc;
-    if (!later(k)) return land<CHECK>(k, c);
-    each_piece(c, [&](u32 at, u64, u32, u32) { memset(k.smem + at, 0xff, 16); });
-    k.async->copies.push_back(std::move(c));
+    if (!later(k)) return land<CHECK>(o, c);
+    each_piece(c, [&](u32 at, u64, u32, u32) { memset(o.smem + at, 0xff, 16); });
+    o.async->copies.push_back(std::move(c));
 }
 
 template <bool CHECK>
 inline void store_bulk(Block& k, Warp& w, Copy& c) {
-    c.agent = agent(k, STORES | w.index, "a bulk store");
+    c.agent = agent(k, STORES | w.number, "a bulk store");
     Warp& as = acting(k, c.agent, c.epoch, w.known, w.fenced);
     account<CHECK>(k, w, c);
     if (CHECK) each_piece(c, [&](u32 at, u64, u32, u32) {
@@ -177,12 +195,31 @@ inline void store_bulk(Block& k, Warp& w, Copy& c) {
     k.async->copies.push_back(std::move(c));
 }
 
+// The same bytes to the same place in the blocks of a mask, each of which is told at its own mbarrier.
+template <bool CHECK>
+inline void multicast(Block& k, Warp& w, Copy& c, u32 mask) {
+    const u32 blocks = (u32)k.cluster->blocks.size();
+    if (c.to != k.rank) wrong_copy(c, "a multicast names its place in another block's shared memory, not in its own");
+    if (!mask || mask >> blocks) wrong_copy(c, format("a multicast to the blocks 0x%x of a cluster of %u", mask, blocks));
+    for (; mask; mask &= mask - 1) {
+        c.to = __builtin_ctz(mask);
+        owner(k, w, address_in(k, c.to, c.shared), 1u << c.lane, c.pc, false);
+        load_bulk<CHECK>(k, w, c);
+    }
+}
+
 template <bool CHECK>
 inline void bulk(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     for (u32 r = m; r; r &= r - 1) {
         Copy c = described_copy(k, w, in, __builtin_ctz(r), pc);
         k.async_bytes += c.bytes;
-        c.store ? store_bulk<CHECK>(k, w, c) : load_bulk<CHECK>(k, w, c);
+        if (c.store) {
+            store_bulk<CHECK>(k, w, c);
+            continue;
+        }
+        if (!c.inside) account<CHECK>(k, w, c);
+        if (in.o[12] < 0) load_bulk<CHECK>(k, w, c);
+        else multicast<CHECK>(k, w, c, ((const u32*)operand(k, w, in.o[12]))[c.lane] & 0xffff);
     }
 }
 
@@ -231,7 +268,8 @@ inline void end_bulk(Block& k) {
     for (Copy& c : k.async->copies) {
         if (!c.source_free) fault("pending", c.pc, 1u << c.lane, c.store
             ? "the block ends while a bulk store may still read its shared memory: no cp.async.bulk.wait_group covers it"
-            : "the block ends while a bulk copy is on its way into its shared memory");
+            : "the block ends while a bulk copy" + (c.from == k.rank ? "" : " of " + name_of(*k.cluster->blocks[c.from])) +
+                " is on its way into its shared memory");
         if (!c.written) move_out(k, c, false, true);
     }
     k.async->copies.clear();

@@ -1,4 +1,4 @@
-// Order between a block's warps, its asynchronous operations, and the two proxies through which they reach shared memory.
+// Order between a cluster's warps, its asynchronous operations, and the two proxies through which they reach shared memory.
 //
 // Whatever accesses shared memory has a number and epochs: warps first, then `agents`, the asynchronous operations: the copies
 // that end at one mbarrier, the bulk stores of one warp, the products of one warpgroup. A warp knows up to which epoch of every
@@ -12,8 +12,8 @@ namespace {
 
 // What a warp knows goes into a barrier.
 inline void join(const Block& k, const Warp& w, u32* known, u32* fenced) {
-    for (u32 v = 0; v < k.clocks; v++) {
-        u32 epoch = v == w.index ? w.epoch : w.known[v];
+    for (u32 v = 0; v < k.cluster->clocks; v++) {
+        u32 epoch = v == w.number ? w.epoch : w.known[v];
         known[v] = epoch > known[v] ? epoch : known[v];
         fenced[v] = w.fenced[v] > fenced[v] ? w.fenced[v] : fenced[v];
     }
@@ -22,10 +22,10 @@ inline void join(const Block& k, const Warp& w, u32* known, u32* fenced) {
 // And out of it. Nobody forgets, so what all others are known up to is what the least is.
 inline void learn(const Block& k, Warp& w, const u32* known, const u32* fenced) {
     u32 least = ~0u;
-    for (u32 v = 0; v < k.clocks; v++) {
+    for (u32 v = 0; v < k.cluster->clocks; v++) {
         if (known[v] > w.known[v]) w.known[v] = known[v];
         if (fenced[v] > w.fenced[v]) w.fenced[v] = fenced[v];
-        if (v != w.index && w.known[v] < least) least = w.known[v];
+        if (v != w.number && w.known[v] < least) least = w.known[v];
     }
     w.min_known = least;
 }
@@ -33,11 +33,11 @@ inline void learn(const Block& k, Warp& w, const u32* known, const u32* fenced) 
 // fence.proxy.async by the lanes in m: it covers what this warp knows of others, and its own accesses; where some lanes alone
 // execute it, of their own warp only what lies before all lanes last met at a barrier.
 inline void fence_proxies(Block& k, Warp& w, u32 m) {
-    for (u32 v = 0; v < k.clocks; v++) {
-        u32 upto = v != w.index ? w.known[v] : w.alive & ~m ? w.synced - 1 : w.epoch;
+    for (u32 v = 0; v < k.cluster->clocks; v++) {
+        u32 upto = v != w.number ? w.known[v] : w.alive & ~m ? w.synced - 1 : w.epoch;
         if (upto > w.fenced[v]) w.fenced[v] = upto;
     }
-    w.epoch = ++k.epochs;
+    w.epoch = ++k.cluster->epochs;
 }
 
 }  // namespace

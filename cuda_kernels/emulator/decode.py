@@ -32,8 +32,6 @@ def decode(module: Module, kernel: str | None = None) -> Decoded:
 
 def _decoded(module: Module, kernel: Function) -> Decoder:
     dec = Decoder(module, kernel, OPCODES)
-    if kernel.limits.get("reqnctapercluster", 1) > 1:
-        dec.fail(opcodes_async.CLUSTERS)
     dec.function(kernel, {})
     if not dec.code or not dec.code[-1].ends:
         dec.ins = next((i for i in reversed(kernel.body) if isinstance(i, Instr)), dec.ins)
@@ -105,5 +103,6 @@ def _arrays(dec: Decoder) -> Decoded:
         dec.shared.dynamic_at,
         dec.param_bytes,
         list(dec.kernel.maxntid or ()),
+        list(dec.kernel.cluster),
         list(dec.globals.values()),
     )

@@ -192,11 +192,8 @@ class Decoder:
             v = self.temp(c)
             self.emit("CLOCK", [v], defs=(v,), sub=int(name.startswith("globaltimer")), flags=WIDE if c == "d" else 0)
             return v
-        name = re.sub(r"^(n?)clusterid\b", r"\1ctaid", name)  # clusters of one block
-        if name in ("gridid", "envreg0", "cluster_ctarank") or name.startswith(
-            ("pm", "cluster_ctaid.", "cluster_nctaid.", "cluster_nctarank")
-        ):
-            return self.const(int("ncta" in name), 64 if c == "d" else 32)
+        if name in ("gridid", "envreg0") or name.startswith("pm"):
+            return self.const(0, 64 if c == "d" else 32)
         if name not in SPECIALS:
             self.fail(f"special register '%{name}'")
         v = self.specials[name] = self.vreg(("special", name), "r")
@@ -210,6 +207,8 @@ class Decoder:
         """(operand, PRED_NOT or 0) of a predicate source."""
         negated = text.startswith("!")
         name = text.lstrip("!").strip()
+        if name == "%is_explicit_cluster":
+            name = str(int(self.kernel.explicit_cluster))
         v = self.register(name)
         if v is None:
             if not re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):

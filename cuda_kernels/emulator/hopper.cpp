@@ -2,6 +2,40 @@
 #include "bulk.h"
 #include "wgmma.h"
 
+// fence.mbarrier_init: the initialisations of this warp are seen by the asynchronous proxy, and by the cluster behind its barrier.
+static void fence_init(Block& k, Warp& w) {
+    u32 number = 0;
+    if (k.cluster->blocks.size() > 1) {
+        number = agent(k, INITS | w.number, "an mbarrier's initialisation");
+        w.known[number] = w.epoch, w.epoch = ++k.cluster->epochs;
+    }
+    for (auto& b : k.async->barriers)
+        if (b.second.by == w.number) b.second.visible = true, b.second.announced = number;
+}
+
+enum : u16 { MAP_ADDRESS, RANK_OF_ADDRESS };
+
+// mapa and getctarank, of shared or of generic addresses.
+static void map_address(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    const u32* block = (const u32*)operand(k, w, in.sub == MAP_ADDRESS ? in.o[2] : in.o[1]);
+    u64 wide[LANES];
+    u32 low[LANES];
+    for (u32 i = 0; i < LANES; i++) {
+        const u8* source = operand(k, w, in.o[1]);
+        const u64 a = in.flags & WIDE ? ((const u64*)source)[i] : ((const u32*)source)[i];
+        wide[i] = low[i] = 0;
+        if (!(m >> i & 1)) continue;
+        if ((in.flags & WIDE) && (a & WINDOW_MASK) != SHARED_WINDOW)
+            fault("cluster", pc, 1u << i, format("generic address 0x%llx is not in shared memory", (unsigned long long)a));
+        if (in.sub == MAP_ADDRESS && block[i] >= k.cluster->blocks.size())
+            fault("cluster", pc, 1u << i, format("mapa to block %u of a cluster of %zu", block[i], k.cluster->blocks.size()));
+        wide[i] = in.sub == MAP_ADDRESS ? address_in(k, block[i], a) : rank_of(k, a);
+        low[i] = (u32)wide[i];
+    }
+    if (in.sub == MAP_ADDRESS && (in.flags & WIDE)) blend64(operand(k, w, in.o[0]), wide, m);
+    else blend32(operand(k, w, in.o[0]), low, m);
+}
+
 template <bool CHECK>
 After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) {
     if ((in.flags & ALIGNED) && m != FULL) fault("convergence", pc, m, format("it needs all 32 lanes, has 0x%08x", m));
@@ -11,17 +45,10 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
                 for (u32 r = m; r; r &= r - 1) arrive_late<CHECK>(k, ((const u32*)operand(k, w, in.o[1]))[__builtin_ctz(r)]);
             return mbarrier<CHECK>(k, w, in, m, pc, found);
         case K_FENCE_PROXY: fence_proxies(k, w, m); return NEXT;
-        case K_FENCE_INIT:
-            for (auto& b : k.async->barriers) b.second.visible |= b.second.by == w.index;
-            return NEXT;
-        case K_MAPA: {  // in a cluster of one block
-            const u32* block = (const u32*)operand(k, w, in.o[2]);
-            for (u32 r = m; r; r &= r - 1)
-                if (block[__builtin_ctz(r)])
-                    fault("cluster", pc, r & -r, format("mapa to block %u: clusters of several blocks are not executed", block[__builtin_ctz(r)]));
-            blend32(operand(k, w, in.o[0]), operand(k, w, in.o[1]), m);
-            return NEXT;
-        }
+        case K_FENCE_INIT: fence_init(k, w); return NEXT;
+        case K_MAPA: map_address(k, w, in, m, pc); return NEXT;
+        case K_CLUSTER_ARRIVE: arrive_cluster<CHECK>(k, w, in, m, pc); return NEXT;
+        case K_CLUSTER_WAIT: return wait_cluster(k, w, m, pc, found);
         case K_BULK:
             bulk<CHECK>(k, w, in, m, pc);
             w.repeats = w.idle = 0, k.progressed = true;
@@ -38,7 +65,7 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
         case K_WGMMA_COMMIT: w.commits++; [[fallthrough]];  // and a step, as a fence is
         case K_WGMMA_FENCE: {
             Warpgroup& g = group_of(k, w, pc);
-            agree(w, g, pc);
+            agree(k, w, g, pc);
             advance(k, g, w);
             return NEXT;
         }
@@ -57,7 +84,10 @@ void begin_asynchronous(Block& k) {
 }
 
 // A block must not leave what it has begun.
-void end_asynchronous(Block& k) {
+void end_block(Block& k, bool check) {
+    k.live = false;
+    if (check) end_in_cluster(k);
+    if (!k.prog->asynchronous) return;
     end_bulk(k);
     for (auto& g : k.async->groups)
         for (auto& s : g.steps) {

@@ -14,8 +14,8 @@
 #define KINDS(X)                                                                                                          \
     X(ROW) X(TEST) X(PRED) X(BRA) X(BRX) X(EXIT) X(BAR) X(BAR_WARP) X(LD) X(ST) X(LD_PARAM) X(ATOM) X(CP_ASYNC)           \
     X(CP_COMMIT) X(CP_WAIT) X(LDMATRIX) X(MOVMATRIX) X(MMA) X(MMA_SP) X(SHFL) X(VOTE) X(MATCH) X(REDUX) X(ACTIVEMASK)     \
-    X(NOP) X(FENCE) X(GRID_WAIT) X(TRAP) X(CLOCK) X(ISSPACEP) X(ELECT)                                                    \
-    X(STMATRIX) X(MBARRIER) X(FENCE_PROXY) X(FENCE_INIT) X(SETMAXNREG) X(BULK) X(BULK_COMMIT) X(BULK_WAIT) X(MAPA)        \
+    X(NOP) X(FENCE) X(GRID_WAIT) X(TRAP) X(CLOCK) X(ISSPACEP) X(ELECT) X(MAPA) X(CLUSTER_ARRIVE) X(CLUSTER_WAIT)         \
+    X(STMATRIX) X(MBARRIER) X(FENCE_PROXY) X(FENCE_INIT) X(SETMAXNREG) X(BULK) X(BULK_COMMIT) X(BULK_WAIT)                \
     X(WGMMA) X(WGMMA_FENCE) X(WGMMA_COMMIT) X(WGMMA_WAIT)
 enum Kind : u16 {
 #define X(k) K_##k,
@@ -23,7 +23,8 @@ enum Kind : u16 {
 #undef X
 };
 
-enum Space : u8 { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };  // constants are ordinary host memory: GLOBAL
+// Constants are ordinary host memory: GLOBAL. CLUSTER: shared memory of any block of the cluster, see clusters.h.
+enum Space : u8 { GENERIC, GLOBAL, SHARED, LOCAL, PARAM, CLUSTER };
 constexpr u64 SHARED_WINDOW = 1ull << 60, LOCAL_WINDOW = 2ull << 60, PARAM_WINDOW = 3ull << 60, WINDOW_MASK = 7ull << 60;
 
 enum Order : s32 { SYNC = 1, ACQUIRE = 2, RELEASE = 4 };  // SYNC: strong, at the device's scope
@@ -53,7 +54,13 @@ struct Special {  // a special register and the row it is kept in
     s32 offset;
 };
 enum SpecialCode : u32 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
-    LANEID, WARPID, NWARPID, SMID, NSMID, LANEMASK_EQ, LANEMASK_LE, LANEMASK_LT, LANEMASK_GE, LANEMASK_GT, DYNAMIC_SMEM, TOTAL_SMEM };
+    LANEID, WARPID, NWARPID, SMID, NSMID, LANEMASK_EQ, LANEMASK_LE, LANEMASK_LT, LANEMASK_GE, LANEMASK_GT, DYNAMIC_SMEM, TOTAL_SMEM,
+    CLUSTERID_X, CLUSTERID_Y, CLUSTERID_Z, NCLUSTERID_X, NCLUSTERID_Y, NCLUSTERID_Z, CLUSTER_CTAID_X, CLUSTER_CTAID_Y, CLUSTER_CTAID_Z,
+    CLUSTER_NCTAID_X, CLUSTER_NCTAID_Y, CLUSTER_NCTAID_Z, CLUSTER_CTARANK, CLUSTER_NCTARANK };
+
+constexpr u32 MOST_BLOCKS = 8;  // of a cluster, on every device
+// In the check of races, of a cluster's warps and asynchronous operations; a cluster of one block has FEW.
+constexpr u32 FEW = 32, NUMBERS = 256;
 
 struct Program {
     std::vector<Ins> ins;
@@ -90,6 +97,7 @@ struct Launch {  // filled by run.py
     u32 sum_bits;                         // of tensor cores' sums, see Sums in mma.h; 0: every sum is rounded
     u32 unfenced;                         // no check of fence.proxy.async
     u32 dependent;                        // it may begin before the launch ahead has ended
+    u32 cluster[3];                       // blocks
     u32 low_ends, high_ends;              // approximate instructions that are as wrong as documented: see Ends in rows.h
 };
 
@@ -123,7 +131,8 @@ enum WarpState : u8 { RUNNABLE, AT_BARRIER, WAITS, DONE };  // WAITS: for its wa
 
 struct Warp {
     u8* regs = nullptr;
-    u32 index = 0, pc = 0, active = 0, alive = 0;
+    u32 index = 0, number = 0;  // in its block; in the check of races
+    u32 pc = 0, active = 0, alive = 0;
     u32 waited = 0;   // lanes that have passed griddepcontrol.wait
     u32 watch = ~0u;  // lowest pc above this one at which other lanes are: there groups merge
     std::vector<Group> groups;
@@ -137,10 +146,13 @@ struct Warp {
     std::vector<AsyncCopy> async;
     u32 committed[LANES] = {};
     // race detection: this warp's epoch, and up to which epoch of every other warp it is ordered after
-    u32 epoch = 1, min_known = 0;
-    u32 known[32] = {};
+    u32 epoch = 0, min_known = 0;
+    u32* known = nullptr;
     // the same for what the asynchronous proxy may read, see clocks.h; the epoch since all lanes were last together
-    u32 fenced[32] = {}, synced = 1;
+    u32 *fenced = nullptr, synced = 0;
+    // Lanes that have arrived at the cluster's barrier in its phase, or have not waited since; a fence for relaxed arrivals.
+    u32 arrived = 0, unwaited = 0;
+    std::vector<u32> released, released_fenced;
     // Hopper, see async.h: registers per thread, steps taken with the warpgroup, groups of wgmma and of bulk copies
     u32 registers = 0, commits = 0, copy_groups[LANES] = {};
     u64 steps = 0;
@@ -151,18 +163,21 @@ struct Barrier {
     u32 expected = 0, arrived = 0;  // threads
     u32 waiting = 0;                // warps, as a mask
     u32 popc = 0, all = 1, any = 0;
-    u32 joined[32] = {}, fenced[32] = {};
+    u32 joined[NUMBERS], fenced[NUMBERS];
+    void clear(u32 numbers) {
+        expected = arrived = waiting = popc = any = 0, all = 1;
+        memset(joined, 0, numbers * 4), memset(fenced, 0, numbers * 4);
+    }
 };
 
 struct Cell {  // shadow of 16 bytes of shared memory, or of one element (1, 2 or 4 bytes: the smallest access in the program)
     u32 write_epoch, read_epoch, readers;
-    u8 writer, flags;
-    u16 lane;
+    u8 writer, flags, lane, bank;  // bank: of the readers' numbers, 32 in each
 };
 enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8, SPLIT = 16, OBJECT = 32 };  // OBJECT: of an mbarrier
 
-struct Readers {  // of a cell, as a mask of warps, in an epoch before its last; `next`: more of the cell, see shadow.h
-    u32 mask, epoch, next;
+struct Readers {  // of a cell, as a mask of numbers in a bank, in an epoch before its last; `next`: more of the cell, see shadow.h
+    u32 mask, epoch, next, bank;
 };
 
 struct Sectors {  // what sectors.h knows of the sectors this worker's blocks touched
@@ -177,10 +192,26 @@ struct Async;  // async.h
 
 struct FenceBy {  // a fence: lanes of a warp, its epoch, and up to which epoch of every other warp it is ordered after
     u32 warp, mask, epoch;
-    u32 known[32];
+    u32 known[32];  // of the same block
 };
 
 using Fences = std::unordered_map<u32, u32>;  // block -> how many of its fences are known to have happened
+
+struct Block;
+
+// Blocks that start together and share a host thread, or one alone.
+struct Cluster {
+    std::vector<Block*> blocks;  // by rank
+    u32 numbers = FEW;           // that the check of races has room for
+    u32 warps = 0;               // numbers before the first agent's; a block's begin at rank * warps / blocks
+    u32 epochs = 0, clocks = 0;  // clocks: warps, and what else has an epoch (clocks.h)
+    const char* actors[NUMBERS] = {};   // names of the latter
+    std::unordered_map<u64, u32> agents;  // by what they stand for, see async.h
+    // The cluster's barrier: what arrived in this phase and in the one before.
+    u64 phase = 0;
+    u32 known[NUMBERS], fenced[NUMBERS], done_known[NUMBERS], done_fenced[NUMBERS];
+    Fences fences, done_fences;
+};
 
 // A place for one resident block: its working set, reused by the next block in the same place, and counters.
 struct Block {
@@ -191,6 +222,8 @@ struct Block {
     u8* regs = nullptr;
     u8* smem = nullptr;  // smem[address]
     u8* local = nullptr;
+    Cluster* cluster = nullptr;
+    u32 rank = 0;
     u32 ctaid[3] = {0, 0, 0}, linear = 0, last = 0;  // last: the warp that ran last
     bool live = false, progressed = false, spun = false;
     // Going round from barrier to barrier: Run::progress and a digest of all registers when it was complete last, how often it
@@ -199,8 +232,8 @@ struct Block {
     u32 rounds = 0, circles = 0;
     std::vector<Warp> warps;
     Barrier barriers[16];
-    u32 epochs = 1, clocks = 0;  // clocks: warps, and what else has an epoch (clocks.h)
-    const char* actors[32] = {};  // names of the latter
+    std::vector<u32> knowledge;  // known and fenced of all warps
+    u32 uses[NUMBERS];  // epochs that it must know of before it ends: see clusters.h
     std::shared_ptr<Async> async;
     std::vector<Cell> lines, cells;  // see shadow.h
     std::vector<Readers> more_readers;
@@ -233,13 +266,14 @@ struct Run {
     u64 chunks = 0;  // of sector cells, over all allocations
     bool many = false;  // blocks
     std::vector<std::unique_ptr<Block>> places;
+    std::vector<std::unique_ptr<Cluster>> clusters;  // of neighbouring places
     std::vector<std::vector<Count>> counts;  // per host thread
     std::vector<std::thread> threads;
     // Any change of memory adds to `progress` before the thread that made it looks for a deadlock. A thread none of whose warps
     // can go on until that number changes writes it here.
     std::atomic<u64> progress{0};
     std::vector<std::atomic<u64>> stuck_at;
-    std::atomic<u64> next_block{0};
+    std::atomic<u64> next_cluster{0};
     std::atomic<bool> stop{false};
     std::mutex lock;
     std::condition_variable done;
@@ -261,15 +295,15 @@ struct Run {
 template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum);
 void recount(Block& k);           // a warp has ended: barriers for the whole block may be complete
+void end_block(Block& k, bool check);  // its last warp has
 void work(Run& run, u32 thread);  // a host thread's life
 
 // Execute an instruction of Hopper's asynchronous kind. FAILED: a wait that found nothing (`found` says where), AGAIN: the warp is
-// not runnable and executes it once more. `change`: whether memory changed.
-enum After : u32 { NEXT, FAILED, AGAIN };
+// not runnable and executes it once more, POLLS: it is, for its other lanes, and does so.
+enum After : u32 { NEXT, FAILED, AGAIN, POLLS };
 template <bool CHECK>
 After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found);
-void begin_asynchronous(Block& k);  // a block starts; the last warp of one has ended
-void end_asynchronous(Block& k);
+void begin_asynchronous(Block& k);  // a block starts
 
 [[noreturn]] void fault(const char* check, u32 pc, u32 lanes, std::string detail);
 std::string format(const char* f, ...) __attribute__((format(printf, 1, 2)));

@@ -1,6 +1,6 @@
 """The opcodes of Hopper whose effect comes later: mbarriers, wgmma, and what goes with them.
 
-Refused: clusters of several blocks, and all whose meaning no program of others has shown.
+Refused: all whose meaning no program of others has shown.
 """
 
 import re
@@ -11,9 +11,7 @@ from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.layout import thread_registers
 from cuda_kernels.emulator.opcodes_memory import place, watch
 from cuda_kernels.emulator.opcodes_warp import member_mask, with_predicate
-from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WINDOWS
-
-CLUSTERS = "clusters of several blocks are not executed"
+from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WIDE, WINDOWS, cls
 
 
 def shared_address(dec: Decoder, text: str) -> int:
@@ -75,7 +73,7 @@ WAIT = re.compile(r"(try|test)_wait(\.parity)?(?:\.acquire)?(?:\.cta|\.cluster)?
 
 
 def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    shared = [m for m in mods if m in ("shared", "shared::cta", "shared::cluster")]  # mapa refuses other blocks
+    shared = [m for m in mods if m in ("shared", "shared::cta", "shared::cluster")]
     form = ".".join(m for m in mods if m not in shared and m != "b64")
     if "b64" not in mods or not shared:
         dec.fail("an mbarrier's address must be of .shared::cta")
@@ -92,6 +90,8 @@ def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if form == "expect_tx":
         ops = ["_", *ops]
     dec.count(ops, 2, 3) if form == "arrive" else dec.count(ops, 3)
+    if shared == ["shared::cluster"] and ops[0] != "_":
+        dec.fail("an arrival in .shared::cluster has no state")
     state, a = dec.dst(ops[0], "d"), shared_address(dec, ops[1])
     last = dec.src(ops[2], "r") if len(ops) > 2 else dec.const(1, 32)
     count = last if form == "arrive" else dec.const(1, 32) if form == "arrive.expect_tx" else -1
@@ -159,7 +159,8 @@ LOAD = re.compile(
     r"(\.multicast::cluster)?(\.L2::cache_hint)?"
 )
 STORE = re.compile(r"(?:tensor\.([1-5])d\.)?global\.shared::cta(?:\.(tile|im2col_no_offs))?\.bulk_group()(\.L2::cache_hint)?")
-BULK_STORE, BULK_TENSOR, BULK_IM2COL, BULK_READ = 1, 2, 4, STRONG  # bulk.h's
+BETWEEN_BLOCKS = "shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+BULK_STORE, BULK_TENSOR, BULK_IM2COL, BULK_SHARED, BULK_READ = 1, 2, 4, 8, STRONG  # bulk.h's
 TENSOR = re.compile(r"\[\s*([^,{]+?)\s*,\s*\{(.*)\}\s*\]")
 
 
@@ -173,16 +174,18 @@ def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         return dec.emit("BULK_WAIT", [], imm=dec.number(ops[0]), flags=BULK_READ if "read" in mods else 0)
     if mods[2] == "prefetch":
         return dec.emit("NOP", [])
+    if form == BETWEEN_BLOCKS:
+        return copy_between(dec, ops)
     found = LOAD.fullmatch(form) or STORE.fullmatch(form)
     if found is None:
         dec.fail(f"unknown opcode 'cp.{'.'.join(mods)}'")
     rank, kind, multicast, hint = found.groups()
-    if multicast:
-        dec.fail(CLUSTERS)
-    return copy(dec, int(rank or 0), kind or "tile", found.re is STORE, ops[: -1 if hint else None])
+    ops = ops[: -1 if hint else None]
+    mask = dec.src(ops.pop(), "r") if multicast else -1
+    return copy(dec, int(rank or 0), kind or "tile", found.re is STORE, ops, mask)
 
 
-def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str]) -> None:
+def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str], mask: int) -> None:
     """[shared], [global], bytes, [mbarrier] of a load, [global], [shared], bytes of a store; a map and coordinates instead of
     the global address and bytes."""
     im2col = kind != "tile"
@@ -215,30 +218,71 @@ def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str]) -> Non
         *coordinates,
         *[-1] * (5 - rank),
         *(dec.src(x, "r") for x in offsets),
+        *[-1] * (3 - len(offsets)),
+        mask,
     ]
     sub = BULK_STORE * store | BULK_TENSOR * bool(rank) | BULK_IM2COL * im2col
     watch(dec, "global", 16, 2 if rank else 16)
     dec.emit("BULK", o, (), o, imm2=a.offset, sub=sub, vec=rank)
 
 
-# ---- clusters, of one block
+def copy_between(dec: Decoder, ops: list[str]) -> None:
+    """[shared of any block], [own shared], bytes, [mbarrier of the same block as the first]."""
+    dec.count(ops, 4)
+    to, of, size, barrier = (
+        shared_address(dec, ops[0]),
+        shared_address(dec, ops[1]),
+        dec.src(ops[2], "r"),
+        shared_address(dec, ops[3]),
+    )
+    o = [to, of, size, barrier]
+    dec.emit("BULK", o, (), o, sub=BULK_SHARED)
 
 
-def mapa(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    if mods != ["shared::cluster", "u32"]:
-        dec.fail("form of mapa")
-    d, a, block = dec.dst(ops[0], "r"), dec.src(ops[1], "r"), dec.src(ops[2], "r")
-    dec.emit("MAPA", [d, a, block], (d,), (a, block))
+# ---- clusters
+
+MAP_ADDRESS, RANK_OF_ADDRESS = range(2)  # hopper.cpp's
+RELAXED = STRONG  # clusters.h's
+
+
+def mapped(sub: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    """An address with .shared::cluster, else a generic one, and of mapa the block."""
+    if mods not in (["u32"], ["u64"], ["shared::cluster", "u32"], ["shared::cluster", "u64"]):
+        dec.fail(f"form of {dec.ins.opcode}")
+    dec.count(ops, 3 if sub == MAP_ADDRESS else 2)
+    generic, c = len(mods) == 1, cls(mods[-1])
+    if generic and c == "r":
+        dec.fail("generic addresses have 64 bits")
+    a = dec.src(ops[1], c)
+    if not generic and c == "d":
+        dec.fail("a shared address has 32 bits here")
+    d = dec.dst(ops[0], c if sub == MAP_ADDRESS else "r")
+    o = [d, a, *([dec.src(ops[2], "r")] if sub == MAP_ADDRESS else [])]
+    dec.emit("MAPA", o, (d,), o[1:], sub=sub, flags=WIDE if generic else 0)
+
+
+CLUSTER_BARRIER = {  # modifiers of barrier.cluster but .aligned -> kind, flags
+    "arrive": ("CLUSTER_ARRIVE", 0),
+    "arrive.release": ("CLUSTER_ARRIVE", 0),
+    "arrive.relaxed": ("CLUSTER_ARRIVE", RELAXED),
+    "wait": ("CLUSTER_WAIT", 0),
+    "wait.acquire": ("CLUSTER_WAIT", 0),
+}
 
 
 def barrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    if mods[:1] == ["cluster"]:
-        dec.fail(CLUSTERS)
-    opcodes_warp.bar(dec, mods, ops)
+    if mods[:1] != ["cluster"]:
+        return opcodes_warp.bar(dec, mods, ops)
+    form = CLUSTER_BARRIER.get(".".join(m for m in mods[1:] if m != "aligned"))
+    if form is None or ops:
+        dec.fail(f"unknown opcode '{dec.ins.opcode}'")
+    dec.emit(form[0], [], flags=form[1] | (ALIGNED if "aligned" in mods else 0))
 
 
-def refused(why: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    dec.fail(why)
+def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if "async" in mods:
+        dec.fail(f"unknown opcode '{dec.ins.opcode}'")
+    (opcodes_memory.red if dec.ins.opcode.startswith("red") else opcodes_memory.store)(dec, mods, ops)
 
 
 OPCODES: dict[str, Opcode] = {
@@ -248,7 +292,9 @@ OPCODES: dict[str, Opcode] = {
     "mbarrier": mbarrier,
     "cp": cp,
     "wgmma": wgmma,
-    "mapa": mapa,
+    "mapa": partial(mapped, MAP_ADDRESS),
+    "getctarank": partial(mapped, RANK_OF_ADDRESS),
     "barrier": barrier,
-    "getctarank": partial(refused, CLUSTERS),
+    "st": store,
+    "red": store,
 }

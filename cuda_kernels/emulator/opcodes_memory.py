@@ -43,7 +43,7 @@ def place(dec: Decoder, space: str, text: str) -> Address:
 
 def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> None:
     """Note the smallest accesses: they decide how finely memory is watched."""
-    if space in ("shared", ""):
+    if space in ("shared", "shared::cluster", ""):
         dec.cell = min(dec.cell, shared_bytes)
     if space in ("global", ""):
         dec.global_cell = min(dec.global_cell, global_bytes)
@@ -130,7 +130,7 @@ def atom(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     space, rest = state_space(mods)
     op = next((m for m in rest if m in ATOM_OPS), "")
     flags, t = dec.typed([m for m in rest if m != op], ATOM_MODIFIERS)
-    if not op or space not in ("global", "shared", ""):
+    if not op or space not in ("global", "shared", "shared::cluster", ""):
         dec.fail("form of atomic")
     if "L2::cache_hint" in flags:
         ops = ops[:-1]

@@ -212,6 +212,7 @@ def names(text: str) -> list[str]:
     return [p.strip() for p in text.strip()[1:-1].split(",") if p.strip()]
 
 
+CLUSTER_FENCE = "FENCE of a cluster"  # a FENCE with `sub`, which reaches no further
 # Opcodes without operands: modifiers -> kind of record.
 FIXED = {
     "griddepcontrol": {"wait": "GRID_WAIT", "launch_dependents": "NOP"},
@@ -219,7 +220,7 @@ FIXED = {
     "fence": {
         f"{order}{scope}": kind
         for order in ("", "sc.", "acq_rel.")
-        for scope, kind in (("cta", "NOP"), ("cluster", "NOP"), ("gpu", "FENCE"), ("sys", "FENCE"))
+        for scope, kind in (("cta", "NOP"), ("cluster", CLUSTER_FENCE), ("gpu", "FENCE"), ("sys", "FENCE"))
     }
     | {f"proxy.async{space}": "FENCE_PROXY" for space in ("", ".shared::cta", ".shared::cluster")}
     | {"proxy.async.global": "NOP", "mbarrier_init.release.cluster": "FENCE_INIT"},
@@ -230,7 +231,7 @@ def fixed(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     kind = FIXED[stem].get(".".join(mods))
     if kind is None:
         dec.fail(f"unknown opcode '{stem}.{'.'.join(mods)}'")
-    dec.emit(kind, [])
+    dec.emit("FENCE", [], sub=1) if kind == CLUSTER_FENCE else dec.emit(kind, [])
 
 
 def nanosleep(dec: Decoder, mods: list[str], ops: list[str]) -> None:

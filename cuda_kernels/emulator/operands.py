@@ -18,13 +18,21 @@ GUARD_NOT, WIDE, SIGNED, NC, ADDR64, STRONG, PRED_NOT, ASYNC_ALL = 1, 2, 4, 8, 1
 UNFENCED, ALIGNED, BY_STATE = NC, ASYNC_ALL, SIGNED  # of Hopper's instructions (interp.h, async.h)
 SYNC, ACQUIRE, RELEASE = 1, 2, 4
 # State spaces in a record's `space`; 0 is the generic space, which no modifier names.
-SPACES = {"global": 1, "const": 1, "shared": 2, "shared::cta": 2, "local": 3, "param": 4}
-WINDOWS = {"shared": 1 << 60, "shared::cta": 1 << 60, "local": 2 << 60, "param": 3 << 60}  # of generic addresses
+SPACES = {"global": 1, "const": 1, "shared": 2, "shared::cta": 2, "local": 3, "param": 4, "shared::cluster": 5}
+WINDOWS = {
+    "shared": 1 << 60,
+    "shared::cta": 1 << 60,
+    "shared::cluster": 1 << 60,
+    "local": 2 << 60,
+    "param": 3 << 60,
+}  # of generic addresses
 SPECIALS = {
     name: i
     for i, name in enumerate(
         "tid.x tid.y tid.z ntid.x ntid.y ntid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z laneid warpid nwarpid smid "
-        "nsmid lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt dynamic_smem_size total_smem_size".split()
+        "nsmid lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt dynamic_smem_size total_smem_size "
+        "clusterid.x clusterid.y clusterid.z nclusterid.x nclusterid.y nclusterid.z cluster_ctaid.x cluster_ctaid.y "
+        "cluster_ctaid.z cluster_nctaid.x cluster_nctaid.y cluster_nctaid.z cluster_ctarank cluster_nctarank".split()
     )
 }
 CLASS_OF = {

@@ -24,7 +24,8 @@ inline void fence(Block& k, const Warp& w, u32 m) {
     {
         std::lock_guard<std::mutex> hold(k.run->order_lock);
         FenceBy by{w.index, m, w.epoch, {}};
-        std::copy(std::begin(w.known), std::end(w.known), by.known);
+        const u32* block = w.known + (w.number - w.index);  // of its own block alone
+        std::copy(block, block + 32, by.known);
         k.run->fences[k.linear].push_back(by);
     }
     k.fences++;

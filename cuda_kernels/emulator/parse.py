@@ -7,7 +7,6 @@ few other directives end with the line, everything else with a semicolon.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,7 +96,9 @@ class Function:
     scope: Scope
     body: list[Instr | Label] = field(default_factory=list)  # in order
     maxntid: tuple[int, ...] | None = None
-    limits: dict[str, int] = field(default_factory=dict)  # minnctapersm, maxnreg, reqnctapercluster (its product)
+    limits: dict[str, int] = field(default_factory=dict)  # minnctapersm, maxnreg
+    cluster: tuple[int, ...] = ()  # reqnctapercluster: x, y, z
+    explicit_cluster: bool = False
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets lists
 
 
@@ -283,8 +284,11 @@ class _Parser:
         self.function = Function(name, kind == "entry", variables(params), variables(returns), line, self.scope)
         if limit:
             self.function.maxntid = tuple(int(v) for v in limit[1].split(",") if v.strip())
-        for limited, numbers in re.findall(r"\.(minnctapersm|maxnreg|reqnctapercluster)\s+([\d,\s]+)", tail or ""):
-            self.function.limits[limited] = math.prod(int(v) for v in numbers.split(",") if v.strip())
+        for limited, number in re.findall(r"\.(minnctapersm|maxnreg)\s+(\d+)", tail or ""):
+            self.function.limits[limited] = int(number)
+        if cluster := re.search(r"\.reqnctapercluster\s+([\d,\s]+)", tail or ""):
+            self.function.cluster = (*(int(v) for v in cluster[1].split(",") if v.strip()), 1, 1)[:3]
+        self.function.explicit_cluster = bool(cluster) or ".explicitcluster" in (tail or "")
         self.loc = (0, 0)
 
     def close(self, number: int) -> None:

@@ -7,6 +7,7 @@ hashes detect accidents only: users who can write the cache can run any code, as
 
 import hashlib
 import json
+import math
 import zlib
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -35,6 +36,8 @@ ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: dtype and sh
     "consts": ("u1", (-1,)),
 }
 HASH_BYTES = 32
+MOST_BLOCKS = 8  # of a cluster, on every device (CUDA C++ Programming Guide, "Thread Block Clusters")
+Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,28 @@ class Decoded:
     dynamic_at: int
     param_bytes: int
     maxntid: list[int]  # empty: not declared
+    cluster: list[int]  # blocks of a cluster, x, y, z; empty: not declared
     globals: list[tuple[str, np.ndarray]]  # at the addresses that the code has
+
+
+def cluster_of(d: Decoded, attribute: Triple | None) -> Triple:
+    """Blocks of a cluster, as a launch's attribute or the kernel says."""
+    x, y, z = attribute or d.cluster or (1, 1, 1)
+    return x, y, z
+
+
+def check_cluster(d: Decoded, attribute: Triple | None, grid: Triple, resident: int) -> None:
+    """Raise ValueError for clusters that no launch of this grid has; `resident`: blocks at a time, 0 for any."""
+    cluster = cluster_of(d, attribute)
+    blocks, declared = math.prod(cluster), tuple(d.cluster)
+    if declared and declared != cluster:
+        raise ValueError(f"{d.name}: expected clusters of {declared} blocks, as the kernel declares, got {cluster}")
+    if min(cluster) < 1 or blocks > MOST_BLOCKS:
+        raise ValueError(f"{d.name}: clusters of {cluster} blocks: expected 1 to {MOST_BLOCKS}, which every device can run")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise ValueError(f"{d.name}: a grid of {tuple(grid)} blocks: expected whole clusters of {cluster}")
+    if 0 < resident < blocks:
+        raise ValueError(f"{d.name}: {resident} resident blocks: expected at least a cluster's {blocks}")
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from cuda_kernels.emulator import programs
 from cuda_kernels.emulator.build import library
-from cuda_kernels.emulator.programs import SHARED_START, Decoded
+from cuda_kernels.emulator.programs import SHARED_START, Decoded, Triple, check_cluster, cluster_of
 from cuda_kernels.emulator.stats import COUNT, LineStats, Stats, of_counts
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ RED_ZONE = 4096
 KEPT = 256  # decoded programs
 POISON = 0xCB
 APPROXIMATE = ("rcp", "div", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")  # with .approx (div: .full too), of FP32
+MOST = 2**32 - 1  # that 32 bits hold
 MOST_THREADS = 1024  # of the host, of one launch
 NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
@@ -53,9 +54,9 @@ class Options:
     when it is issued; "late" at the first wait for it, with a seed at one of both. Then mbarrier.try_wait may fail, too.
     `sum_bits`: 0 rounds each sum of tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h).
     `dependent`: the launch may begin before the previous one has ended, so until griddepcontrol.wait it may read constants
-    only, even if the kernel never waits. A kernel that waits is always checked so. Instructions of APPROXIMATE are correctly
-    rounded; those in `low_ends` give the lowest result that the PTX ISA allows, those in `high_ends` the highest. Raises
-    ValueError for invalid options."""
+    only, even if the kernel never waits. A kernel that waits is always checked so. `cluster`: the launch attribute; None: as
+    the kernel declares. Instructions of APPROXIMATE are correctly rounded; those in `low_ends` give the lowest result that the
+    PTX ISA allows, those in `high_ends` the highest. Raises ValueError for invalid options."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -69,6 +70,7 @@ class Options:
     proxy_fences: bool = True
     sum_bits: int = 0
     dependent: bool = False
+    cluster: Triple | None = None
     low_ends: tuple[str, ...] = ()
     high_ends: tuple[str, ...] = ()
 
@@ -84,8 +86,8 @@ class Options:
             (
                 "resident_blocks",
                 self.resident_blocks,
-                _whole(self.resident_blocks, 0, 2**32 - 1),
-                f"a whole number from 0 to {2**32 - 1}",
+                _whole(self.resident_blocks, 0, MOST),
+                f"a whole number from 0 to {MOST}",
             ),
             ("async_mode", self.async_mode, self.async_mode in ("eager", "late"), "eager or late"),
             ("sum_bits", self.sum_bits, self.sum_bits in (0, 24, 25), "0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)"),
@@ -100,9 +102,6 @@ class Options:
 
 def _whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and low <= value <= high
-
-
-Triple = tuple[int, int, int]
 
 
 class Memory:
@@ -304,6 +303,7 @@ class _Launch(ctypes.Structure):
         ("sum_bits", ctypes.c_uint32),
         ("unfenced", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32 * 3),
         ("low_ends", ctypes.c_uint32),
         ("high_ends", ctypes.c_uint32),
     ]
@@ -396,6 +396,7 @@ def _record(
         sum_bits=options.sum_bits,
         unfenced=not options.proxy_fences,
         dependent=options.dependent,
+        cluster=cluster_of(d, options.cluster),
         low_ends=_bits(options.low_ends),
         high_ends=_bits(options.high_ends),
     )
@@ -411,6 +412,7 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
         raise ValueError(f"{name}: expected a block of at most 1024 threads, got {threads}")
     if d.maxntid and threads > most:
         raise ValueError(f"{name}: expected a block of at most {most} threads, as the kernel declares, got {threads}")
+    check_cluster(d, options.cluster, grid, options.resident_blocks)
     used = d.static_end - SHARED_START + dynamic_smem
     if used > options.smem_limit:
         raise ValueError(f"{name}: {used} bytes of shared memory, the device allows {options.smem_limit}")

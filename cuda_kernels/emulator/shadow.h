@@ -21,7 +21,14 @@ struct Shadow {
     static constexpr u32 NONE = ~0u;       // ends a list of them
     u32 shift() const { return k.prog->cell_shift; }
 
-    std::string name(u32 v) const { return v < k.warps.size() ? format("warp %u", v) : k.actors[v]; }
+    std::string name(u32 v) const {
+        const Cluster& c = *k.cluster;
+        if (v >= c.warps) return c.actors[v];
+        const u32 each = c.warps / (u32)c.blocks.size();
+        if (c.blocks.size() == 1) return format("warp %u", v);
+        const u32* at = c.blocks[v / each]->ctaid;
+        return format("warp %u of block (%u,%u,%u)", v % each, at[0], at[1], at[2]);
+    }
     [[noreturn]] void race(const char* kind, u32 at, u32 other, const char* was, u32 lane) {
         fault("race", pc, 1u << lane, format("%s at shared address 0x%x: %s %s it and no barrier orders that before this access",
             kind, at, name(other).c_str(), was));
@@ -29,33 +36,35 @@ struct Shadow {
     [[noreturn]] void pending(const char* what, u32 at, const Cell& c, u32 lane) {
         if (c.flags & OBJECT)
             fault("mbarrier", pc, 1u << lane, format("%s shared address 0x%x, where an mbarrier is: its bits are opaque", what, at));
-        if (c.writer >= k.warps.size())
-            fault("in flight", pc, 1u << lane, format("%s shared address 0x%x, to which %s is on its way", what, at, k.actors[c.writer]));
+        if (c.writer >= k.cluster->warps)
+            fault("in flight", pc, 1u << lane, format("%s shared address 0x%x, to which %s is on its way", what, at, k.cluster->actors[c.writer]));
         fault("cp.async", pc, 1u << lane, format("%s shared address 0x%x, which a cp.async of warp %u lane %u writes and that thread "
             "has not waited for", what, at, c.writer, c.lane));
     }
     void check_writer(const Cell& c, u32 at, const char* kind, u32 lane) {
-        if (c.writer != w.index && w.known[c.writer] < c.write_epoch) race(kind, at, c.writer, "wrote", lane);
+        if (c.writer != w.number && w.known[c.writer] < c.write_epoch) race(kind, at, c.writer, "wrote", lane);
     }
-    bool ordered(u32 readers, u32 epoch) {
-        if (w.min_known >= epoch) return true;
-        for (u32 r = readers & ~(1u << w.index); r; r &= r - 1)
-            if (w.known[__builtin_ctz(r)] < epoch) return false;
-        return true;
+    // The first of these readers whom this warp is not ordered after; its own accesses it is.
+    u32 unordered(u32 readers, u32 bank, u32 epoch) {
+        if (w.min_known >= epoch) return NONE;
+        for (u32 r = readers; r; r &= r - 1) {
+            const u32 v = bank * 32 + (u32)__builtin_ctz(r);
+            if (v != w.number && w.known[v] < epoch) return v;
+        }
+        return NONE;
     }
-    void check_readers(u32 at, u32 readers, u32 epoch, u32 lane) {
-        if (w.min_known >= epoch) return;
-        for (u32 r = readers & ~(1u << w.index); r; r &= r - 1)
-            if (w.known[__builtin_ctz(r)] < epoch) race("write after read", at, __builtin_ctz(r), "read", lane);
+    void check_readers(u32 at, u32 readers, u32 bank, u32 epoch, u32 lane) {
+        const u32 v = unordered(readers, bank, epoch);
+        if (v != NONE) race("write after read", at, v, "read", lane);
     }
 
     // Readers beyond the last epoch's are lists in one array: a pipeline's stages have some in every line, anew each time round.
     u32& first_readers(u32 key) { return key & LINE ? k.first_of_line[key & ~LINE] : k.first_of_cell[key]; }
-    void add_readers(Cell& c, u32 key, u32 mask, u32 epoch) {
+    void add_readers(Cell& c, u32 key, u32 mask, u32 epoch, u32 bank) {
         u32 at = k.free_readers;
         if (at == NONE) at = (u32)k.more_readers.size(), k.more_readers.push_back({});
         else k.free_readers = k.more_readers[at].next;
-        k.more_readers[at] = {mask, epoch, NONE};
+        k.more_readers[at] = {mask, epoch, NONE, bank};
         u32* end = &first_readers(key);
         if (!(c.flags & MORE_READERS)) *end = NONE, c.flags |= MORE_READERS;
         while (*end != NONE) end = &k.more_readers[*end].next;
@@ -71,8 +80,8 @@ struct Shadow {
     void read_cell(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
         if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
             (c.read_epoch == w.epoch || w.min_known >= c.read_epoch)) {
-            c.readers = (c.read_epoch == w.epoch ? c.readers : 0) | 1u << w.index;
-            c.read_epoch = w.epoch;
+            c.readers = (c.read_epoch == w.epoch ? c.readers : 0) | 1u << (w.number & 31);
+            c.read_epoch = w.epoch, c.bank = (u8)(w.number >> 5);
         } else read_rare(c, key, at, n, lane, atomic);
     }
     __attribute__((noinline)) void read_rare(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
@@ -80,25 +89,25 @@ struct Shadow {
         if (!(c.flags & VALID) && !k.launch->any_shared_read)
             fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x, never written by this block", n, at));
         if (!(atomic && (c.flags & ATOMIC))) check_writer(c, at, "read after write", lane);
-        if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
+        if (c.read_epoch == w.epoch) c.readers |= 1u << (w.number & 31);  // those of one epoch are in one bank
         else {
-            if (c.readers && !ordered(c.readers, c.read_epoch)) add_readers(c, key, c.readers, c.read_epoch);
-            c.readers = 1u << w.index, c.read_epoch = w.epoch;
+            if (unordered(c.readers, c.bank, c.read_epoch) != NONE) add_readers(c, key, c.readers, c.read_epoch, c.bank);
+            c.readers = 1u << (w.number & 31), c.read_epoch = w.epoch, c.bank = (u8)(w.number >> 5);
         }
     }
     void write_cell(Cell& c, u32 key, u32 at, u32 lane, u8 flags) {
         if ((c.flags & (PENDING | MORE_READERS)) || w.known[c.writer] < c.write_epoch || w.min_known < c.read_epoch)
             write_rare(c, key, at, lane, flags);
-        c = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
+        c = Cell{w.epoch, 0, 0, (u8)w.number, flags, (u8)lane, 0};
     }
     __attribute__((noinline)) void write_rare(Cell& c, u32 key, u32 at, u32 lane, u8 flags) {
         if (c.flags & PENDING) pending("write to", at, c, lane);
         if (!(c.flags & flags & ATOMIC)) check_writer(c, at, "write after write", lane);
         if (!c.readers || (flags & c.flags & ATOMIC)) return;
-        check_readers(at, c.readers, c.read_epoch, lane);
+        check_readers(at, c.readers, c.bank, c.read_epoch, lane);
         if (!(c.flags & MORE_READERS)) return;
         for (u32 r = first_readers(key); r != NONE; r = k.more_readers[r].next)
-            check_readers(at, k.more_readers[r].mask, k.more_readers[r].epoch, lane);
+            check_readers(at, k.more_readers[r].mask, k.more_readers[r].bank, k.more_readers[r].epoch, lane);
         drop_readers(key);
     }
 
@@ -111,7 +120,7 @@ struct Shadow {
             if (!(c->flags & MORE_READERS)) continue;
             cells[i].flags &= ~MORE_READERS;
             for (u32 r = first_readers(LINE | line); r != NONE; r = k.more_readers[r].next)
-                add_readers(cells[i], (line << (4 - shift())) + i, k.more_readers[r].mask, k.more_readers[r].epoch);
+                add_readers(cells[i], (line << (4 - shift())) + i, k.more_readers[r].mask, k.more_readers[r].epoch, k.more_readers[r].bank);
         }
         if (c->flags & MORE_READERS) drop_readers(LINE | line);
         c->flags = SPLIT;
@@ -134,30 +143,31 @@ struct Shadow {
         Cell& line = k.lines[at >> 4];
         if (n == 16 && !(line.flags & SPLIT)) return write_cell(line, LINE | at >> 4, at, lane, flags);
         each_cell(at, n, [&](Cell& c, u32 key, u32 a) { write_cell(c, key, a, lane, flags); });
-        if (n == 16) line = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
+        if (n == 16) line = Cell{w.epoch, 0, 0, (u8)w.number, flags, (u8)lane, 0};
     }
     // The same for lanes in m, with what they share kept in registers.
     void read_lanes(const u64* ad, u32 m, u32 n, bool atomic) {
-        const u32 epoch = w.epoch, least = w.min_known, me = 1u << w.index, *known = w.known;
+        const u32 epoch = w.epoch, least = w.min_known, me = 1u << (w.number & 31), *known = w.known;
+        const u8 bank = (u8)(w.number >> 5);
         Cell* lines = k.lines.data();
         for (u32 r = m; r; r &= r - 1) {
             u32 i = __builtin_ctz(r);
             Cell& c = lines[ad[i] >> 4];
             if (n == 16 && (c.flags & (VALID | PENDING | SPLIT)) == VALID && known[c.writer] >= c.write_epoch &&
                 (c.read_epoch == epoch || least >= c.read_epoch)) {
-                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me, c.read_epoch = epoch;
+                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me, c.read_epoch = epoch, c.bank = bank;
             } else read((u32)ad[i], n, i, atomic);
         }
     }
     void write_lanes(const u64* ad, u32 m, u32 n, u8 flags) {
         const u32 least = w.min_known, *known = w.known;
-        const Cell fresh{w.epoch, 0, 0, (u8)w.index, flags, 0};
+        const Cell fresh{w.epoch, 0, 0, (u8)w.number, flags, 0, 0};
         Cell* lines = k.lines.data();
         for (u32 r = m; r; r &= r - 1) {
             u32 i = __builtin_ctz(r);
             Cell& c = lines[ad[i] >> 4];
             if (n == 16 && !(c.flags & (PENDING | MORE_READERS | SPLIT)) && known[c.writer] >= c.write_epoch && least >= c.read_epoch)
-                c = fresh, c.lane = (u16)i;
+                c = fresh, c.lane = (u8)i;
             else write((u32)ad[i], n, i, flags);
         }
     }

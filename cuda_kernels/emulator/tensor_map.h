@@ -34,7 +34,8 @@ static_assert(sizeof(TensorMap) == 128, "tensor_maps.py builds this record");
 // A bulk copy, of one thread.
 struct Copy {
     u32 pc, warp, lane, epoch, agent;
-    bool store, tensor;
+    u32 to, from;                        // ranks of the block it loads into, and of the one that sent it
+    bool store, tensor, inside;          // inside: from the sender's shared memory
     bool landed = false;                 // a load's bytes are in shared memory, a store's have been read from there
     bool written = false;                // a store's are in global memory
     bool source_free = false;            // of a store: its thread has waited for that

@@ -130,8 +130,8 @@ template <bool CHECK>
 inline void begin(Block& k, Step& s, u32 first_warp) {
     const Ins& in = k.prog->ins[s.pc];
     const Shape shape(in);
-    const u32 number = agent(k, PRODUCTS | first_warp, "a wgmma");
-    s.epoch = ++k.epochs;
+    const u32 number = agent(k, PRODUCTS | k.warps[first_warp].number, "a wgmma");
+    s.epoch = ++k.cluster->epochs;
     Warp& as = acting(k, number, s.epoch, s.known, s.fenced);
     Shadow shadow{k, as, s.pc};
     auto reads = [&](u64 descriptor, bool along_mn, u32 mn, u32 depth) {
@@ -187,7 +187,7 @@ inline void issue(Block& k, Warp& w, const Ins& in, u32 pc) {
         fault("wgmma", pc, FULL, "a register that it adds to or reads was accessed, and no wgmma.fence stands between on every way here");
     const u64 a = shape.a ? 0 : uniform(k, w, in.o[1], pc), b = uniform(k, w, in.o[2], pc);
     take_registers<CHECK>(k, w, in, shape, scale != 0, pc);
-    Step& s = agree(w, g, pc, a, b, scale != 0);
+    Step& s = agree(k, w, g, pc, a, b, scale != 0);
     s.product = true, s.commit = w.commits;
     if (s.warps == 15) {
         begin<CHECK>(k, s, w.index & ~3u);
@@ -207,7 +207,7 @@ inline After wait_products(Block& k, Warp& w, const Ins& in, u32 pc) {
             w.state = WAITS;
             return AGAIN;
         }
-    const u32 number = agent(k, PRODUCTS | (w.index & ~3u), "a wgmma");
+    const u32 number = agent(k, PRODUCTS | (w.number & ~3u), "a wgmma");
     std::fill(w.flying.begin(), w.flying.end(), 0);
     bool any = false;
     for (Step& s : g.steps) {
@@ -225,7 +225,7 @@ inline After wait_products(Block& k, Warp& w, const Ins& in, u32 pc) {
         }
     }
     if (!any) w.flying.clear();
-    agree(w, g, pc);
+    agree(k, w, g, pc);
     advance(k, g, w);
     return NEXT;
 }

@@ -8,6 +8,7 @@
 #include "activation.cuh"
 #include "nonfinite.cuh"
 #include "swizzle.cuh"
+#include "tensor_map.cuh"
 
 // Compile-time values, set with -D:
 //   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
@@ -24,11 +25,17 @@
 //   NORM  1: x is (x - mean) / sqrt(variance + epsilon), both of a pixel's channels, of such a kernel of one group
 //         (include/prologue.cuh)
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
+//   WGMMA  1: a kernel of include/tma_gemm.cuh, which has tiles of its own: BM x BN is a part of one that a warpgroup stores at a
+//          time, and CLUSTER how many blocks do the same share of neighbouring tiles
 #ifndef D2S
 #define D2S 0
 #endif
 #ifndef OUT_F32
 #define OUT_F32 0
+#endif
+#ifndef WGMMA
+#define WGMMA 0
+#define CLUSTER 1
 #endif
 #ifndef PRO
 #define PRO 0
@@ -101,6 +108,12 @@ struct ConvParams {
   const float* sums;          // [16 * m16]: of each row of the weights
   float per_channel, epsilon; // 1 / c
 #endif
+#if WGMMA
+  TensorMap map;   // of x
+  int im2col;      // whether the map has taps; else its rows are pixels
+  int tap_stages;  // stages over the channels of one tap
+  int units;       // tiles, of a cluster as many as it has blocks, of all
+#endif
 #if AFFINE
   const float* scales;  // [16 * m16]
   const float* shifts;
@@ -109,6 +122,17 @@ struct ConvParams {
   float alpha_last, beta_last;
 #endif
 };
+
+// A thread's number among the THREADS that store a tile together, and their barrier: of the block; or of a warpgroup, 9.7.13.1
+// bar.sync with a number of its own, for 0 is __syncthreads'.
+__device__ __forceinline__ int thread() { return WGMMA ? threadIdx.x % THREADS : threadIdx.x; }
+__device__ __forceinline__ void sync_threads() {
+#if WGMMA
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / THREADS), "n"(THREADS) : "memory");
+#else
+  __syncthreads();
+#endif
+}
 
 // Epilogue: bias, residual, activation in FP32, one rounding, and stores in y's format through a swizzled staging tile:
 // V >= 8: [pixel][channel], transposed in registers by movmatrix, so that 16-byte stores run along channels;
@@ -181,7 +205,7 @@ __device__ __forceinline__ bool real_row(const ConvParams& p, int row) {
 __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
   if (!OUT_LINEAR) return staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
   constexpr int WORDS = BN / 2 < 32 ? BN / 2 : 32;  // that a row rotates through
-  static_assert(BN / 2 % WORDS == 0 && WORDS >= 16, "linear output: a row is 16 words, or a multiple of 32");
+  static_assert(!OUT_LINEAR || (BN / 2 % WORDS == 0 && WORDS >= 16), "linear output: a row is 16 words, or a multiple of 32");
   const int word = n / 2, turned = (word + (WORDS == 32 ? 12 * m : m / 2 * 4)) % WORDS;
   return staging + (m * (BN / 2) + word / WORDS * WORDS + turned) * 4 + n % 2 * 2;
 }
@@ -192,7 +216,7 @@ template <bool TO_SHARED>
 __device__ __forceinline__ void move_rows(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
   constexpr int ALL = (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN, AT_ONCE = TO_SHARED ? 8 : 1;  // loads that do not wait
   const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
-  for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+  for (int first = thread(); first < ALL; first += AT_ONCE * THREADS) {
     u16 loaded[AT_ONCE];
     u32 to[AT_ONCE];
 #pragma unroll
@@ -219,7 +243,7 @@ template <int FIRST, int END, bool IN_Y>
 __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, u32 rows, int m0) {
   constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS;  // 16 bytes each; at a time
   static_assert(THREADS % ROW_CHUNKS == 0, "a thread keeps to its channels");
-  const int m = threadIdx.x % ROW_CHUNKS * 8, first = FIRST + threadIdx.x / ROW_CHUNKS;
+  const int m = thread() % ROW_CHUNKS * 8, first = FIRST + thread() / ROW_CHUNKS;
   const bool real = m0 + m < output_rows(p);
   const __half* from = p.residual + (real ? row_offset<true>(p, m0 + m) : 0);
 #pragma unroll 4
@@ -234,7 +258,7 @@ __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, 
 
 __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32 rows, int m0) {
 #pragma unroll 4
-  for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
+  for (int id = thread(); id < BM * BN / 8; id += THREADS) {
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
     __half* at = p.y + offset + row_offset<false>(p, m0 + m);
@@ -245,7 +269,7 @@ __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32
 // A table at `rows`: where the tile's pixels lie in y. Nobody waits for it here.
 template <class Offsets>
 __device__ __forceinline__ void tabulate(u32 rows, Offsets offset_of) {
-  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
+  for (int n = thread(); n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
 }
 
 // The first half: results, rounded, into the staging tile. `offset_of(n)`: where channel 0 of the tile's pixel n lies in y,
@@ -254,7 +278,7 @@ __device__ __forceinline__ void tabulate(u32 rows, Offsets offset_of) {
 template <int KIND, int ORDER, int COPIED = 0, class Offsets>
 __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
                                               Offsets offset_of) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int lane = thread() % 32, warp = thread() / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
 
   float biases[2 * MT];
@@ -265,15 +289,15 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   }
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
-  __syncthreads();
+  sync_threads();
   if (ORDER && !COPIED) {
     tabulate(rows, [&](int n) { return residual_offset(p, offset_of(n)); });
-    __syncthreads();
+    sync_threads();
     if (OUT_LINEAR)
       move_rows<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
     else
       copy_residual<0, BN, false>(p, staging, rows, m0);
-    __syncthreads();
+    sync_threads();
   } else if (ORDER && COPIED < BN) {
     copy_residual<COPIED, BN, true>(p, staging, rows, m0);
   }
@@ -282,7 +306,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   if (!COPIED) tabulate(rows, offset_of);
   if (ORDER && COPIED < BN) {
     cp_async_wait<0>();
-    __syncthreads();
+    sync_threads();
   }
 
   Watch watch;
@@ -315,17 +339,17 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
     }
   }
   watch.report(p.nonfinite);
-  __syncthreads();
+  sync_threads();
 }
 
 // FP32 results go straight from the accumulators: 4 lanes hold 8 neighbouring pixels of a channel, a sector of a plane.
 template <class Offsets>
 __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[MT][NT][4], int m0, Offsets offset_of) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int lane = thread() % 32, warp = thread() / 32, g = lane / 4, t = lane % 4;
   const int first_m = m0 + warp / WARPS_N * WM + g, first_n = warp % WARPS_N * WN + 2 * t;
   float* y = reinterpret_cast<float*>(p.y);
   Watch watch;
-  if (SPLIT) __syncthreads();  // the block may go on to another tile, whose loads overwrite what a slower warp still reads
+  if (SPLIT) sync_threads();  // the block may go on to another tile, whose loads overwrite what a slower warp still reads
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
 #pragma unroll

@@ -10,24 +10,28 @@
 #pragma once
 #include "conv.cuh"
 
-// A run of K stages of one output tile.
+// A run of K stages of one output tile; of a cluster, of one tile of each of its blocks.
 struct Share {
   int tile, first, count;
 };
+
+// What has shares, in a line: blocks, or clusters.
+__device__ __forceinline__ int worker() { return blockIdx.x / CLUSTER; }
+__device__ __forceinline__ int workers() { return gridDim.x / CLUSTER; }
 
 #if SPLIT
 // Where a block's work begins in the line of all stages; the end is where the next block's begins. Stream-K: the first
 // `longer` blocks have one stage more than the others.
 __device__ __forceinline__ int work_begin(const ConvParams& p, int block) {
   if (SPLIT == 1) return block / p.splits * p.k_tiles + block % p.splits * p.k_tiles / p.splits;
-  const int blocks = gridDim.x, each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
+  const int blocks = workers(), each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
   return block * each + min(block, longer);
 }
 
 // The block that has a stage of the line; split-K: of a tile's first and last stage only.
 __device__ __forceinline__ int block_of(const ConvParams& p, int stage) {
   if (SPLIT == 1) return stage / p.k_tiles * p.splits + (stage % p.k_tiles ? p.splits - 1 : 0);
-  const int blocks = gridDim.x, each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
+  const int blocks = workers(), each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
   return stage < longer * (each + 1) ? stage / (each + 1) : longer + (stage - longer * (each + 1)) / each;
 }
 
@@ -39,7 +43,9 @@ __device__ __forceinline__ Share share_at(const ConvParams& p, int begin, int en
 
 __device__ __forceinline__ Share first_share(const ConvParams& p) {
 #if SPLIT
-  return share_at(p, work_begin(p, blockIdx.x), work_begin(p, blockIdx.x + 1));
+  return share_at(p, work_begin(p, worker()), work_begin(p, worker() + 1));
+#elif WGMMA
+  return {worker(), 0, worker() < p.units ? p.k_tiles : 0};
 #else
   return {static_cast<int>(blockIdx.x), 0, p.k_tiles};
 #endif
@@ -48,51 +54,58 @@ __device__ __forceinline__ Share first_share(const ConvParams& p) {
 // What the block does next; a share of no stages ends it.
 __device__ __forceinline__ Share next_share(const ConvParams& p, const Share& done) {
 #if SPLIT == 2
-  const int begin = done.tile * p.k_tiles + done.first + done.count, end = work_begin(p, blockIdx.x + 1);
+  const int begin = done.tile * p.k_tiles + done.first + done.count, end = work_begin(p, worker() + 1);
   if (begin < end) {
-    __syncthreads();  // the last share's reads of shared memory are over
+    if (!WGMMA) __syncthreads();  // the last share's reads of shared memory are over
     return share_at(p, begin, end);
   }
+#elif WGMMA && !SPLIT
+  const int tile = done.tile + workers();
+  if (tile < p.units) return {tile, 0, p.k_tiles};
 #endif
   Share none = done;
   none.count = 0;
   return none;
 }
 
-// Returns whether this block stores the tile; then `acc` holds the sum over all blocks that have a part of it.
-__device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& share, float (&acc)[MT][NT][4], u32 smem) {
+// Returns whether these threads store the tile; then `acc` holds the sum over all blocks that have a part of it. `which`, `many`:
+// of a share's sums that such groups of threads have, in a cluster and in a block. `smem`: a word that only they use.
+template <int I, int J>
+__device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& share, float (&acc)[I][J][4], u32 smem, int which = 0,
+                                           int many = 1) {
 #if SPLIT
   if (share.count == p.k_tiles) return true;
-  constexpr int PER_PART = MT * NT * THREADS;  // 16-byte pieces
+  constexpr int PER_PART = I * J * THREADS;  // 16-byte pieces
+  u32* counter = p.counters + share.tile * many + which;
   const int begin = share.tile * p.k_tiles, first_block = block_of(p, begin), last_block = block_of(p, begin + p.k_tiles - 1);
   // Of two tiles at most has a block a part: stream-K's first and last. Only a tile's first block can have begun before it.
   const int early = SPLIT == 2 && work_begin(p, first_block) < begin;
   auto part = [&](int block) {
     const int slot = block * SPLIT + (block == first_block ? early : 0);
-    return static_cast<char*>(p.partial) + (static_cast<long long>(slot) * PER_PART + threadIdx.x) * 16;
+    return static_cast<char*>(p.partial) + ((static_cast<long long>(slot) * many + which) * PER_PART + thread()) * 16;
   };
-  char* own = part(blockIdx.x);
+  char* own = part(worker());
 #pragma unroll
-  for (int i = 0; i < MT; ++i)
+  for (int i = 0; i < I; ++i)
 #pragma unroll
-    for (int j = 0; j < NT; ++j)
-      stg_128(own + (i * NT + j) * THREADS * 16, *reinterpret_cast<const uint4*>(acc[i][j]));
+    for (int j = 0; j < J; ++j)
+      stg_128(own + (i * J + j) * THREADS * 16, *reinterpret_cast<const uint4*>(acc[i][j]));
   // Release: all of the block's stores come before its arrival. Acquire: the last one's loads come after all arrivals.
   cp_async_wait<0>();
   __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) sts_32(smem, atomicAdd(p.counters + share.tile, 1u));
-  __syncthreads();
+  sync_threads();
+  if (thread() == 0) sts_32(smem, atomicAdd(counter, 1u));
+  sync_threads();
   if (lds_32(smem) != static_cast<u32>(last_block - first_block)) return false;
   __threadfence();
-  if (threadIdx.x == 0) p.counters[share.tile] = 0;
+  if (thread() == 0) *counter = 0;
 #pragma unroll
-  for (int i = 0; i < MT; ++i)
+  for (int i = 0; i < I; ++i)
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
+    for (int j = 0; j < J; ++j) {
       float sum[4] = {};
       for (int block = first_block; block <= last_block; ++block) {
-        const uint4 bits = ldg_128_cg(part(block) + (i * NT + j) * THREADS * 16);
+        const uint4 bits = ldg_128_cg(part(block) + (i * J + j) * THREADS * 16);
         sum[0] += __uint_as_float(bits.x), sum[1] += __uint_as_float(bits.y);
         sum[2] += __uint_as_float(bits.z), sum[3] += __uint_as_float(bits.w);
       }

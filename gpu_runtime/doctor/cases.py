@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from cuda_kernels.device import Device
-from tactics.candidates import base_runner, candidates, on_request
+from tactics.candidates import base_runner, candidates
 from tactics.families import table
 from tactics.kernels import KERNELS, ROWS
 from tactics.problems.problem import Problem
@@ -21,9 +21,7 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """The kernel's tactics for one of its problems, in plans or not: on FP32 tensors where it has none for others."""
-    if KERNELS[kernel].unplanned:
-        return list(on_request(kernel, problem, device)[0])
+    """The kernel's tactics for one of its problems: on FP32 tensors where it has none for others."""
     dtypes = () if KERNELS[kernel].problems else ("fp32",) * len(problem.all_shapes)
     return [t for t in candidates(problem, device, dtypes) if t.kernel == kernel]
 

@@ -324,7 +324,7 @@ def _rounded(record: Mapping) -> dict:
 def _rejections(table: Table, op: Op) -> str:
     if any(t.sparse for t in candidates(op.problem, table.device)):
         return "every sparse tactic failed when it was timed"
-    sparse = {kernel.name for kernel in ROWS if kernel.sparse and not kernel.unplanned}
+    sparse = {kernel.name for kernel in ROWS if kernel.sparse}
     reasons = [r for x, r in rejected(op.problem, table.device) if (x.kernel if isinstance(x, Tactic) else x) in sparse]
     return "; ".join(map(str, dict.fromkeys(reasons)))
 

@@ -114,7 +114,7 @@ class Context:
         self._kernels = [kernels[s.key] if isinstance(s, LaunchStep) else None for s in steps]
         self._allocate()
         bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
-        self._params = {i: launched.struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
+        self._params = {i: launched.struct(self.gpu, s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
         self._arrays = {i: launched.arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
         self._frees = dict(self.plan.frees) if poison else {}
         spare = self._flags + 4 * len(steps)

@@ -20,6 +20,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol
 
+from cuda_kernels.tensor_maps import SIZES, Map
 from gpu_runtime.runtime.fields import ALIGN, Span, padded
 from gpu_runtime.runtime.plan_record import Bound, Layer, Memory, TensorPlace
 from tactics.format import DTYPES, Strides, padded_channels, strides
@@ -266,6 +267,18 @@ def _spot(record: TensorPlace | Bound) -> Spot:
     return Spot(record.offset, item, strides(whole.format, whole.shape4), shape, own)
 
 
+def holds(record: TensorPlace | Bound, m: Map) -> bool:
+    """Whether all bytes that a tensor map at the beginning of this tensor describes are in the tensor's first box."""
+    box = _boxes(_spot(record))[0]
+    dims = zip(m.dims[1:], m.strides, strict=True)
+    mine = _box(record.offset, dims, m.dims[0] * SIZES[m.element])
+    inner = list(mine.dims)
+    for n, step in box.dims:
+        if inner and inner[0][1] == step and inner[0][0] <= n:
+            inner.pop(0)
+    return Box(0, tuple(inner), mine.run).end <= box.run
+
+
 def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool:
     """Whether two records have the same bytes in the same format."""
     mine, its = ((t.offset, t.shape4, t.format, t.inside) for t in (one, other))
@@ -273,10 +286,11 @@ def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool
 
 
 def _boxes(spot: Spot) -> tuple[Box, ...]:
-    """The bytes of a tensor, its padded channels included: whole vectors of channels, and the rest of a partial one."""
+    """The bytes of a tensor, its padded channels included: whole vectors of channels, and the rest of a partial one, or one box
+    where a pixel's vectors follow one another."""
     s, item, vector = spot.strides, spot.item, 1 << spot.strides.log2v
     around = (spot.shape[0], s.n * item), (spot.pixels, s.pixel * item)
-    blocks, left = divmod(spot.padded, vector)
+    blocks, left = divmod(spot.padded, vector) if s.block != vector else (0, spot.padded)
     found = []
     if blocks:
         found.append(_box(spot.offset, (*around, (blocks, s.block * item)), vector * item))

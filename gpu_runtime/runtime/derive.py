@@ -5,6 +5,8 @@ values, grid, block, shared memory and every argument of its launches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gpu_runtime.runtime.plan_record import ArrayArgument, CallStep, LaunchStep, Layer, Step
 from tactics.format import Strides, strides
@@ -35,20 +37,22 @@ def steps(
     """The launches of layer number `index` as steps. `section_at`, `scratch`: offsets of the weight sections, and of
     workspace and counters in the arena."""
 
-    def argument(arg: Arg) -> tuple[str, float]:
+    def argument(arg: Arg) -> tuple[str, Any]:
         kind, value = arg
+        if kind == "map":
+            return kind, replace(value, of=argument(value.of))
         if kind == "in":
             return "arena", layer.inputs[int(value)].offset
         if kind == "out":
             return "arena", layer.outputs[0].offset
         if kind == "weights":
             return "weights", section_at[f"{layer.name}.{value}"]
-        return ("arena", scratch[kind]) if kind in (WORKSPACE, COUNTERS) else (kind, value)  # type: ignore[return-value]
+        return ("arena", scratch[kind]) if kind in (WORKSPACE, COUNTERS) else (kind, value)
 
     return [_step(launch, argument, (index,)) for launch in todo]
 
 
-def _step(launch: Launch | Call, argument: Callable[[Arg], tuple[str, float]], covers: tuple[int, ...]) -> Step:
+def _step(launch: Launch | Call, argument: Callable[[Arg], tuple[str, Any]], covers: tuple[int, ...]) -> Step:
     if isinstance(launch, Call):
         args: tuple[ArrayArgument | None, ...] = tuple(
             a and (*argument(a[0]), a[1], tuple(a[2]))  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, fill_params
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.plan_record import Bound, PlanRecord
 from tactics.format import DTYPES, Format, from_memory, to_memory
@@ -228,7 +228,7 @@ class DeviceFeeds:
     def _reformat(self, info: Bound, inward: bool, source: int, to: int) -> None:
         kernel, step = self._reformats[info.name, inward]
         places = {"in": source, "out": to, "nonfinite": self._spare}
-        params = pack_params(("ptr", places[kind]) if kind in places else (kind, v) for kind, v in step.args)
+        params = fill_params(self.gpu, step.args, lambda arg: places[arg[0]])
         self.gpu.launch(kernel, step.grid, step.block, step.smem, params)
 
 

@@ -187,15 +187,16 @@ class Layer(Shown):
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
-    """A kernel's launch. An argument is (kind, value): arena or weights with an offset, i32, i64, f32, or nonfinite, the
-    address of the step's flag; `smem`: dynamic shared memory; `covers`: numbers of the layers that it computes."""
+    """A kernel's launch. An argument is (kind, value): arena or weights with an offset, i32, i64, f32, nonfinite, the address
+    of the step's flag, or a map of one of these (cuda_kernels.tensor_maps.Map); `smem`: dynamic shared memory; `covers`:
+    numbers of the layers that it computes."""
 
     kernel: str
     values: Mapping[str, int]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     smem: int
-    args: tuple[tuple[str, float], ...]
+    args: tuple[tuple[str, Any], ...]
     covers: tuple[int, ...]
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.device import Device
-from cuda_kernels.launch import EMULATOR_OPTIONS, Array, pack_params
+from cuda_kernels.launch import EMULATOR_OPTIONS, Array, Cuda, Emulated, fill_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.compatibility import check_device, planned_device
 from gpu_runtime.runtime.plan_record import CallStep, EngineData, LaunchStep, PlanRecord
@@ -48,9 +48,9 @@ def plan_of(engine: EngineData) -> PlanRecord:
     return verify.checked(engine.record, engine.weights).plan
 
 
-def struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
+def struct(gpu: Cuda | Emulated, step: LaunchStep, bases: Mapping[str, int]) -> bytes:
     """A kernel's parameters with addresses filled in."""
-    return pack_params(("ptr", bases[kind] + int(v)) if kind in bases else (kind, v) for kind, v in step.args)
+    return fill_params(gpu, step.args, lambda arg: bases[arg[0]] + int(arg[1]))
 
 
 def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None], Array]:

@@ -101,7 +101,9 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: i
         if found is None or found.nbytes != size:
             got = None if found is None else found.nbytes
             raise Fault(f"expected a section {f'{layer.name}.{name}'!r} of {size} bytes, got {got}")
-    return _launches(problem, tactic, derive.layer_strides(layer))
+    work = _launches(problem, tactic, derive.layer_strides(layer))
+    _check_maps(layer, work, sections)
+    return work
 
 
 def _check_problem(problem: Problem) -> None:
@@ -147,6 +149,23 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
         raise Fault(f"{tactic.kernel} reads and writes whole tensors, not parts of one")
     if Feature.RESIDUAL in problem.needs and placed[1] != placed[-1] and not KERNELS[tactic.kernel].placed_residual:
         raise Fault(f"{tactic.kernel} cannot read a residual with other strides than its output")
+
+
+def _check_maps(layer: Layer, work: Work, sections: Mapping[str, Section]) -> None:
+    """Check that the bytes that a tensor map describes lie in the memory of its argument."""
+    for launch in work:
+        for m in (value for kind, value in launch.args if kind == "map") if isinstance(launch, Launch) else ():
+            of, which = m.of
+            if of in ("in", "out"):
+                t = layer.inputs[which] if of == "in" else layer.outputs[0]
+                inside, offset = dataflow.holds(t, m), t.offset
+            elif of == "weights":
+                s = sections[f"{layer.name}.{which}"]
+                inside, offset = m.nbytes <= s.nbytes, s.offset
+            else:
+                inside, offset = m.nbytes <= {derive.WORKSPACE: launch.workspace, derive.COUNTERS: launch.counters}[of], 0
+            if not inside or offset % 16:
+                raise Fault(f"a tensor map describes memory outside of its argument, {of} {which}: {m} at byte {offset}")
 
 
 def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.ndarray) -> None:

@@ -237,7 +237,7 @@ def padded_k(problem: ConvProblem) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, store = tactic.gemm, store or _store(p)
+    t, store = tactic.gemm, store or own_store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
     count = merged(p).parts
     blocks = t.stream or tiles // count * t.split
@@ -250,7 +250,7 @@ def launches(
     return (launch(tactic.kernel, values(p, tactic, store), grid, t.threads, smem, args, *scratch),)
 
 
-def _store(p: ConvProblem) -> Store | None:
+def own_store(p: ConvProblem) -> Store | None:
     """None where GEMM pixels are y's in their order."""
     end = p.epilogue
     return Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None
@@ -347,18 +347,9 @@ def _first_channel(s: Strides, c: int) -> int:
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C/g,R,S] as [count][rows, (r, s, c padded to 8) padded to 64] of the merged groups, each padded to 16 rows,
-    in fragment order; bias and slope in the same rows."""
-    m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
-    one, c8 = m.one, padded_channels("hwc8", m.one.c)
-    order = np.array(row_order(one, tactic.out.layout))
-    rows, sources, rows16 = np.flatnonzero(order >= 0), order[order >= 0], -(-len(order) // 16) * 16
-    taps = np.zeros((m.count, one.k, p.r, p.s, c8), np.float16)
-    w = np.asarray(weights["w"], np.float16).reshape(m.count, m.groups, kg, cg, p.r, p.s).transpose(0, 1, 2, 4, 5, 3)
-    for i in range(m.groups):
-        taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
-    flat = np.zeros((m.count, rows16, m.k), np.float16)
-    flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
+    """Weights [K,C/g,R,S] as `matrix` has them, in fragment order; bias and slope in the same rows."""
+    m = merged(p)
+    flat, vectors = matrix(p, tactic, weights, padded_channels("hwc8", m.one.c), m.k, 16)
     sections = sparse24.fragments(flat, tactic.sparse)
     if p.prologue.scaled:
         affine = np.zeros((2, m.k), np.float16)
@@ -366,8 +357,26 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
     if p.prologue.normalized:
         sections["sums"] = flat.sum(2, dtype=np.float64).astype(np.float32).reshape(-1)
-    at, taken = (np.arange(m.count)[:, None] * size + index for size, index in ((rows16, rows), (one.k, sources)))
-    return sections | vector_sections(p, weights, m.count * rows16, at, taken)
+    return sections | vectors
+
+
+def matrix(
+    p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Weights [K,C/g,R,S] of the merged groups as [count][rows, padded to a multiple of `of_rows`][(r, s, c padded to `of_a_tap`),
+    padded to `k`], and the epilogue's weights in the same rows."""
+    m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
+    one = m.one
+    order = np.array(row_order(one, tactic.out.layout))
+    rows, sources, height = np.flatnonzero(order >= 0), order[order >= 0], -(-len(order) // of_rows) * of_rows
+    taps = np.zeros((m.count, one.k, p.r, p.s, of_a_tap), np.float16)
+    w = np.asarray(weights["w"], np.float16).reshape(m.count, m.groups, kg, cg, p.r, p.s).transpose(0, 1, 2, 4, 5, 3)
+    for i in range(m.groups):
+        taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
+    flat = np.zeros((m.count, height, k), np.float16)
+    flat[:, rows, : p.r * p.s * of_a_tap] = taps.reshape(m.count, one.k, -1)[:, sources]
+    at, taken = (np.arange(m.count)[:, None] * size + index for size, index in ((height, rows), (one.k, sources)))
+    return flat, vector_sections(p, weights, m.count * height, at, taken)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:

@@ -8,15 +8,11 @@ from tactics.kernels import ROWS, Kernel
 from tactics.problems.problem import Problem
 
 OF_KERNEL: Mapping[str, ModuleType] = {k.name: import_module(f"tactics.families.{k.family}") for k in ROWS}
-# Kind of problem -> the families that may have tactics of plans for it, in the order of ROWS, and the first kernel of each.
+# Kind of problem -> the families that may have tactics for it, in the order of ROWS, and the first kernel of each.
 OF_PROBLEM: dict[type[Problem], dict[ModuleType, Kernel]] = {}
-UNPLANNED: dict[type[Problem], list[Kernel]] = {}  # and the kernels that no plan holds
 for _k in ROWS:
     for _kind in _k.problems:
-        if _k.unplanned:
-            UNPLANNED.setdefault(_kind, []).append(_k)
-        else:
-            OF_PROBLEM.setdefault(_kind, {}).setdefault(OF_KERNEL[_k.name], _k)
+        OF_PROBLEM.setdefault(_kind, {}).setdefault(OF_KERNEL[_k.name], _k)
 
 
 def missing(problem: Problem, kernel: Kernel) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels.compile import compile_kernel
-from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, fill_params
 from tactics.format import DTYPES, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference
@@ -47,7 +47,7 @@ def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch
     return addresses
 
 
-def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
+def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
     """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
     address = {
         "in": lambda v: ins[v],
@@ -57,7 +57,7 @@ def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str
         "counters": lambda _: scratch[1],
         "nonfinite": lambda _: scratch[2],
     }
-    return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
+    return fill_params(gpu, args, lambda arg: address[arg[0]](arg[1]))
 
 
 def run_call(
@@ -93,7 +93,7 @@ def runner(
     def one(step: Launch | Call, kernel: Any) -> Run:
         if isinstance(step, Call):
             return partial(run_call, gpu, step, ins, out, weights, scratch[2])
-        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, weights, scratch))
+        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(gpu, step.args, ins, out, weights, scratch))
 
     runs = [one(step, kernel) for step, kernel in zip(steps, kernels, strict=True)]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from benchmarks import hopper_tiles
 from benchmarks.hopper import layers, networks, plans
-from benchmarks.hopper.figures import CENTRE, OF_A_LOOP, SOURCES, SWEPT, Figures, best, sweep, worst
+from tactics.families.hopper.figures import CENTRE, OF_A_LOOP, SOURCES, SWEPT, Figures, best, sweep, worst
 from benchmarks.hopper.layers import HWC8, boxes, estimate, k_stages, num_boxes, reason
 from benchmarks.hopper.networks import Allowed
-from benchmarks.hopper.tiles import OTHERS_SS, REGISTERS, Box, HopperTile, candidates, over_dense, refused, ring, stage, stages
+from tactics.families.hopper.tiles import OTHERS_SS, REGISTERS, Box, HopperTile, candidates, over_dense, refused, ring, stage, stages
 from cuda_kernels.device import named
 from tactics.format import Format
 from tactics.problems.epilogue import Epilogue

@@ -13,6 +13,10 @@ from cuda_kernels.launch import Cuda, Emulated, Kernel, check_launch, launch_dep
 def test_parameters_lie_as_in_a_c_struct():
     packed = pack_params([("ptr", 1 << 40), ("i32", -2), ("ptr", 3), ("f32", 1.5), ("i32", 7), ("i32", 8)])
     assert packed == struct.pack("<Qi4xQfii4x", 1 << 40, -2, 3, 1.5, 7, 8)
+    packed = pack_params([("ptr", 1), ("map", bytes(range(128))), ("i32", 7), ("map", bytes(128)), ("i32", 8)])
+    assert packed == struct.pack("<Q56x128si60x128si60x", 1, bytes(range(128)), 7, bytes(128), 8), (
+        "aligned to 64, as its end is"
+    )
 
 
 @pytest.fixture
@@ -81,8 +85,10 @@ def test_both_machines_check_before_they_launch(monkeypatch):
 
 def test_what_a_kernel_takes_is_asked_of_the_driver(monkeypatch):
     driver = pytest.importorskip("cuda.bindings.driver")
-    answers = {7: (driver.CUresult.CUDA_SUCCESS, 0, 88), 8: (driver.CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0)}
+    fine, bad = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    answers = {7: (fine, 0, 88), 8: (bad, 0, 0), 9: (fine, 48, 256)}
     monkeypatch.setattr(driver, "cuFuncGetParamInfo", lambda function, index: answers[int(function)])
     assert param_bytes(7) == 88
+    assert param_bytes(9) == 256, "the driver copies the struct alone, wherever it lies on the device"
     with pytest.raises(DriverError, match="cuFuncGetParamInfo: CUDA_ERROR_INVALID_VALUE"):
         param_bytes(8)

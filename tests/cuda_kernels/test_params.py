@@ -8,11 +8,10 @@ import pytest
 
 from cuda_kernels.compile import ROOT, compile_kernel, virtual
 from cuda_kernels.device import NAMED, named
-from cuda_kernels.launch import KINDS, pack_params
+from cuda_kernels.launch import KINDS, Emulated, fill_params
 from cuda_kernels.params import Member, arrange, members
 from tactics import kernels as tactic_kernels
-from tactics.candidates import candidates, on_request
-from tactics.families.table import UNPLANNED
+from tactics.candidates import candidates
 from tactics.launches import launches
 from tests.problems import PROBLEMS
 
@@ -34,9 +33,7 @@ def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}
     for problem, device in product(PROBLEMS.values(), (A10, named("a100"), named("h200"))):  # an A100 has room for larger tiles
-        unplanned = [k for k in UNPLANNED.get(type(problem), ()) if k.sm == device.sm]
-        on_h200 = (tactic for kernel in unplanned for tactic in on_request(kernel.name, problem, device)[0])
-        for tactic in on_h200 if device.sm == "sm_90a" else candidates(problem, device):
+        for tactic in candidates(problem, device):
             for step in launches(problem, tactic):
                 found.setdefault(step.kernel, {}).setdefault(len(step.args), step)
     fp32 = {"conv_fp32", "matmul_fp32"}  # which no tensor of FP16 leads to
@@ -45,7 +42,7 @@ def test_bytes_are_what_the_compiler_makes_of_the_struct():
         for step in {steps[min(steps)], steps[max(steps)]}:
             ptx = compile_kernel(kernel, dict(step.values), virtual(tactic_kernels.KERNELS[kernel].sm or A10.sm)).ptx
             size = int(re.search(rf"{kernel}_param_0\[(\d+)\]", ptx)[1])
-            packed = pack_params((kind, value) if kind in KINDS else ("ptr", 0) for kind, value in step.args)
+            packed = fill_params(Emulated(A10), step.args, lambda _: 256)
             assert len(packed) == -(-size // 8) * 8, (kernel, step.values)
 
 
@@ -67,6 +64,7 @@ def test_arguments_are_put_in_the_structs_order():
         ({"words": ("i32", 3)}, r"'words' is of type i64, got \('i32', 3\)"),
         ({"words": ("in", 0)}, "'words' is of type i64"),
         ({"sink": ("i64", 8)}, "'sink' is of type ptr"),
+        ({"sink": ("map", None)}, "'sink' is of type ptr"),
     ],
 )
 def test_arguments_that_are_not_the_structs_are_named(change, says):
@@ -92,6 +90,7 @@ struct Params {
 #endif
 #endif
   float last[N ? N : 1];
+  TensorMap map;
 };
 extern "C" __global__ void k(const __grid_constant__ Params p) {}
 """
@@ -107,17 +106,18 @@ def test_conditions_arrays_and_structs_within(tmp_path):
     kernel = written(tmp_path, STRUCT)
     inner = [Member(f"inner[{i}].{name}", "i32") for i in range(2) for name in "ab"]
     pointers, big = [Member("x", "ptr"), Member("y", "ptr")], Member("big", "i64")
-    assert members(kernel, (("MANY", 0),)) == (*pointers, *inner, Member("last[0]", "f32"))
-    assert members(kernel, ()) == (*pointers, *inner, big, Member("last[0]", "f32"))
+    assert members(kernel, (("MANY", 0),)) == (*pointers, *inner, Member("last[0]", "f32"), Member("map", "map"))
+    assert members(kernel, ()) == (*pointers, *inner, big, Member("last[0]", "f32"), Member("map", "map"))
     more = [Member(f"more[{i}][{j}]", "i32") for i in range(2) for j in range(2)]
     last = [Member(f"last[{i}]", "f32") for i in range(2)]
-    assert members(kernel, (("DIGITS", 34),)) == (*pointers, *inner, big, *more, *last)
+    assert members(kernel, (("DIGITS", 34),)) == (*pointers, *inner, big, *more, *last, Member("map", "map"))
 
 
 @pytest.mark.parametrize(
     "old, new, says",
     [
         ("  long long big;", "  double big;", "member 'big' is of type double, expected a struct, a pointer"),
+        ("  int a, b;", "  int a, b; TensorMap map;", "struct Inner: member 'map': expected a TensorMap among the kernel's"),
         ("#if MANY", "#if MANY > 1", "'#if MANY > 1': expected #if of one macro"),
         ("  int a, b;", "  int a : 3;", "cannot read 'a : 3'"),
         ("[N][2]", "[M][2]", "array length 'M'"),

@@ -163,7 +163,11 @@ def _library() -> Path:
             _run("linking", [*cxx, *options, *objects, "-o", str(folder / "libcuda.so.1"), "-ldl"])
         (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
 
-    parts = [part for source in [*sources, HERE / "driver.h"] for part in (source.name, source.read_bytes())]
+    parts = [
+        part
+        for source in [*sources, HERE / "driver.h", HERE.parent / "map_calls.h"]
+        for part in (source.name, source.read_bytes())
+    ]
     return _made("driver", [*cxx, *FLAGS, *parts], fill)
 
 

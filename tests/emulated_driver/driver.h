@@ -67,6 +67,7 @@ struct Python {
     Status (*called)(uint64_t function);  // whether the call itself is to fail
     Status (*launch)(int device, uint64_t function, const unsigned* dims, const void* params, uint64_t size, double* us);
     Status (*global)(uint64_t module, const char* name, uint64_t* address, uint64_t* size);
+    Status (*encode)(const void* call, void* map);  // call: a MapCall
 };
 extern Python python;
 

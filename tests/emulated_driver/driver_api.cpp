@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "../map_calls.h"
 #include "driver.h"
 #undef cuDevicePrimaryCtxRelease
 #undef cuCtxCreate
@@ -196,6 +197,15 @@ DRIVER(cuLaunchKernelEx, const CUlaunchConfig* c, CUfunction f, void** args, voi
     }
     Shape shape{{c->gridDimX, c->gridDimY, c->gridDimZ}, {c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes};
     return result(launch(reinterpret_cast<Function*>(f), shape, s, args, extra, "dependent kernel"));
+}
+
+// ---- tensor maps
+CUresult encode_map(const MapCall& call, CUtensorMap* out) {
+    Locked lock;
+    start();
+    if (reinterpret_cast<uint64_t>(out) % 64) return result(refuse(INVALID_VALUE, "tensor map at %p: expected a multiple of 64", out));
+    if (current().facts.cc < 90) return result(refuse(NOT_SUPPORTED, "tensor maps below sm_90"));
+    return result(python.encode(&call, out));
 }
 
 // cuda-bindings asks for every function by its name without a version.

@@ -1,7 +1,7 @@
 """The Python half of the emulated driver: images to PTX, PTX to programs, launches to the emulator.
 
-The library imports it on the first call into it, and calls `load`, `function`, `called`, `launch` and `get_global` under its
-lock. Each returns a CUresult; what went wrong is printed, because the caller sees only a number, as on a GPU.
+The library imports it on the first call into it, and calls `load`, `function`, `called`, `launch`, `get_global` and `encode`
+under its lock. Each returns a CUresult; what went wrong is printed, because the caller sees only a number, as on a GPU.
 """
 
 import atexit
@@ -28,8 +28,9 @@ from cuda_kernels.emulator.programs import SHARED_START
 from cuda_kernels.emulator.run import EmulatorError, parsed
 from cuda_kernels.files import cache_dir
 from tests.emulated_driver.settings import ERRORS, CFacts, CSettings, Settings, c_facts, c_settings, from_environment, visible
+from tests.map_calls import MapCall, encoded
 
-INVALID_IMAGE, NO_BINARY, INVALID_PTX, NOT_FOUND = 200, 209, 218, 500
+INVALID_VALUE, INVALID_IMAGE, NO_BINARY, INVALID_PTX, NOT_FOUND = 1, 200, 209, 218, 500
 ILLEGAL_ADDRESS, MISALIGNED, LAUNCH_FAILED, UNKNOWN = 700, 716, 719, 999
 HANGS = -1
 FAILED = {"out of bounds": ILLEGAL_ADDRESS, "misaligned": MISALIGNED}  # by the emulator's check; any other: LAUNCH_FAILED
@@ -228,6 +229,17 @@ def get_global(image: int, name: bytes, address: Any, size: Any) -> int:
     return NOT_FOUND
 
 
+@status_of
+def encode(call: Any, out: int) -> int:
+    try:
+        made = encoded(call.contents)
+    except ValueError as e:
+        tell(f"tensor map: {e}")
+        return INVALID_VALUE
+    ctypes.memmove(out, made, len(made))
+    return 0
+
+
 # ---- launches
 
 
@@ -349,6 +361,7 @@ def register(path: str) -> None:
         called: [U64],
         launch: [INT, U64, ctypes.POINTER(ctypes.c_uint), POINTER, U64, ctypes.POINTER(ctypes.c_double)],
         get_global: [U64, ctypes.c_char_p, u64s, u64s],
+        encode: [ctypes.POINTER(MapCall), POINTER],
     }
     made = [ctypes.CFUNCTYPE(INT, *args)(f) for f, args in kinds.items()]
     _kept.extend(made)

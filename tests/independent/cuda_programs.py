@@ -25,8 +25,8 @@ from pathlib import Path
 from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch, load
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
-from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
 from tests.independent import faults, interpreter, packages
+from tests.map_calls import MapCall, described, encoded
 
 HERE = Path(__file__).parent
 # fmt: off
@@ -174,7 +174,7 @@ def cudart() -> Path:
     def make(out: Path) -> None:
         finished(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(out)])
 
-    return cached(source.read_text() + packages.TOOLKIT[2], "cudart", make)
+    return cached(source.read_text() + (HERE.parent / "map_calls.h").read_text() + packages.TOOLKIT[2], "cudart", make)
 
 
 def fat_binary_texts(data: bytes) -> list[str]:
@@ -199,25 +199,7 @@ IMAGE, KERNEL = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c
 LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_void_p), C.c_uint64, C.c_int)
 
 
-class Given(C.Structure):
-    """The arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col."""
-
-    _fields_ = [
-        *((n, C.c_uint32) for n in ("im2col", "type", "rank", "interleave", "swizzle", "nan_fill", "channels", "pixels")),
-        ("address", C.c_uint64),
-        ("dims", C.c_uint64 * 5),
-        ("strides", C.c_uint64 * 4),
-        ("box", C.c_int32 * 5),
-        ("steps", C.c_int32 * 5),
-        ("lower", C.c_int32 * 3),
-        ("upper", C.c_int32 * 3),
-    ]
-
-
-ENCODE = C.CFUNCTYPE(C.c_int, C.POINTER(Given), C.c_void_p)
-# By their numbers in cuda.h, as far as they are executed.
-ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
-SWIZZLES = (0, 32, 64, 128)
+ENCODE = C.CFUNCTYPE(C.c_int, C.POINTER(MapCall), C.c_void_p)
 
 
 class Hooks(C.Structure):
@@ -278,20 +260,12 @@ class Device:
     def kernel(self, host: int, name: bytes) -> None:
         self.names[host] = name.decode()
 
-    def encode(self, pointer: C._Pointer[Given], out: int) -> int:
-        m = pointer.contents
+    def encode(self, pointer: C._Pointer[MapCall], out: int) -> int:
         try:
-            if m.interleave:
-                raise ValueError("interleave: only none is executed")
-            rank = m.rank
-            dims, strides, steps = m.dims[:rank], m.strides[: rank - 1], m.steps[:rank]
-            element, how = ELEMENTS[m.type], (steps, SWIZZLES[m.swizzle], bool(m.nan_fill))
-            if m.im2col:
-                corners = m.lower[: rank - 2], m.upper[: rank - 2]
-                made = encode_im2col(element, m.address, dims, strides, *corners, m.channels, m.pixels, *how)
-            else:
-                made = encode_tiled(element, m.address, dims, strides, m.box[:rank], *how)
-        except (KeyError, ValueError) as e:
+            made = encoded(call := pointer.contents)
+            if call.im2col:
+                print("im2col", json.dumps(described(call)), flush=True)
+        except ValueError as e:
             print(f"tensor map refused: {e}", flush=True)
             return 1
         C.memmove(out, made, len(made))

@@ -7,12 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include "../map_calls.h"
+
 namespace {
-struct TensorMap {  // what is given to cuTensorMapEncode*; cuda_programs.py mirrors it
-    uint32_t im2col, type, rank, interleave, swizzle, nan_fill, channels, pixels;
-    uint64_t address, dims[5], strides[4];
-    int32_t box[5], steps[5], lower[3], upper[3];
-};
 struct Hooks {  // cuda_programs.py mirrors it
     uint64_t (*allocate)(uint64_t bytes);
     void (*release)(uint64_t address);
@@ -20,7 +17,7 @@ struct Hooks {  // cuda_programs.py mirrors it
     void (*kernel)(const void* host, const char* name);
     int (*launch)(const void* host, const uint32_t* grid_and_block, void** arguments, uint64_t shared, int dependent);
     int capability;  // 10 x major + minor
-    int (*encode)(const TensorMap* map, void* out);
+    int (*encode)(const MapCall* call, void* out);
 } hooks;
 
 struct Configuration {
@@ -37,6 +34,8 @@ cudaError_t kept(cudaError_t e) {
 }
 constexpr int SMS = 4;
 }  // namespace
+
+CUresult encode_map(const MapCall& call, CUtensorMap* out) { return hooks.encode(&call, out) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
 
 extern "C" {
 void set_hooks(const Hooks* given) { hooks = *given; }
@@ -106,31 +105,8 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, valu
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) { return cudaMemset(p, value, bytes); }
 
 // ---- tensor maps
-static TensorMap described(CUtensorMapDataType type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* steps,
-    CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapFloatOOBfill fill) {
-    TensorMap m{};
-    m.type = type, m.rank = rank, m.address = (uint64_t)address, m.interleave = interleave, m.swizzle = swizzle, m.nan_fill = fill;
-    for (uint32_t d = 0; d < rank && d < 5; d++) m.dims[d] = dims[d], m.steps[d] = (int32_t)steps[d];
-    for (uint32_t d = 0; d + 1 < rank && d < 4; d++) m.strides[d] = strides[d];
-    return m;
-}
-static CUresult tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
-    const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-    CUtensorMapFloatOOBfill fill) {
-    TensorMap m = described(type, rank, address, (const uint64_t*)dims, (const uint64_t*)strides, steps, interleave, swizzle, fill);
-    for (uint32_t d = 0; d < rank && d < 5; d++) m.box[d] = (int32_t)box[d];
-    return hooks.encode(&m, out) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-static CUresult im2col(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims, const cuuint64_t* strides,
-    const int* lower, const int* upper, cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* steps, CUtensorMapInterleave interleave,
-    CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
-    TensorMap m = described(type, rank, address, (const uint64_t*)dims, (const uint64_t*)strides, steps, interleave, swizzle, fill);
-    m.im2col = 1, m.channels = channels, m.pixels = pixels;
-    for (uint32_t d = 0; d + 2 < rank && d < 3; d++) m.lower[d] = lower[d], m.upper[d] = upper[d];
-    return hooks.encode(&m, out) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found) {
-    *function = !strcmp(name, "cuTensorMapEncodeTiled") ? (void*)tiled : !strcmp(name, "cuTensorMapEncodeIm2col") ? (void*)im2col : nullptr;
+    *function = !strcmp(name, "cuTensorMapEncodeTiled") ? (void*)cuTensorMapEncodeTiled : !strcmp(name, "cuTensorMapEncodeIm2col") ? (void*)cuTensorMapEncodeIm2col : nullptr;
     *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }

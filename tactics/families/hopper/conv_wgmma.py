@@ -1,43 +1,143 @@
-"""conv_gemm's convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), for sm_90a alone.
+"""Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a alone:
+tiles, launches, packing, time.
 
-Weights, arguments and grids are those of conv_gemm; tiles differ, for the four warps of a warpgroup lie along channels, and
-each has all pixels of the tile. No plan holds these kernels (`unplanned` in tactics.kernels), so they have no `counts`.
+K is (tap; channel), a stage 64 channels of one tap. Weights are packed by 64 rows and stage: dense ones as tensor cores read them
+from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a tensor map, an argument that follows from the
+input's place (tactics/families/hopper/maps.py).
+
+Prediction: a stage takes the largest of what tensor cores, the port of shared memory, L2 and latency take
+(tactics/families/hopper/tiles.py, from published figures); the rest is that of conv_gemm. Blocks are persistent: copies of the
+next tile run during an epilogue, and with ping-pong the other warpgroup's products do.
 """
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
+
+import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
+from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
-from tactics.families.conv_gemm import pack, section_bytes
-from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
+from tactics.families.hopper import maps
+from tactics.families.hopper.figures import CENTRE
+from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, ring, stage
+from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
+from tactics.main_loops import UNTIMED
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, Reason, no_room, unsupported
-from tactics.step import Launch, Store, linear
+from tactics.roofline import Counts, convolved, sm_l2
+from tactics.step import NULL, Launch, Store, ints, launch, linear
 from tactics.tactic import Tactic, Tile, restrict
 
-__all__ = ["CASES", "TILES", "candidates", "launches", "pack", "section_bytes"]
-
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
-PATTERN_BYTES = 1024  # 8 pixels of 64 channels: the swizzle's pattern, at whose multiples pixels begin
-# Of four stages one is filled, one arrives, one is read, and products in flight may still read the last one.
-TILES = tuple(
-    Tile(m, n, 64, warps, 1, 4)
-    for m, n, warps in (
-        *((128, 256, 8), (256, 128, 8), (128, 128, 8), (128, 128, 4)),
-        *((64, 256, 4), (64, 128, 4), (64, 64, 4), (64, 32, 4)),
-    )
-)
+ROWS = 64  # of weights, that an instruction multiplies
+MOST_STAGES = 12
+COPYING = 128  # threads of the warpgroup that copies
+WAYS = (2, 3, 4, 6, 8, 12, 16)
+WINDOW_ROWS = 3  # of strips: taps of a stage
+SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
+PORTABLE_CLUSTER = 8  # blocks
+# (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
+SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
+    NAMES[0]: (
+        *((128, 256, 8, False), (128, 192, 8, False), (128, 128, 4, True), (64, 256, 4, True), (64, 192, 4, True)),
+        *((64, 128, 4, True), (64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
+    ),
+    NAMES[1]: (
+        *((256, 128, 8, False), (128, 256, 8, False), (128, 128, 4, True), (64, 256, 4, True), (64, 128, 4, True)),
+        *((64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
+    ),
+}
+STRIPS: Mapping[str, tuple[tuple[int, int, bool], ...]] = {  # rows, warps, ping-pong
+    NAMES[0]: ((64, 4, True), (64, 4, False), (128, 8, False)),
+    NAMES[1]: ((64, 4, True), (64, 4, False), (128, 8, False)),
+}
+COLUMNS = (8, 16, 24, 32, 48, 56, 64)
+PRODUCTS = (32, 56, 64, 96, 112, 128, 192, 224, 256)  # pixels of an image, that an instruction multiplies
 CASES = dict.fromkeys(
     NAMES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
+        ConvProblem(2, 72, 9, 7, 136, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
         ConvProblem(1, 200, 7, 10, 88, 1, 1, epilogue=replace(RELU, residual=True), sparse24=True),
     ),
 )
+
+
+def _taps(t: Tile) -> int:
+    """Of a stage."""
+    return WINDOW_ROWS if t.box else 1
+
+
+def _stage_bytes(t: Tile, sparse: bool) -> int:
+    """Pixels, of a strip with those around, and dense weights."""
+    pixels = t.n + (t.box[0] * (WINDOW_ROWS - 1) * t.box[2] if t.box else 0)
+    return ((0 if sparse else t.m * _taps(t)) + pixels) * t.k * 2
+
+
+def _rest_bytes(t: Tile) -> int:
+    """Behind the stages: what each warpgroup stores at a time, and its table of pixels; two mbarriers of each stage."""
+    return _teams(t) * _part(t) * (ROWS * 2 + 4) + 16 * MOST_STAGES
+
+
+def _teams(t: Tile) -> int:
+    """Warpgroups that multiply."""
+    return t.threads // 128 * (1 + t.pingpong)
+
+
+def _part(t: Tile) -> int:
+    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has some of them."""
+    return next(n for n in (64, 32, 16) if t.n % n == 0 and (n == 16 or n * t.cluster[2] <= t.n))
+
+
+def _tiles(kernel: str) -> Iterator[Tile]:
+    """Each shape with as many stages as fit, alone and in clusters of two; 2:4 weights are in no shared memory."""
+    sparse = KERNELS[kernel].sparse
+    for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], SHARING):
+        one = Tile(m, n, K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster)
+        if not (sparse and cluster[1] > 1):
+            yield replace(one, stages=min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES))
+
+
+TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
+
+
+@lru_cache(maxsize=4096)
+def boxes(p: ConvProblem) -> tuple[tuple[int, int, int], ...]:
+    """Of images, rows and columns: of each size of the tile the one that throws away least, then that copies least."""
+    if p.r != WINDOW_ROWS or p.groups > 1 or p.stride != (1, 1) or p.dilation != (1, 1) or p.c < K_STAGE:
+        return ()
+    found: dict[int, tuple[float, tuple[int, int, int]]] = {}
+    for cols, rows, images in product(COLUMNS, range(1, min(p.p, 32) + 1), (1, 2, 4)):
+        n = images * rows * cols
+        alone = images == 1 or (rows == p.p and cols >= p.q and images <= p.n)
+        if alone and rows * cols in PRODUCTS and n % 16 == 0 and n <= max(PRODUCTS):
+            box = images, rows, cols
+            cost = num_boxes(p, box) * (n + 0.25 * images * (rows + WINDOW_ROWS - 1) * cols * p.s / 9)
+            size = -(-n // 64)
+            found[size] = min(found.get(size, (math.inf, box)), (cost, box))
+    return tuple(box for _, box in found.values())
+
+
+def num_boxes(p: ConvProblem, box: tuple[int, ...]) -> int:
+    images, rows, cols = box
+    return -(-p.n // images) * -(-p.p // rows) * -(-p.q // cols)
+
+
+def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
+    """Tiles of boxes, alone and in clusters of two whose blocks copy half of a box each."""
+    sparse = KERNELS[kernel].sparse
+    for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS[kernel], SHARING):
+        one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
+        halves = cluster[0] == 1 or (box[0] == 1 and box[1] % 2 == 0)
+        fit = min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES)
+        if halves and fit >= 2 and not (sparse and cluster[1] > 1):
+            yield replace(one, stages=fit)
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
@@ -46,50 +146,222 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
         if why := _refused(p, kernel, device):
             yield kernel, why
             continue
-        for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
+        tiles = restrict((*TILES[kernel], *_strips(p, kernel)), only and _alone(only))
+        for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, *((y,) if p.epilogue.residual else ())), y)
-            yield from _ways(p, tactic, device)
+            reason = _reason(p, tactic, device)
+            if reason:
+                yield tactic, unsupported(reason)
+            else:
+                yield from ((replace(tactic, tile=shared), None) for shared in _ways(p, tactic, device))
 
 
 def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
     """Why no tactic of the kernel may run this problem there; None: some may."""
-    if device.sm != KERNELS[kernel].sm:
-        return unsupported(f"{device.sm} has no wgmma: {KERNELS[kernel].sm} has")
     if 1 < p.groups == p.c:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
         return unsupported("the input's scale and shift, gate or norm change pixels in registers: wgmma reads shared memory")
-    k = p.r * p.s * padded_channels("hwc8", conv_gemm.merged(p).one.c)
-    if k < conv_gemm.K_STAGE:
-        return unsupported(f"K = {k}: less than a stage of {conv_gemm.K_STAGE}")
+    one = conv_gemm.merged(p).one
+    if p.r * p.s * one.c < K_STAGE:
+        return unsupported(f"K = {p.r * p.s * one.c}: less than a stage of {K_STAGE}")
+    if p.groups > 1 and one.c % K_STAGE:
+        return unsupported(f"a group of {one.c} input channels: a stage of {K_STAGE} would reach into the next one")
     if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
         return unsupported(why)
     return conv_gemm.not_sparse(p) if KERNELS[kernel].sparse else None
 
 
-def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Candidates:
-    """A tactic alone, and its ways to share K."""
-    if linear(tactic.ins[0]):
-        yield tactic, unsupported("linear input: pixels are copied 8 channels at a time")
+def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
+    """Why the problem cannot run so, or an empty string."""
+    t, x = tactic.gemm, tactic.ins[0]
+    if linear(x):
+        return "linear input: a tensor map's rows are channels"
+    if _part(t) < 32 and linear(tactic.out):
+        return f"linear output: a warpgroup stores rows of 32 pixels, {t.n} are no multiple"
+    many = -(-_rows(p, tactic) // t.m), _columns(p, t)
+    if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
+        return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
+    return (
+        no_room(_smem(tactic), device)
+        or _why_no_map(p, strides(x, p.in_shapes[0]), t)
+        or conv_gemm.problem_reason(p, tactic)
+    )
+
+
+def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
+    try:
+        _map(p, x, t)
+    except ValueError as e:
+        return f"no tensor map of the input: {e}"
+    return ""
+
+
+def _rows(p: ConvProblem, tactic: Tactic) -> int:
+    """Rows of the product that are stored, padded channels among them; of a group."""
+    m = conv_gemm.merged(p)
+    channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
+    return p.epilogue.d2s**2 * channels
+
+
+def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
+    """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
+    there are few, or stream-K where the last round leaves a tenth of the GPU's time idle."""
+    t, units = tactic.gemm, _units(p, tactic)
+    steps = k_stages(p) // _taps(t)
+    blocks = math.prod(t.cluster)
+    workers = device.num_sms // blocks
+    yield replace(t, persist=workers * blocks) if units > workers else t
+    if conv_gemm.merged(p).count > 1:
         return
-    reason = no_room(_smem(tactic), device) or conv_gemm.problem_reason(p, tactic)
-    yield tactic, unsupported(reason)
-    shared = () if reason else (*conv_gemm.splits(p, tactic, device), *conv_gemm.streams(p, tactic, device))
-    for tile in shared:
-        yield replace(tactic, tile=tile), None
+    fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
+    yield from (replace(t, split=s) for s in fit[-3:])
+    if blocks == 1 and not t.pingpong and not linear(tactic.out):
+        yield from (replace(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
+    rounds = units / workers
+    if rounds <= 8 and math.ceil(rounds) >= 1.1 * rounds and units * steps >= 2 * workers:
+        yield replace(t, stream=workers * blocks)
+
+
+def _alone(t: Tile) -> Tile:
+    """Without the cluster that shares K, as TILES have it."""
+    return replace(t, cluster=(*t.cluster[:2], 1))
+
+
+def _units(p: ConvProblem, tactic: Tactic) -> int:
+    """Tiles of a group, of a cluster as many as it has side by side."""
+    t = tactic.gemm
+    across, along, _ = t.cluster
+    return -(-_rows(p, tactic) // (t.m * across)) * -(-_columns(p, t) // along)
+
+
+def _columns(p: ConvProblem, t: Tile) -> int:
+    """Tiles side by side along pixels."""
+    return num_boxes(p, t.box) if t.box else -(-conv_gemm.merged(p).pixels // t.n)
+
+
+@lru_cache(maxsize=4096)
+def k_stages(p: ConvProblem) -> int:
+    return p.r * p.s * tap_stages(p)
+
+
+def tap_stages(p: ConvProblem) -> int:
+    return -(-conv_gemm.merged(p).one.c // K_STAGE)
 
 
 def _smem(tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes: the pipeline, in which metadata is followed by pixels at a pattern's beginning, or the
-    epilogue's staging tile over it and its table of pixels."""
-    t = tactic.gemm
-    weights = t.m * t.k * 2
-    if tactic.sparse:
-        weights = weights // 2 + -(-sparse24.metadata_bytes(t.m, t.k) // PATTERN_BYTES) * PATTERN_BYTES
-    return max(t.stages * (weights + t.n * t.k * 2), t.m * t.n * 2 + t.n * 4)
+    """Dynamic shared memory in bytes."""
+    return tactic.gemm.stages * _stage_bytes(tactic.gemm, tactic.sparse) + _rest_bytes(tactic.gemm)
 
 
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    return tuple(replace(one, smem=_smem(tactic)) for one in conv_gemm.launches(p, tactic, store, strided))
+    t, m, units = tactic.gemm, conv_gemm.merged(p), _units(p, tactic)
+    store = store or conv_gemm.own_store(p)
+    across, along, deep = t.cluster
+    shared = t.stream or t.split > 1
+    blocks = t.stream or t.persist or units * t.split * across * along * deep
+    x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
+    args = conv_gemm.arguments(p, tactic, store, strided)
+    args |= ints(k_tiles=k_stages(p) // _taps(t), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
+    args |= {"map": ("map", _map(p, x, t))}
+    args |= ints(im2col=not maps.pixels_in_order(p, x))
+    if shared:
+        args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=units)}
+    if deep > 1:
+        args |= {"partial": NULL, "counters": NULL, **ints(splits=deep, tiles=units)}
+    of_tile = t.threads // 128  # warpgroups
+    sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * across * along * of_tile * 4) if shared else (0, 0)
+    values = conv_gemm.values(p, tactic, store) | {
+        **{"BM": ROWS, "BN": _part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
+        **{"TEAMS": _teams(t), "PINGPONG": int(t.pingpong)},
+        **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"RING": _ring(t)} if tactic.sparse else {})},
+        **({"SPLIT": 1} if deep > 1 else {}),
+        **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (_taps(t), *(t.box or (1, 1, 1))), strict=True)),
+    }
+    threads = _teams(t) * 128 + COPYING
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, _smem(tactic), args, *sums),)
+
+
+def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
+    """For the copies of one of the blocks that have the same pixels. ValueError names the rule that it breaks."""
+    if not t.box:
+        return maps.input_map(p, x, K_STAGE, t.n // t.cluster[0])
+    images, rows, cols = t.box
+    return maps.box_map(p, x, K_STAGE, (images, (rows + WINDOW_ROWS - 1) // t.cluster[0], cols))
+
+
+def _model(t: Tile, sparse: bool) -> HopperTile:
+    """What tactics/families/hopper/tiles.py estimates."""
+    shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
+    box = Box(*t.box, copies=WINDOW_ROWS, r=WINDOW_ROWS, s=WINDOW_ROWS) if t.box else None
+    return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, _teams(t), t.pingpong, box=box)
+
+
+def _ring(t: Tile) -> int:
+    """k-steps of 2:4 weights in registers: those of whole stages, two for each tap."""
+    steps = 2 * _taps(t)
+    return ring(_model(t, True)) // steps * steps
+
+
+def _rows64(p: ConvProblem, tactic: Tactic) -> int:
+    return -(-conv_gemm.num_rows(conv_gemm.merged(p).one, tactic.out.layout) // ROWS) * ROWS
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Dense weights as [count][rows / 64][stage][row][chunk of 8 channels], of which row r has chunk c where the swizzle of 128
+    bytes puts it, at c ^ r % 8. 2:4 ones as [count][rows / 64][stage][k32 step][16 rows][lane][8], metadata as [..][k32 step]
+    [16 rows][g][t % 2]. Bias and slope in the same rows."""
+    stages = k_stages(p)
+    flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, stages * K_STAGE, ROWS)
+    if tactic.gemm.box:  # (64 channels; s; r; channel)
+        flat = flat.reshape(*flat.shape[:2], p.r, p.s, -1, K_STAGE).transpose(0, 1, 4, 3, 2, 5)
+    rows = np.ascontiguousarray(flat).reshape(-1, stages * K_STAGE)
+    if not tactic.sparse:
+        chunks = rows.reshape(-1, ROWS, stages, 8, 8).transpose(0, 2, 1, 3, 4)
+        places = np.arange(8) ^ (np.arange(ROWS) % 8)[:, None]
+        return {"w": np.take_along_axis(chunks, places[None, None, :, :, None], axis=3).reshape(-1)} | vectors
+    kept, codes = sparse24.compress(rows)
+    values = sparse24.pack_fragments(kept).reshape(-1, 4, 2 * stages, 32, 8)  # m64, m16, k32, lane
+    words = sparse24.pack_metadata(codes).reshape(-1, 2, stages, 8, 2, 2, 2)  # m64, m32, stage, g, step, t % 2, m16
+    ordered = values.transpose(0, 2, 1, 3, 4), words.transpose(0, 2, 4, 1, 6, 3, 5)
+    return {name: np.ascontiguousarray(x).reshape(-1) for name, x in zip(("w", "meta"), ordered, strict=True)} | vectors
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    count, rows = conv_gemm.merged(p).count, _rows64(p, tactic)
+    sections = sparse24.fragment_bytes(count, rows, k_stages(p) * K_STAGE, tactic.sparse)
+    return sections | dict.fromkeys(p.epilogue.vectors, count * rows * 4)
+
+
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    sections = section_bytes(p, tactic)
+    weights = sections["w"] + sections.get("meta", 0)
+    return convolved(p, tactic, weights, _limits(p, tactic, device), untimed=UNTIMED)
+
+
+@lru_cache(maxsize=16384)
+def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
+    t, f, steps = tactic.gemm, CENTRE, k_stages(p)
+    across, along, deep = t.cluster
+    tiles = _units(p, tactic) * across * along * conv_gemm.merged(p).count
+    ways = t.split * deep
+    blocks = t.stream or t.persist or tiles * ways
+    per_clk = sm_l2(device, blocks)
+    at = stage(_model(t, tactic.sparse), f, per_clk)
+    each = at.clocks / f.sparse_clock if tactic.sparse else max(at.clocks, at.tensor / f.held)
+    end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) / deep + conv_gemm.EPILOGUE_CLK
+    end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
+    of_tile = math.ceil(steps / ways) * each
+    turns = math.ceil(tiles * ways / device.num_sms)
+    begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device)
+    if t.stream:
+        clk = tiles * steps / blocks * each + end
+    elif t.pingpong:
+        clk = (turns - 1) * max(of_tile, (of_tile + end) / 2) + of_tile + end
+    else:
+        clk = turns * (of_tile + end)
+    begun *= 1 if t.persist or t.stream else turns
+    return {"mma" if at.bound == "tensor" else "sm": (begun + clk) / device.clock_mhz}

