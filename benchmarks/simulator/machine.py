@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from benchmarks.hopper import figures
 from benchmarks.simulator.sass import GMMA, MMA, Instruction
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.rates import rates
+from tactics.families.hopper import figures
 
 SUB_CORES = 4  # of an SM, each with a scheduler and a tensor core
 HUERTA = "arXiv 2503.20481"  # Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.hopper import figures
-from benchmarks.hopper.tiles import HopperTile, stage
 from benchmarks.simulator.machine import BULK_SOURCES, BULK_SWEEP, BULK_SWEPT, CENTRE, Bulk, Residency, machine
 from benchmarks.simulator.simulate import Steady, steady_of
 from benchmarks.simulator.warpgroups import Ring, ring
 from cuda_kernels.device import named
+from tactics.families.hopper import figures
+from tactics.families.hopper.tiles import HopperTile, stage
 from tests.benchmarks.test_cycles import code
 
 H100 = machine(named("h100"))
