@@ -4,7 +4,7 @@
     python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
     python -m benchmarks.cycles conv_strip_sparse24 128x256x64 -D COPIES=1     # pixels of a strip that a thread copies per turn
     python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
-    python -m benchmarks.cycles conv_dense_sm90 128x256x64                     # Hopper's asynchronous products
+    python -m benchmarks.cycles conv_dense_sm90 128x256x64_w8x1_s4             # Hopper's asynchronous products
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
 Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
@@ -53,8 +53,8 @@ from tactics.tiles import DENSE_TILES, SPARSE_TILES, STRIP_DENSE_TILES, STRIP_SP
 
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
 KERNELS = TILES | {"conv_strip": STRIP_DENSE_TILES, "conv_strip_sparse24": STRIP_SPARSE_TILES}
-HOPPER = {name: family.TILES for family in (conv_wgmma,) for name in family.NAMES}
-NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")
+HOPPER = conv_wgmma.TILES
+NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")  # of kernels without clusters
 LAYER = ConvProblem(
     32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True, act=Activation("relu"))
 )
@@ -99,15 +99,16 @@ class Code:
 
 def tile(kernel: str, text: str) -> Tile:
     """The tile of that name, or of which it is the beginning. click.UsageError."""
-    if m := NAME.fullmatch(text):
-        return Tile(*map(int, m.groups()))
+    if found := NAME.fullmatch(text):
+        m, n, k, warps_m, warps_n, stages = map(int, found.groups())
+        return Tile(m, n, k, warps_m, warps_n, stages)
     tiles = (KERNELS | HOPPER)[kernel]
-    found = [t for t in tiles if str(t).startswith(f"{text}_")]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(map(str, found or tiles))
+    begun = [t for t in tiles if str(t) == text or str(t).startswith(f"{text}_")]
+    if len(begun) == 1:
+        return begun[0]
+    names = ", ".join(map(str, begun or tiles))
     raise click.UsageError(
-        f"tile {text!r}: {'several begin so' if found else f'{kernel} has no such tile'}; expected one of {names}"
+        f"tile {text!r}: {'several begin so' if begun else f'{kernel} has no such tile'}; expected one of {names}"
     )
 
 
@@ -124,7 +125,17 @@ def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int]) -> Code:
     compiled = compile_kernel(kernel, values, sm)
     extra = "".join(f" {name}={value}" for name, value in defined.items())
     code = program(compiled.cubin, kernel)
-    return Code(f"{kernel} {at}{extra}", code, at.threads, compiled.regs, launch.smem + compiled.static_smem)
+    smem = launch.smem + compiled.static_smem
+    return Code(f"{kernel} {at}{extra}", code, launch.block[0], compiled.regs, smem, int(at.pingpong), from_l2(kernel, at))
+
+
+def from_l2(kernel: str, at: Tile) -> int:
+    """Bytes of a stage that one SM draws from L2 where a cluster shares it: of what its blocks share each copies a part."""
+    if kernel not in HOPPER:
+        return 0
+    along, across, _ = at.cluster
+    weights = 0 if EVERY_KERNEL[kernel].sparse else at.m // across  # those in registers are loads of the warps that multiply
+    return (weights + at.n // along) * at.k * 2
 
 
 def listing(found: Steady) -> str:
@@ -266,7 +277,8 @@ def main(
             code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
         else:
             raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(KERNELS | HOPPER)} or a file that ends in .cubin")
-        show(replace(code, multiplying=warpgroups, drawn=drawn), on, blocks, stages, brief)
+        given = replace(code, multiplying=warpgroups or code.multiplying, drawn=drawn or code.drawn)
+        show(given, on, blocks, stages, brief)
     except (ValueError, CompileError, ToolMissing, OSError) as e:
         raise click.ClickException(str(e)) from None
 

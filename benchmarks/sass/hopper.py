@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cycles import Code
+from benchmarks.cycles import Code, from_l2
 from benchmarks.sass.kernels import Assembled, Kernel
 from benchmarks.simulator.sass import program
 from benchmarks.simulator.warpgroups import Ring
@@ -13,7 +13,9 @@ from benchmarks.simulator.warpgroups import Ring
 def consumers(kernel: Kernel, code: Assembled, threads: int, smem: int) -> tuple[int, Ring | None]:
     """(warps that multiply at a time, what TMA brings them)."""
     found = Code("", program(code.cubin), threads, code.regs, smem + code.static_smem)
-    found = replace(found, multiplying=1) if kernel.pingpong else found
+    found = replace(
+        found, multiplying=int(kernel.pingpong), drawn=from_l2(kernel.name, kernel.tile) if kernel.maker == "ours" else 0
+    )
     return 4 * found.warpgroups, found.ring
 
 
@@ -30,23 +32,24 @@ def record(code: Assembled, ring: Ring | None) -> dict[str, Any]:
     }
 
 
-HEADER = """
+SAYS = """
 sm_90a (H100): KiB, blocks on an SM; of a stage: products of a warpgroup, groups in flight at the shortest wait, TMA's copies,
 instructions for each product; predicted share of the dense peak, lowest, centre, highest
-kernel                                        regs spills C75xx  KiB blocks products wait TMA instr.   low centre  high  answer
-""".rstrip()
+"""
+COLUMNS = "regs spills C75xx  KiB blocks products wait TMA instr.   low centre  high  answer"
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Of the records that `--out` writes."""
-    return "\n".join([HEADER, *map(line, records)])
+    width = max(len(r["kernel"]) for r in records)
+    return SAYS + "\n".join([f"{'kernel':<{width}} {COLUMNS}", *(line(r, width) for r in records)])
 
 
-def line(r: Mapping[str, Any]) -> str:
+def line(r: Mapping[str, Any], width: int) -> str:
     at, over = r["share_of_peak"], 2 if "sparse" in r["kernel"] else 1
     shares = " ".join(f"{over * at[name]:>6.2f}" for name in ("low", "centre", "high")) if at else "does not fit an SM"
     return (
-        f"{r['kernel']:<45} {r['registers']:>4} {r['spills']:>6} {r['serialized']:>5} {r['shared_memory'] / 1024:>4.0f} "
+        f"{r['kernel']:<{width}} {r['registers']:>4} {r['spills']:>6} {r['serialized']:>5} {r['shared_memory'] / 1024:>4.0f} "
         f"{r['blocks_per_sm']:>6} {r['products']:>8} {r['in_flight']:>4} {r['bulk_copies']:>3} "
         f"{r['machine_instructions_per_product']:>6.1f}{shares}  {'equal' if r['answers_equal'] else 'WRONG'}"
     )

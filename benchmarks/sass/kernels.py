@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.simulator.machine import residency
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
+from tactics.families.hopper import conv_wgmma
 from tactics.tactic import Tile
 from tests.independent import packages, triton_programs
 from tests.independent.cuda_programs import shared_object
@@ -50,7 +51,7 @@ class Kernel:
 
     @property
     def pingpong(self) -> bool:
-        return "pingpong" in self.name
+        return "pingpong" in self.name or self.tile.pingpong
 
     def __str__(self) -> str:
         return f"{self.maker} {self.name} {self.tile}"
@@ -66,14 +67,21 @@ KERNELS = (
     *(Kernel("ours", "conv_sparse24", tile) for tile in SPARSE),
     *(Kernel("CUTLASS", "sparse_gemm", tile) for tile in SPARSE),
 )
+
+
+def _ours(name: str, *shapes: str) -> Iterator[Tile]:
+    """Tiles alone, and in clusters of two that share pixels."""
+    return (t for t in conv_wgmma.TILES[name] if str(t).startswith(shapes) and t.cluster[1:] == (1, 1))
+
+
 # Hopper's: warps are those that multiply, of a tile at a time.
 # fmt: off
 ON_HOPPER = (
-    *(Kernel("ours", "conv_dense_sm90", Tile(m, n, 64, 8, 1, 4)) for m, n in ((128, 256), (256, 128), (128, 128))),
+    *(Kernel("ours", "conv_dense_sm90", t) for t in _ours("conv_dense_sm90", "128x256x64_w8x1", "128x128x64_w4x1")),
     *(Kernel("CUTLASS", "gemm_sm90", Tile(*tile)) for tile in ((128, 256, 64, 8, 1, 4), (128, 128, 64, 8, 1, 6))),
     *(Kernel("CUTLASS", "gemm_pingpong_sm90", Tile(*tile)) for tile in ((64, 256, 64, 4, 1, 5), (128, 128, 64, 4, 1, 6))),
     *(Kernel("CUTLASS", "conv_sm90", Tile(*tile)) for tile in ((128, 128, 64, 4, 1, 6), (64, 64, 64, 4, 1, 3))),
-    *(Kernel("ours", "conv_sparse24_sm90", Tile(m, n, 64, 8, 1, 4)) for m, n in ((128, 256), (256, 128))),
+    *(Kernel("ours", "conv_sparse24_sm90", t) for t in _ours("conv_sparse24_sm90", "256x128x64_w8x1", "128x256x64_w8x1")),
     *(Kernel("CUTLASS", "sparse_gemm_sm90", Tile(*tile)) for tile in ((128, 128, 128, 8, 1, 4), (128, 256, 64, 8, 1, 4))),
 )
 # fmt: on

@@ -67,8 +67,9 @@ def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requiremen
             continue
         centre, worst = ratios(mine, theirs)
         name = f"{sm} {kernel.name} {_block(kernel)} over CUTLASS"
-        if sm in HOPPER:  # no plan holds ours
-            yield Requirement(f"{name}, centre", "nothing", f"{centre:.3f}", None, BESIDE)
+        if sm in HOPPER:
+            tile = str(kernel.tile).partition("_")[2]
+            yield Requirement(f"{name}, centre, {tile}", "nothing", f"{centre:.3f}", None, BESIDE)
             continue
         aim = f" (aim {SPARSE_AIM:g})" if kernel.sparse else ""
         yield Requirement(f"{name}, centre{aim}", f">= {CENTRE:g}", f"{centre:.3f}", centre >= CENTRE, BESIDE)

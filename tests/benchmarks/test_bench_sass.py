@@ -195,7 +195,7 @@ def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lin
         assert r.kind == (CALIBRATION if chosen else EVIDENCE if "cuBLAS" in r.what else BESIDE), r
     sparse = {r.what: (r.required, r.met) for r in found if "conv_sparse24" in r.what and "worst" in r.what}
     assert len(sparse) == 2 and set(sparse.values()) == {("nothing", None)}
-    assert {(r.required, r.met) for r in found if r.what.startswith("sm_90a")} == {("nothing", None)}, "no plan holds ours"
+    assert {(r.required, r.met) for r in found if r.what.startswith("sm_90a")} == {("nothing", None)}
     done = CliRunner().invoke(main, ["--found"])
     assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
 
@@ -225,10 +225,13 @@ def test_beside_cutlass(tmp_path):
 @pytest.mark.full
 def test_our_loops_on_hopper():
     """What the table says of a tile: 128 rows of two warpgroups, four k-steps of dense products or two of sparse ones."""
-    for kernel, products in ((ON_HOPPER[0], 4), (OURS_SPARSE_SM90, 2)):
+    for kernel, products, ring in (
+        (ON_HOPPER[0], 4, {"bytes": (128 + 256) * 128, "stages": 4}),
+        (OURS_SPARSE_SM90, 12, {"bytes": 128 * 128, "stages": 13}),  # three stages an iteration
+    ):
         (row,) = rows(kernel, ["sm_90a"])
         at = row.record(Simulated((0.5, 0.4, 0.6)))
-        assert row.right and (at["spills"], at["serialized"], at["bulk_copies"], at["ring"]) == (0, 0, 0, None)
+        assert row.right and (at["spills"], at["serialized"], at["bulk_copies"], at["ring"]) == (0, 0, 1, ring)
         assert (at["products"], at["in_flight"], at["tile_clocks"]) == (products, 1, None)
         shares = ["0.80", "1.00", "1.20"] if kernel.sparse else ["0.40", "0.50", "0.60"]
         assert table([at]).splitlines()[-1].split()[-4:] == [*shares, "equal"]
@@ -243,9 +246,12 @@ def test_beside_cutlass_on_hopper(tmp_path):
     done = CliRunner().invoke(main, ["--sm", "sm_90a", "--tiles", "128x256x64", "--tiles", "64x64x64", "--out", str(out)])
     assert done.exit_code == 0 and "WRONG" not in done.output, done.output
     rows = {row["kernel"].split()[1]: row for row in json.loads(out.read_text())["rows"]}
+    assert all(row["ring"] for row in rows.values())
     assert rows.keys() == {"conv_dense_sm90", "gemm_sm90", "conv_sm90", "conv_sparse24_sm90", "sparse_gemm_sm90"}
     assert all(row["spills"] == row["serialized"] == 0 for row in rows.values())
-    assert {name: row["bulk_copies"] for name, row in rows.items() if row["ring"]} == {
+    assert {name: row["bulk_copies"] for name, row in rows.items()} == {
+        "conv_dense_sm90": 1,  # the other operand by bulk copies of one dimension, in a loop of their own
+        "conv_sparse24_sm90": 1,
         "gemm_sm90": 2,
         "conv_sm90": 2,
         "sparse_gemm_sm90": 3,  # values, metadata, columns
@@ -255,7 +261,7 @@ def test_beside_cutlass_on_hopper(tmp_path):
     assert rows["conv_sm90"]["ring"] == {"bytes": 128 * 128, "stages": 3}
     assert rows["sparse_gemm_sm90"]["ring"] == {"bytes": 128 * 72 + 256 * 128, "stages": 4}
     shares = {name: row["share_of_peak"] for name, row in rows.items()}
-    assert all(0.2 < at["low"] < at["centre"] < at["high"] <= 1 and len(at["points"]) == 41 for at in shares.values())
+    assert all(0.2 < at["low"] <= at["centre"] < at["high"] <= 1 and len(at["points"]) == 41 for at in shares.values())
     alone = stage(HopperTile(128, 256), figures.CENTRE)
     assert shares["gemm_sm90"]["centre"] == pytest.approx(alone.tensor / alone.clocks, rel=0.05), "the model of tiles"
 

@@ -50,14 +50,14 @@ def test_slower_tensor_cores_are_busier():
 
 
 def test_asynchronous_products_are_simulated(monkeypatch):
-    """A warpgroup of 64x64 weights and pixels: RS products, whose copies are its own."""
+    """A warpgroup of 64x64 weights and pixels: weights from shared memory, or 2:4 ones from registers."""
     monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
     for kernel, of_dense in (("conv_dense_sm90", False), ("conv_sparse24_sm90", True)):
-        result = run(kernel, "64x64x64")
+        result = run(kernel, "64x64x64_w4x1_s12")
         assert result.exit_code == 0, result.output
-        assert f"{kernel} 64x64x64_w4x1_s4 on H100" in result.output
+        assert f"{kernel} 64x64x64_w4x1_s12 on H100" in result.output
         assert "1 warpgroup multiplies; groups of products in flight behind the shortest wait: 1\n" in result.output
-        assert "  depth: " in result.output and "TMA" not in result.output
+        assert "  depth: " in result.output and f"stages of {64 * 128 * (2 - of_dense)} bytes" in result.output
         assert ("  of the dense peak: " in result.output) == of_dense
 
 
