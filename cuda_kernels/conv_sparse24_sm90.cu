@@ -4,17 +4,17 @@
 //                  the order of the fragments of mma_16816
 //   E (metadata)   of both k-steps of 64 channels 8 bytes beside each other, which lanes t and t + 2 read
 //
-// The trick: the port of shared memory would bound tiles whose weights pass it twice, so that they never do. Weights of RING times
-// 64 channels are in registers or on their way there; they are loaded anew as soon as their products have ended, never in flight.
-// Each load's scoreboard, of which a warp has six, is waited for by itself only if few loads are apart: so not each k-step's are.
-// Each step is selector 0, which has witnesses.
+// The trick: the port of shared memory would bound tiles whose weights pass it twice, so that they never do. Weights of BATCH times
+// 64 channels are in registers while those of the next BATCH are on their way there: all together, for ptxas counts them on one
+// scoreboard, and who waits for one load waits for all. None goes to a register in flight. Each step is selector 0, which has
+// witnesses.
 #include "addresses.cuh"
 #include "tma_gemm.cuh"
 
 struct SparseProduct {
   static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0;  // of 64 rows and 64 channels of a tap
-  static constexpr int UNROLLED = RING / TAPS;                          // stages
-  static_assert(RING % TAPS == 0 && RING >= 2, "whole stages");
+  static constexpr int RING = 2 * BATCH, UNROLLED = RING / TAPS;        // stages
+  static_assert(BATCH % TAPS == 0, "whole stages");
   const char* values[OWN];
   const char* metadata[OWN];
   int last;  // 64 channels of the share
@@ -31,7 +31,7 @@ struct SparseProduct {
     }
     last = share.count * TAPS - 1;
 #pragma unroll
-    for (int slot = 0; slot < RING - 1; ++slot) fetch(slot, slot);
+    for (int slot = 0; slot < BATCH; ++slot) fetch(slot, slot);
   }
 
   __device__ __forceinline__ void fetch(int slot, int number) {
@@ -66,9 +66,10 @@ struct SparseProduct {
                              step ? e[slot][i].y : e[slot][i].x);
             wgmma_commit();
             wgmma_wait<1>();
-            if (step) continue;
-            if (r == 0 && k0 + k) ring.leave(turn - 1);
-            fetch((slot + RING - 1) % RING, k0 * TAPS + slot + RING - 1);
+            if (r + step == 0 && k0 + k) ring.leave(turn - 1);
+            if (slot % BATCH + step) continue;
+#pragma unroll
+            for (int next = slot + BATCH; next < slot + RING; ++next) fetch(next % RING, k0 * TAPS + next);
           }
         }
       }

@@ -24,7 +24,7 @@ STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
 REGISTERS = {1: 240, 2: 232, 3: 160}
 # Of a thread beside its sums: SS loops compile to 168 with 128 of them; RS ones of 2:4 (ptxas 13.0) to 190 with four k-steps
 # of two m64 in registers and 226 with eight: 4.5 registers each, values and metadata.
-OTHERS_SS, OTHERS_RS, OF_A_STEP = 40, 34, {False: 4.0, True: 4.5}
+OTHERS_SS, OTHERS_RS, OF_A_STEP = 40, 26, {False: 4.0, True: 4.5}
 MOST_SUMS = 128  # registers of a thread in every wgmma loop that is known to compile well: m64n256, or two m64n128
 RINGS = (8, 6, 4, 3, 2)
 FEWEST_STAGES = 3
