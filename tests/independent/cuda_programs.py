@@ -94,6 +94,26 @@ EXAMPLES = {
         "62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", {"Shape<_1,_2,_1>": "Shape<_1,_1,_1>"}, capability=90, special="a"
     ),
     "conv_sm90": Example("conv_sm90.cu", beside=True, capability=90, special="a"),
+    **{  # blocks that share filters, or pixels
+        f"conv_sm90_{x}x{y}": Example(
+            "conv_sm90.cu",
+            {"Cluster = Shape<_1, _1, _1>": f"Cluster = Shape<_{x}, _{y}, _1>"},
+            beside=True,
+            capability=90,
+            special="a",
+        )
+        for x, y in ((2, 1), (1, 2), (2, 2))
+    },
+    "sparse_gemm_sm90_1x2": Example("62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", capability=90, special="a"),
+    "gemm_sm90_4x2": Example(
+        "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu",
+        {
+            "using         ElementA    = float;": "using         ElementA    = cutlass::half_t;",
+            "using         ElementB    = float;": "using         ElementB    = cutlass::half_t;",
+        },
+        capability=90,
+        special="a",
+    ),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -301,7 +321,8 @@ class Device:
                 params += b"\0" * (-len(params) % p.align) + C.string_at(arguments[i], p.size)
             x, y, z, threads_x, threads_y, threads_z = sizes[:6]
             grid, block = (x, y, z), (threads_x, threads_y, threads_z)
-            options = replace(self.options, dependent=bool(dependent))
+            cluster = (sizes[6], sizes[7], sizes[8]) if sizes[6] else None
+            options = replace(self.options, dependent=bool(dependent), cluster=cluster)
             stats = launch(load(text, name), grid, block, shared, bytes(params), self.memory, options=options)
             self.memory.check_red_zones()
         except (EmulatorError, ValueError) as e:
