@@ -6,12 +6,23 @@ import re
 import pytest
 
 from tests.independent import packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, SPARSE_SM90, ptx, run
+from tests.independent.cuda_programs import (
+    ALL_AT_ONCE,
+    CONV,
+    DEPTHWISE,
+    EXAMPLES,
+    GEMM_SM90,
+    GROUPED,
+    SMALL,
+    SPARSE_SM90,
+    ptx,
+    run,
+)
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
-# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products
+# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products; whole clusters
 RUNS = [
     ("sparse_gemm", (), 8192),
     ("conv_fprop", CONV, 73728),
@@ -19,7 +30,11 @@ RUNS = [
     ("two_convs", (), 336128),
     ("wgmma", (), 6032),
     ("conv_sm90", (), 27136),
+    ("conv_sm90_2x1", (), 40448),
+    ("conv_sm90_1x2", (), 53248),
+    ("gemm_sm90_2x2", GEMM_SM90, 32768),
     ("sparse_gemm_sm90", SPARSE_SM90, 6144),
+    ("sparse_gemm_sm90_1x2", SPARSE_SM90, 12288),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -28,7 +43,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:7], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:10], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)
@@ -44,17 +59,27 @@ def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, s
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed, mode", [(1, ()), (2, ("--late",)), (3, ("--seed", "5"))])
-def test_a_convolution_for_hopper_is_right_for_any_problem(seed, mode):
+@pytest.mark.parametrize(
+    "name, problems, seed, mode",
+    [
+        ("conv_sm90", 300, 1, ()),
+        ("conv_sm90", 300, 2, ("--late",)),
+        ("conv_sm90", 300, 3, ("--seed", "5")),
+        ("conv_sm90_1x2", 100, 4, ("--late",)),
+        ("conv_sm90_2x1", 100, 5, ("--seed", "6")),
+    ],
+)
+def test_a_convolution_for_hopper_is_right_for_any_problem(name, problems, seed, mode):
     """Tensor maps of pixels, by CUTLASS's own arithmetic of corners, coordinates and offsets."""
-    out, code = run("conv_sm90", ("300", str(seed)), *mode)
-    assert code == 0 and "Passed: 300 of 300" in out, out
+    out, code = run(name, (str(problems), str(seed)), *mode)
+    assert code == 0 and f"Passed: {problems} of {problems}" in out, out
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 30))
 def test_a_convolution_for_hopper_is_right_for_thousands_of_problems(seed):
-    out, code = run("conv_sm90", ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
+    name = ("conv_sm90", "conv_sm90_1x2", "conv_sm90_2x1")[seed // 2 % 3]
+    out, code = run(name, ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
     assert code == 0 and "Passed: 100 of 100" in out, out
 
 
