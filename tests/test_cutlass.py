@@ -168,6 +168,21 @@ def test_the_barrier_of_a_grid_orders_what_all_have_stored(seed):
         assert code != 0 and "launch refused: global order" in out and words in out, out
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["0", "3", "5"])
+def test_a_cluster_shares_its_memory(seed):
+    """By cooperative groups: generic addresses of other blocks, atomics there, barriers whose two halves stand apart."""
+    out, code = run("cluster_groups", (), "--seed", seed)
+    assert code == 0 and "Passed" in out, out
+    for old, new, words in [
+        (r"barrier\.cluster\.arrive;", "barrier.cluster.arrive.relaxed;", "race: "),
+        (r"barrier\.cluster\.(arrive|wait);", "", "cluster: it uses the shared memory"),
+        (r"barrier\.cluster\.wait;(?![\s\S]*barrier\.cluster\.wait;)", "", "cluster: (it uses .* has ended|the block ends)"),
+    ]:
+        out, code = run("cluster_groups", (), "--seed", seed, "--replace", json.dumps({old: new}))
+        assert code != 0 and re.search(f"launch refused: {words}", out), out
+
+
 # CUB's merge sort is a chain of launches that may begin early. As CUDA 13.0 ships it (CCCL 3.0) its merge kernel reads where a
 # block begins before it waits for the launch that computes that: known by crashes on H100s (github.com/NVIDIA/cccl, issue 5297)
 # and mended by waiting before (#5456). The emulator refuses it at that load; with the wait there it is right.

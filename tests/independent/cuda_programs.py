@@ -87,6 +87,7 @@ EXAMPLES = {
     ),
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
+    "cluster_groups": Example("cluster_groups.cu", beside=True, capability=90),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),

@@ -92,6 +92,8 @@ def in_clusters(sources: Path, words: str, change: Mapping[str, str], given: Seq
 
 KEPT = {r"mapa\.shared::cluster\.u32 (\S+), *(\S+), *\S+;": r"mov.u32 \1, \2;"}  # no block hears that another has read
 GEMM_SM90_SHORT = [*GEMM_SM90, "--k=128"]
+RELAXED = {r"barrier\.cluster\.arrive;": "bar.sync 0; barrier.cluster.arrive.relaxed;"}  # orders a block alone
+LAST_WAIT = {r"barrier\.cluster\.wait;(?![\s\S]*barrier\.cluster\.wait;)": ""}
 GRID, ORDER = ("--resident", "8"), "launch refused: global order"
 GROUPS, PROXIES = "wgmma.wait_group.sync.aligned {};", "fence.proxy.async.shared::cta;"
 BULK_WAIT = "cp.async.bulk.wait_group \t0;"
@@ -144,6 +146,14 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "CUB's scan, no acquire": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"membar\.gl;": ""}),
     "CUB's scan, no release": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"st\.release\.gpu": "st.relaxed.gpu"}),
     "CUB's merge sort as shipped": lambda s: cuda(s, "merge_sort", "dependent launch: global load"),
+    "cooperative groups in a cluster": lambda s: cuda(s, "cluster_groups", "Passed"),
+    "cooperative groups in a cluster, relaxed": lambda s: cuda(s, "cluster_groups", "refused: race", change=RELAXED),
+    "cooperative groups in a cluster, left before": lambda s: cuda(
+        s, "cluster_groups", "refused: cluster: it uses .* has ended", "--resident", "4", change=LAST_WAIT
+    ),
+    "cooperative groups in a cluster, left after": lambda s: cuda(  # in that order it has been used
+        s, "cluster_groups", "refused: cluster: the block ends", "--resident", "4", "--seed", "3", change=LAST_WAIT
+    ),
     "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
     "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
 }
