@@ -162,6 +162,9 @@ inline u8 space_of(u64 a) {
     return window == SHARED_WINDOW ? ((u32)a > OFFSET ? CLUSTER : SHARED) : window == LOCAL_WINDOW ? LOCAL : window == PARAM_WINDOW ? PARAM : GLOBAL;
 }
 
+// Of isspacep: the cluster's window holds the block's.
+__attribute__((noinline)) bool is_in(u64 a, u16 space) { return space_of(a) == space || (space == CLUSTER && space_of(a) == SHARED); }
+
 // Run `use(space, addresses, mask)` once per space that occurs; nearly always once.
 template <class F>
 inline void by_space(u8 space, u64* ad, u32 m, F use) {
