@@ -9,12 +9,23 @@ from tactics.families.hopper.maps import convolution_map
 from tactics.format import Format, strides
 from tactics.problems.problem import ConvProblem
 from tests.independent import packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, SPARSE_SM90, ptx, run
+from tests.independent.cuda_programs import (
+    ALL_AT_ONCE,
+    CONV,
+    DEPTHWISE,
+    EXAMPLES,
+    GEMM_SM90,
+    GROUPED,
+    SMALL,
+    SPARSE_SM90,
+    ptx,
+    run,
+)
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
-# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products
+# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products; whole clusters
 RUNS = [
     ("sparse_gemm", (), 8192),
     ("conv_fprop", CONV, 73728),
@@ -22,7 +33,11 @@ RUNS = [
     ("two_convs", (), 336128),
     ("wgmma", (), 6032),
     ("conv_sm90", (), 27136),
+    ("conv_sm90_2x1", (), 40448),
+    ("conv_sm90_1x2", (), 53248),
+    ("gemm_sm90_2x2", GEMM_SM90, 32768),
     ("sparse_gemm_sm90", SPARSE_SM90, 6144),
+    ("sparse_gemm_sm90_1x2", SPARSE_SM90, 12288),
     ("sparse_gemm_small_tile", (), 8192),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
@@ -31,7 +46,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:7], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:10], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)
@@ -47,11 +62,20 @@ def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, s
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed, mode", [(1, ()), (2, ("--late",)), (3, ("--seed", "5"))])
-def test_a_convolution_for_hopper_is_right_for_any_problem(seed, mode):
+@pytest.mark.parametrize(
+    "name, problems, seed, mode",
+    [
+        ("conv_sm90", 300, 1, ()),
+        ("conv_sm90", 300, 2, ("--late",)),
+        ("conv_sm90", 300, 3, ("--seed", "5")),
+        ("conv_sm90_1x2", 100, 4, ("--late",)),
+        ("conv_sm90_2x1", 100, 5, ("--seed", "6")),
+    ],
+)
+def test_a_convolution_for_hopper_is_right_for_any_problem(name, problems, seed, mode):
     """Tensor maps of pixels, by CUTLASS's own arithmetic of corners, coordinates and offsets."""
-    out, code = run("conv_sm90", ("300", str(seed)), *mode)
-    assert code == 0 and "Passed: 300 of 300" in out, out
+    out, code = run(name, (str(problems), str(seed)), *mode)
+    assert code == 0 and f"Passed: {problems} of {problems}" in out, out
 
 
 DRAWN = re.compile(
@@ -78,7 +102,8 @@ def test_our_maps_are_cutlasss():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 30))
 def test_a_convolution_for_hopper_is_right_for_thousands_of_problems(seed):
-    out, code = run("conv_sm90", ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
+    name = ("conv_sm90", "conv_sm90_1x2", "conv_sm90_2x1")[seed // 2 % 3]
+    out, code = run(name, ("100", str(seed)), "--seed", str(seed), *["--late"] * (seed % 2))
     assert code == 0 and "Passed: 100 of 100" in out, out
 
 
@@ -165,6 +190,21 @@ def test_the_barrier_of_a_grid_orders_what_all_have_stored(seed):
     ]:
         out, code = run("grid_sync", (), "--resident", "8", "--seed", seed, "--replace", json.dumps({old: new}))
         assert code != 0 and "launch refused: global order" in out and words in out, out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["0", "3", "5"])
+def test_a_cluster_shares_its_memory(seed):
+    """By cooperative groups: generic addresses of other blocks, atomics there, barriers whose two halves stand apart."""
+    out, code = run("cluster_groups", (), "--seed", seed)
+    assert code == 0 and "Passed" in out, out
+    for old, new, words in [
+        (r"barrier\.cluster\.arrive;", "barrier.cluster.arrive.relaxed;", "race: "),
+        (r"barrier\.cluster\.(arrive|wait);", "", "cluster: it uses the shared memory"),
+        (r"barrier\.cluster\.wait;(?![\s\S]*barrier\.cluster\.wait;)", "", "cluster: (it uses .* has ended|the block ends)"),
+    ]:
+        out, code = run("cluster_groups", (), "--seed", seed, "--replace", json.dumps({old: new}))
+        assert code != 0 and re.search(f"launch refused: {words}", out), out
 
 
 # CUB's merge sort is a chain of launches that may begin early. As CUDA 13.0 ships it (CCCL 3.0) its merge kernel reads where a

@@ -86,7 +86,7 @@ inline void shared_bounds(const Block& k, const u64* ad, u64 lo, u64 hi, u32 m, 
         if ((m >> i & 1) && (ad[i] < l.smem_base || ad[i] + size > l.smem_end))
             fault("out of bounds", pc, 1u << i, format("shared %s of %u bytes at shared address 0x%llx%s; the block's shared "
                 "memory is [0x%x, 0x%x), of which dynamic: %u bytes", what, size, (unsigned long long)ad[i],
-                (u32)ad[i] >> 24 ? ", which is of another block" : "", l.smem_base, l.smem_end, l.dynamic_smem));
+                k.cluster->blocks.size() > 1 && (u32)ad[i] >> 24 ? ", which is of another block" : "", l.smem_base, l.smem_end, l.dynamic_smem));
 }
 
 // A launch that may begin before the one ahead of it has ended: until griddepcontrol.wait it may read constants, no more.

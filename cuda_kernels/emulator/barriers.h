@@ -45,13 +45,12 @@ void barrier_done(Block& k, Barrier& b) {
 
 }  // namespace
 
-// Barriers that count the whole block, or the cluster, are met by the warps that still live.
+// Barriers that count the whole block are met by the warps that still live.
 void recount(Block& k) {
     u32 alive = 0;
     for (auto& w : k.warps) alive += w.state != DONE;
     for (auto& b : k.barriers)
         if (b.arrived && b.expected == 0 && (u32)__builtin_popcount(b.waiting) >= alive) barrier_done(k, b);
-    settle(*k.cluster);
 }
 
 namespace {

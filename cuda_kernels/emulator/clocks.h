@@ -12,7 +12,7 @@ namespace {
 
 // What a warp knows goes into a barrier.
 inline void join(const Block& k, const Warp& w, u32* known, u32* fenced) {
-    for (u32 v = 0; v < k.cluster->clocks; v++) {
+    for (u32 v = 0, n = k.cluster->clocks; v < n; v++) {
         u32 epoch = v == w.number ? w.epoch : w.known[v];
         known[v] = epoch > known[v] ? epoch : known[v];
         fenced[v] = w.fenced[v] > fenced[v] ? w.fenced[v] : fenced[v];
@@ -22,7 +22,7 @@ inline void join(const Block& k, const Warp& w, u32* known, u32* fenced) {
 // And out of it. Nobody forgets, so what all others are known up to is what the least is.
 inline void learn(const Block& k, Warp& w, const u32* known, const u32* fenced) {
     u32 least = ~0u;
-    for (u32 v = 0; v < k.cluster->clocks; v++) {
+    for (u32 v = 0, n = k.cluster->clocks; v < n; v++) {
         if (known[v] > w.known[v]) w.known[v] = known[v];
         if (fenced[v] > w.fenced[v]) w.fenced[v] = fenced[v];
         if (v != w.number && w.known[v] < least) least = w.known[v];
@@ -33,7 +33,7 @@ inline void learn(const Block& k, Warp& w, const u32* known, const u32* fenced) 
 // fence.proxy.async by the lanes in m: it covers what this warp knows of others, and its own accesses; where some lanes alone
 // execute it, of their own warp only what lies before all lanes last met at a barrier.
 inline void fence_proxies(Block& k, Warp& w, u32 m) {
-    for (u32 v = 0; v < k.cluster->clocks; v++) {
+    for (u32 v = 0, n = k.cluster->clocks; v < n; v++) {
         u32 upto = v != w.number ? w.known[v] : w.alive & ~m ? w.synced - 1 : w.epoch;
         if (upto > w.fenced[v]) w.fenced[v] = upto;
     }

@@ -63,7 +63,7 @@ inline void settle(Cluster& c) {
 }
 
 // What a fence.acq_rel of these lanes lets relaxed arrivals hand on.
-inline void release(const Block& k, Warp& w, u32 m) {
+__attribute__((noinline)) void release(const Block& k, Warp& w, u32 m) {
     if (k.cluster->blocks.size() == 1) return;
     w.released.assign(w.known, w.known + k.cluster->numbers);
     w.released_fenced.assign(w.fenced, w.fenced + k.cluster->numbers);

@@ -77,6 +77,8 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
 template After asynchronous<true>(Block&, Warp&, const Ins&, u32, u32, u64&);
 template After asynchronous<false>(Block&, Warp&, const Ins&, u32, u32, u64&);
 
+void recount_cluster(Block& k) { settle(*k.cluster); }
+
 void begin_asynchronous(Block& k) {
     k.async = std::make_shared<Async>();
     k.async->total = (u64)k.warps.size() * LANES * k.prog->thread_registers;

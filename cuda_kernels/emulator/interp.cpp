@@ -334,7 +334,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 u64 a[LANES];
                 addresses(k, w, in.o[1], 0, true, m, a);
                 u32 r = 0;
-                for (int i = 0; i < LANES; i++) r |= (u32)(space_of(a[i]) == in.sub || (in.sub == CLUSTER && space_of(a[i]) == SHARED)) << i;
+                for (int i = 0; i < LANES; i++) r |= (u32)is_in(a[i], in.sub) << i;
                 u32* d = pred(w, in.o[0]);
                 *d = (*d & ~m) | (r & m);
                 break;

@@ -295,6 +295,7 @@ struct Run {
 template <bool CHECK>
 void run_warp(Block& k, Warp& w, u64 quantum);
 void recount(Block& k);           // a warp has ended: barriers for the whole block may be complete
+void recount_cluster(Block& k);   // and the cluster's
 void end_block(Block& k, bool check);  // its last warp has
 void work(Run& run, u32 thread);  // a host thread's life
 

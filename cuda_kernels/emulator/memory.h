@@ -71,7 +71,7 @@ inline void move_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 
 }
 
 // The lanes of a store to shared memory that change it, of those in m, and those that write it first.
-inline u32 changing(Block& k, Block& o, const Warp& w, const Ins& in, const u64* ad, u32 m) {
+inline u32 changing(Block& k, const Warp& w, const Ins& in, const u64* ad, u32 m) {
     if (in.kind != K_ST) return m;
     u32 differ = 0;
     for (u32 j = 0; j < in.vec; j++) {
@@ -79,48 +79,17 @@ inline u32 changing(Block& k, Block& o, const Warp& w, const Ins& in, const u64*
         for (u32 r = m; r; r &= r - 1) {
             u32 i = __builtin_ctz(r);
             const u8* value = in.flags & WIDE ? row + 8 * i : row + 4 * i;
-            if (memcmp(o.smem + ad[i] + j * in.size, value, in.size)) differ |= 1u << i;
+            if (memcmp(k.smem + ad[i] + j * in.size, value, in.size)) differ |= 1u << i;
         }
     }
-    Shadow shadow{o, const_cast<Warp&>(w), 0};
+    Shadow shadow{k, const_cast<Warp&>(w), 0};
     for (u32 r = m & ~differ; r; r &= r - 1)
         if (!shadow.valid((u32)ad[__builtin_ctz(r)], in.size * in.vec)) differ |= r & -r;
     return differ;
 }
 
-// An access to the shared memory of block o, this one or another of its cluster.
 template <bool CHECK>
-inline void resolve_shared(Block& k, Block& o, Warp& w, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write,
-                           u8 cell_flags, const char* what) {
-    shared_bounds(o, ad, lo, hi, m, size, pc, what);
-    if (CHECK) {
-        count_shared(k.counts[pc], ad, m, size);
-        Shadow shadow{o, w, pc};
-        if (in.kind == K_ATOM) shadow.read_lanes(ad, m, size, true);
-        if (write) shadow.write_lanes(ad, k.launch->same_value ? changing(k, o, w, in, ad, m) : m, size, cell_flags);
-        else shadow.read_lanes(ad, m, size, (in.flags & STRONG) != 0);
-    }
-    for (int i = 0; i < LANES; i++) p[i] = o.smem + ad[i];
-}
-
-template <bool CHECK>
-__attribute__((noinline)) void resolve_cluster(Block& k, Warp& w, const u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write,
-                                               u8 cell_flags, const char* what) {
-    for (u32 left = m; left;) {
-        const u32 first = __builtin_ctz(left);
-        Block& o = owner(k, w, ad[first], 1u << first, pc);
-        u32 part = 0;
-        u64 at[LANES], lo, hi, all;
-        u8* where[LANES];
-        for (int i = 0; i < LANES; i++) part |= (u32)((left >> i & 1) && (ad[i] & ~(u64)OFFSET) == (ad[first] & ~(u64)OFFSET)) << i;
-        for (int i = 0; i < LANES; i++) at[i] = ((part >> i & 1) ? ad[i] : ad[first]) & OFFSET;
-        range(at, lo, hi, all);
-        resolve_shared<CHECK>(k, o, w, at, lo, hi, part, size, pc, in, where, write, cell_flags, what);
-        for (int i = 0; i < LANES; i++)
-            if ((part >> i & 1) || !(m >> i & 1)) p[i] = where[i];
-        left &= ~part;
-    }
-}
+void resolve_cluster(Block& k, Warp& w, const u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write, u8 cell_flags);
 
 // Check one access of the lanes in m, all in one space, and turn the addresses into pointers.
 template <bool CHECK>
@@ -144,9 +113,17 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
         }
         for (int i = 0; i < LANES; i++) p[i] = (u8*)ad[i];
     } else if (space == SHARED) {
-        resolve_shared<CHECK>(k, k, w, ad, lo, hi, m, size, pc, in, p, write, cell_flags, what);
+        shared_bounds(k, ad, lo, hi, m, size, pc, what);
+        if (CHECK) {
+            count_shared(k.counts[pc], ad, m, size);
+            Shadow shadow{k, w, pc};
+            if (in.kind == K_ATOM) shadow.read_lanes(ad, m, size, true);
+            if (write) shadow.write_lanes(ad, k.launch->same_value ? changing(k, w, in, ad, m) : m, size, cell_flags);
+            else shadow.read_lanes(ad, m, size, (in.flags & STRONG) != 0);
+        }
+        for (int i = 0; i < LANES; i++) p[i] = k.smem + ad[i];
     } else if (space == CLUSTER) {
-        resolve_cluster<CHECK>(k, w, ad, m, size, pc, in, p, write, cell_flags, what);
+        resolve_cluster<CHECK>(k, w, ad, m, size, pc, in, p, write, cell_flags);
     } else if (space == LOCAL) {
         u32 each = k.prog->local_bytes;
         if (hi + size > each || hi + size < size) {
@@ -162,10 +139,31 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
     }
 }
 
+// Accesses to the shared memory of the cluster's blocks are as those blocks' own, by this warp.
+template <bool CHECK>
+__attribute__((noinline)) void resolve_cluster(Block& k, Warp& w, const u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write,
+                                               u8 cell_flags) {
+    for (u32 left = m; left;) {
+        const u32 first = __builtin_ctz(left);
+        u32 part = 0;
+        u64 at[LANES];
+        u8* where[LANES];
+        for (int i = 0; i < LANES; i++) part |= (u32)((left >> i & 1) && ad[i] >> RANK_SHIFT == ad[first] >> RANK_SHIFT) << i;
+        for (int i = 0; i < LANES; i++) at[i] = ((part >> i & 1) ? ad[i] : ad[first]) & OFFSET;
+        resolve<CHECK>(owner(k, w, ad[first], part, pc), w, SHARED, at, part, size, pc, in, where, write, cell_flags);
+        for (int i = 0; i < LANES; i++)
+            if ((part >> i & 1) || !(m >> i & 1)) p[i] = where[i];
+        left &= ~part;
+    }
+}
+
 inline u8 space_of(u64 a) {
     u64 window = a & WINDOW_MASK;
     return window == SHARED_WINDOW ? ((u32)a > OFFSET ? CLUSTER : SHARED) : window == LOCAL_WINDOW ? LOCAL : window == PARAM_WINDOW ? PARAM : GLOBAL;
 }
+
+// Of isspacep: the cluster's window holds the block's.
+__attribute__((noinline)) bool is_in(u64 a, u16 space) { return space_of(a) == space || (space == CLUSTER && space_of(a) == SHARED); }
 
 // Run `use(space, addresses, mask)` once per space that occurs; nearly always once.
 template <class F>

@@ -145,7 +145,7 @@ void start(Cluster& c, u64 i) {
 
 // A block none of whose warps can run waits for the others of its cluster, or lanes have ended unnoticed.
 bool others_run(Block& k) {
-    recount(k);
+    recount_cluster(k);
     for (Block* b : k.cluster->blocks)
         for (auto& w : b->warps)
             if (w.state == RUNNABLE && b->live) return k.spun = true;
@@ -178,7 +178,7 @@ void turn(Block& k) {
         k.last = pick;
         run_warp<CHECK>(k, k.warps[pick], seed ? 1 + (k.random() & (k.random() & 1 ? 15 : 255)) : 1u << 18);
         if (k.warps[pick].state != DONE) return;
-        recount(k);
+        recount(k), recount_cluster(k);
         for (auto& w : k.warps)
             if (w.state != DONE) return;
         end_block(k, CHECK);

@@ -81,7 +81,8 @@ struct Shadow {
         if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
             (c.read_epoch == w.epoch || w.min_known >= c.read_epoch)) {
             c.readers = (c.read_epoch == w.epoch ? c.readers : 0) | 1u << (w.number & 31);
-            c.read_epoch = w.epoch, c.bank = (u8)(w.number >> 5);
+            c.read_epoch = w.epoch;
+            if (c.bank != w.number >> 5) c.bank = (u8)(w.number >> 5);
         } else read_rare(c, key, at, n, lane, atomic);
     }
     __attribute__((noinline)) void read_rare(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
@@ -155,7 +156,8 @@ struct Shadow {
             Cell& c = lines[ad[i] >> 4];
             if (n == 16 && (c.flags & (VALID | PENDING | SPLIT)) == VALID && known[c.writer] >= c.write_epoch &&
                 (c.read_epoch == epoch || least >= c.read_epoch)) {
-                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me, c.read_epoch = epoch, c.bank = bank;
+                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me, c.read_epoch = epoch;
+                if (c.bank != bank) c.bank = bank;
             } else read((u32)ad[i], n, i, atomic);
         }
     }

@@ -71,7 +71,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(64) kerne
     if (FAULT == 22) asm volatile("ld.shared::cta.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
     if (FAULT == 23) {
         asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v + 1) : "memory");
-        y[0] = own[t];
+        y[blockIdx.x * 192 + 128 + t] = own[t];
     }
     if (FAULT != 2) cluster_arrive(), cluster_wait();
 }

@@ -87,6 +87,7 @@ EXAMPLES = {
     ),
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
+    "cluster_groups": Example("cluster_groups.cu", beside=True, capability=90),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
@@ -94,6 +95,27 @@ EXAMPLES = {
         "62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", {"Shape<_1,_2,_1>": "Shape<_1,_1,_1>"}, capability=90, special="a"
     ),
     "conv_sm90": Example("conv_sm90.cu", beside=True, capability=90, special="a"),
+    **{  # blocks that share filters, or pixels
+        f"conv_sm90_{x}x{y}": Example(
+            "conv_sm90.cu",
+            {"Cluster = Shape<_1, _1, _1>": f"Cluster = Shape<_{x}, _{y}, _1>"},
+            beside=True,
+            capability=90,
+            special="a",
+        )
+        for x, y in ((2, 1), (1, 2))
+    },
+    "sparse_gemm_sm90_1x2": Example("62_hopper_sparse_gemm/62_hopper_sparse_gemm.cu", capability=90, special="a"),
+    "gemm_sm90_2x2": Example(
+        "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu",
+        {
+            "using         ElementA    = float;": "using         ElementA    = cutlass::half_t;",
+            "using         ElementB    = float;": "using         ElementB    = cutlass::half_t;",
+            "Shape<_4,_2,_1>": "Shape<_2,_2,_1>",  # of the emulated device's four SMs
+        },
+        capability=90,
+        special="a",
+    ),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -103,6 +125,7 @@ CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
 SPARSE_SM90 = "--m=256 --n=128 --k=256 --iterations=0".split()
+GEMM_SM90 = "--m=512 --n=256 --k=512 --iterations=0".split()  # two tiles of each block, more steps than stages
 DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
 ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before them, and a seed starts them in any order
 
@@ -280,7 +303,8 @@ class Device:
                 params += b"\0" * (-len(params) % p.align) + C.string_at(arguments[i], p.size)
             x, y, z, threads_x, threads_y, threads_z = sizes[:6]
             grid, block = (x, y, z), (threads_x, threads_y, threads_z)
-            options = replace(self.options, dependent=bool(dependent))
+            cluster = (sizes[6], sizes[7], sizes[8]) if sizes[6] else None
+            options = replace(self.options, dependent=bool(dependent), cluster=cluster)
             stats = launch(load(text, name), grid, block, shared, bytes(params), self.memory, options=options)
             self.memory.check_red_zones()
         except (EmulatorError, ValueError) as e:

@@ -15,7 +15,7 @@ struct Hooks {  // cuda_programs.py mirrors it
     void (*release)(uint64_t address);
     void (*image)(const void* fat_binary);
     void (*kernel)(const void* host, const char* name);
-    int (*launch)(const void* host, const uint32_t* grid_and_block, void** arguments, uint64_t shared, int dependent);
+    int (*launch)(const void* host, const uint32_t* sizes, void** arguments, uint64_t shared, int dependent);  // of grid, block, cluster
     int capability;  // 10 x major + minor
     int (*encode)(const MapCall* call, void* out);
 } hooks;
@@ -65,8 +65,8 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
     return cudaSuccess;
 }
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) { return memcpy(kernel, &host, sizeof host), cudaSuccess; }
-static cudaError_t start(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, bool dependent) {
-    const uint32_t sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
+static cudaError_t start(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, bool dependent, dim3 cluster = {0, 0, 0}) {
+    const uint32_t sizes[9] = {grid.x, grid.y, grid.z, block.x, block.y, block.z, cluster.x, cluster.y, cluster.z};
     return kept(hooks.launch(host, sizes, arguments, shared, dependent) ? cudaErrorLaunchFailure : cudaSuccess);
 }
 cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
@@ -74,14 +74,18 @@ cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** arg
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* host, void** arguments) {
     bool dependent = false;
+    dim3 cluster(0, 0, 0);  // as the kernel declares
     for (unsigned i = 0; i < c->numAttrs; i++) {
         const cudaLaunchAttribute& a = c->attrs[i];
-        const auto& cluster = a.val.clusterDim;
-        if (a.id == cudaLaunchAttributeClusterDimension && cluster.x * cluster.y * cluster.z == 1) continue;
+        const auto& blocks = a.val.clusterDim;
+        if (a.id == cudaLaunchAttributeClusterDimension) {
+            cluster = {blocks.x, blocks.y, blocks.z};
+            continue;
+        }
         if (a.id != cudaLaunchAttributeProgrammaticStreamSerialization) return kept(cudaErrorNotSupported);
         dependent |= a.val.programmaticStreamSerializationAllowed != 0;
     }
-    return start(host, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, dependent);
+    return start(host, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, dependent, cluster);
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel(host, grid, block, arguments, shared, stream);
@@ -154,6 +158,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
     return *blocks = 1, cudaSuccess;
 }
+
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) { return *clusters = 1, cudaSuccess; }
 
 // ---- time, of which there is none
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cuda_kernels.emulator import EmulatorError, Options, build
 from tests.independent import cuda_programs, interpreter
-from tests.independent.cuda_programs import ALL_AT_ONCE, SPARSE_SM90
+from tests.independent.cuda_programs import ALL_AT_ONCE, GEMM_SM90, SPARSE_SM90
 from tests.independent.products import Mma, loaded_wrong, moved_wrong, wrong
 from tests.independent.triton_programs import Triton, committed
 from tests.independent.triton_runs import execute, runs, worst
@@ -86,6 +86,14 @@ def cuda(
     return re.search(words, out) is not None
 
 
+def in_clusters(sources: Path, words: str, change: Mapping[str, str], given: Sequence[str] = GEMM_SM90) -> bool:
+    return cuda(sources, "gemm_sm90_2x2", words, change=change or None, given=given)
+
+
+KEPT = {r"mapa\.shared::cluster\.u32 (\S+), *(\S+), *\S+;": r"mov.u32 \1, \2;"}  # no block hears that another has read
+GEMM_SM90_SHORT = [*GEMM_SM90, "--k=128"]
+RELAXED = {r"barrier\.cluster\.arrive;": "bar.sync 0; barrier.cluster.arrive.relaxed;"}  # orders a block alone
+LAST_WAIT = {r"barrier\.cluster\.wait;(?![\s\S]*barrier\.cluster\.wait;)": ""}
 GRID, ORDER = ("--resident", "8"), "launch refused: global order"
 GROUPS, PROXIES = "wgmma.wait_group.sync.aligned {};", "fence.proxy.async.shared::cta;"
 BULK_WAIT = "cp.async.bulk.wait_group \t0;"
@@ -122,11 +130,30 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
     "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
+    "CUTLASS's convolution, two blocks share pixels": lambda s: cuda(s, "conv_sm90_1x2", "Passed"),
+    "CUTLASS's convolution, two blocks share filters": lambda s: cuda(s, "conv_sm90_2x1", "Passed"),
+    "CUTLASS's product in clusters": lambda s: in_clusters(s, "Disposition: Passed", {}),
+    "CUTLASS's product in clusters, no barrier": lambda s: in_clusters(
+        s, "refused: cluster: it uses", {r"barrier\.cluster\.(arrive|wait)[^;]*;": ""}
+    ),
+    "CUTLASS's product in clusters, no fence": lambda s: in_clusters(
+        s, "refused: mbarrier: warp 0 of block", {r"fence\.mbarrier_init\.release\.cluster;": ""}
+    ),
+    "CUTLASS's product in clusters, no release": lambda s: in_clusters(s, "refused: (race|in flight)", KEPT),
+    "CUTLASS's product in clusters, left": lambda s: in_clusters(s, "refused: cluster: the block ends", KEPT, GEMM_SM90_SHORT),
     "nvcc's loops that lanes leave": lambda s: cuda(s, "divergence", "Passed"),
     "CUB's scan": lambda s: cuda(s, "scan", "Passed", *ALL_AT_ONCE),
     "CUB's scan, no acquire": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"membar\.gl;": ""}),
     "CUB's scan, no release": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"st\.release\.gpu": "st.relaxed.gpu"}),
     "CUB's merge sort as shipped": lambda s: cuda(s, "merge_sort", "dependent launch: global load"),
+    "cooperative groups in a cluster": lambda s: cuda(s, "cluster_groups", "Passed"),
+    "cooperative groups in a cluster, relaxed": lambda s: cuda(s, "cluster_groups", "refused: race", change=RELAXED),
+    "cooperative groups in a cluster, left before": lambda s: cuda(
+        s, "cluster_groups", "refused: cluster: it uses .* has ended", "--resident", "4", change=LAST_WAIT
+    ),
+    "cooperative groups in a cluster, left after": lambda s: cuda(  # in that order it has been used
+        s, "cluster_groups", "refused: cluster: the block ends", "--resident", "4", "--seed", "3", change=LAST_WAIT
+    ),
     "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
     "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
 }
