@@ -5,9 +5,10 @@
 
 For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
 what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
-peak by benchmarks/simulator, its range and centre, with clocks of a tile. Last what is required, what was found and whether it
-is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON. --found:
-what benchmarks/sass/found.json says was required and found, with nothing compiled or simulated.
+peak by benchmarks/simulator, its range and centre, with clocks of a tile. For sm_90a one table: what ptxas says, and the main
+loop of the warps that multiply. Last what is required, what was found and whether it is met, without --sm and --tiles also
+against published times. --out: all of it and every point of the range as JSON. --found: what benchmarks/sass/found.json says
+was required and found, with nothing compiled or simulated.
 
 What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 2, the rest half a
 minute. What is not downloaded is left out, and said: make truth.
@@ -25,11 +26,15 @@ import numpy as np
 
 from benchmarks.bench_predictions import by_device
 from benchmarks.published_rows import FOLDER, read
+from benchmarks.sass import hopper
 from benchmarks.sass.clocks import Asked, Simulated, simulated, stage_clocks
 from benchmarks.sass.kernels import (
+    AMPERE,
     DEVICES,
     GEMMS,
+    HOPPER,
     KERNELS,
+    ON_HOPPER,
     Assembled,
     Kernel,
     assemble,
@@ -40,7 +45,7 @@ from benchmarks.sass.kernels import (
 )
 from benchmarks.sass.published import Timed
 from benchmarks.sass.required import BESIDE, Requirement, against_cublas, beside, cube, listed
-from benchmarks.sass.runs import CHANNELS, DEPTHS, SIZE, TAPS, Counts, Ran, counts, operands, run
+from benchmarks.sass.runs import CHANNELS, DEPTHS, SIZE, TAPS, Counts, Ran, counts, depths, operands, run
 from benchmarks.simulator.sass import program
 from cuda_kernels.compile import CompileError
 from cuda_kernels.device import named
@@ -70,7 +75,10 @@ class Row:
 
     @property
     def asked(self) -> Asked:
-        return Asked(self.code.cubin, DEVICES[self.sm].name, self.threads // 32, self.blocks)
+        if self.sm not in HOPPER:
+            return Asked(self.code.cubin, DEVICES[self.sm].name, self.threads // 32, self.blocks)
+        warps, ring = hopper.consumers(self.kernel, self.code, self.threads, self.smem)
+        return Asked(self.code.cubin, DEVICES[self.sm].name, warps, self.blocks, ring=ring)
 
     @property
     def instructions(self) -> float:
@@ -88,7 +96,8 @@ class Row:
         tile = {"m": self.kernel.tile.m, "n": self.kernel.tile.n, "k": self.kernel.tile.k, "stages": self.kernel.tile.stages}
         code = {"registers": self.code.regs, "spills": self.code.spills, "shared_memory": self.smem + self.code.static_smem}
         share = found and {"centre": found.centre, "low": found.low, "high": found.high, "points": found.shares}
-        clocks = found and {str(k): self.tile_clocks(found, k) for k in DEEP}
+        clocks = found and self.sm not in HOPPER and {str(k): self.tile_clocks(found, k) for k in DEEP}
+        more = hopper.record(self.code, self.asked.ring) if self.sm in HOPPER else {}
         return {
             "kernel": str(self.kernel),
             "sm": self.sm,
@@ -100,7 +109,8 @@ class Row:
             "machine_instructions_per_product": self.instructions,
             "answers_equal": self.right,
             "share_of_peak": share,
-            "tile_clocks": clocks,
+            "tile_clocks": clocks or None,
+            **more,
         }
 
 
@@ -119,12 +129,13 @@ def rows(kernel: Kernel, sms: list[str]) -> list[Row]:
         key = sm if kernel.maker == "ours" else ""
         if key not in ran:
             try:
-                ran[key] = [run(kernel, channels, sm=sm) for channels in DEPTHS]
+                ran[key] = [run(kernel, channels, sm=sm) for channels in depths(kernel)]
             except (CompileError, EmulatorError, RuntimeError) as e:
                 raise click.ClickException(f"{kernel} for {sm}: {e}") from None
         shallow, deep = ran[key]
-        right = all(np.array_equal(r.answer.astype(np.float64), operands(c).y) for r, c in zip(ran[key], DEPTHS, strict=True))
-        code = assemble(deep.ptx, sm)
+        answers = zip(ran[key], depths(kernel), strict=True)
+        right = all(np.array_equal(r.answer.astype(np.float64), operands(c).y) for r, c in answers)
+        code = assemble(deep.ptx, sm, deep.entry if sm in HOPPER else "")
         found.append(Row(kernel, sm, code, deep.threads, deep.smem, counts(shallow.stats, deep.stats), right))
     return found
 
@@ -233,7 +244,10 @@ def measured() -> list[Requirement]:
 def last() -> list[Requirement]:
     """Of benchmarks/sass/found.json: ours beside CUTLASS's by every point that it has, the others as they were found."""
     kept = json.loads(FOUND.read_text())
-    kernels, fitting = {str(kernel): kernel for kernel in KERNELS}, [r for r in kept["rows"] if r["share_of_peak"]]
+    kernels, fitting = (
+        {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)},
+        [r for r in kept["rows"] if r["share_of_peak"]],
+    )
     shares = {(kernels[r["kernel"]], r["sm"]): Simulated(tuple(r["share_of_peak"]["points"])) for r in fitting}
     return [*beside(shares), *(Requirement(**r) for r in kept["requirements"] if r["kind"] != BESIDE)]
 
@@ -246,20 +260,25 @@ def last() -> list[Requirement]:
 def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None, kept: bool) -> None:
     if kept:
         click.echo(listed(last()).lstrip())
+        click.echo(hopper.table([r for r in json.loads(FOUND.read_text())["rows"] if r["sm"] in HOPPER]))
         return
     if out and (wrong := fault(out, make_folders=True)):
         raise click.BadParameter(f"{out}: {wrong}", param_hint="--out")
     try:
-        kernels = present(selected(KERNELS, tiles))
+        wanted = [kernel for kernel in (*KERNELS, *ON_HOPPER) if not sms or set(sms) & set(kernel.sms)]
+        kernels = present(selected(wanted, tiles))
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--tiles") from None
     if not kernels:
         return
     compiled(kernels)
     shown = [sm for sm in DEVICES if sm in sms or not sms]
-    found = [row for kernel in kernels for row in rows(kernel, shown)]
+    found = [row for kernel in kernels for row in rows(kernel, [sm for sm in shown if sm in kernel.sms])]
     at = simulations(found)
-    click.echo("\n".join([conditions(), *(f"{side_by_side(found, sm)}\n{shares(found, at, sm)}" for sm in shown)]))
+    tables = [f"{side_by_side(found, sm)}\n{shares(found, at, sm)}" for sm in shown if sm in AMPERE]
+    click.echo("\n".join([conditions(), *tables]))
+    if on_hopper := [row.record(at.get(row)) for row in found if row.sm in HOPPER]:
+        click.echo(hopper.table(on_hopper))
     required = [*beside({(row.kernel, row.sm): s for row, s in at.items()}), *(() if tiles or sms else measured())]
     click.echo(listed(required))
     if out:

@@ -4,6 +4,7 @@
     python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
     python -m benchmarks.cycles conv_strip_sparse24 128x256x64 -D COPIES=1     # pixels of a strip that a thread copies per turn
     python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
+    python -m benchmarks.cycles conv_dense_sm90 128x256x64                     # Hopper's asynchronous products
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
 Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
@@ -12,18 +13,20 @@ Compute's words; then the share of the tensor cores' peak, over what is not publ
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import click
 
 from benchmarks.simulator.machine import (
+    BULK_SOURCES,
+    BULK_SWEPT,
     CENTRE,
     SOURCES,
-    SWEEP,
     SWEEP_SOURCES,
     SWEPT,
+    Bulk,
     Machine,
     Residency,
     Sweep,
@@ -32,10 +35,15 @@ from benchmarks.simulator.machine import (
     residency,
 )
 from benchmarks.simulator.sass import Instruction, Program, ToolMissing, program
-from benchmarks.simulator.simulate import REASONS, Steady, steady, tile_clocks
+from benchmarks.simulator.simulate import Steady, points_of, steady, tile_clocks
+from benchmarks.simulator.state import REASONS
+from benchmarks.simulator.steps import GROUP_WARPS
+from benchmarks.simulator.warpgroups import Ring, ring
 from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, named
+from tactics.families.hopper import conv_wgmma
 from tactics.format import HALF_FORMATS
+from tactics.kernels import KERNELS as EVERY_KERNEL
 from tactics.launches import launches
 from tactics.problems.epilogue import Activation, Epilogue
 from tactics.problems.problem import ConvProblem
@@ -45,6 +53,7 @@ from tactics.tiles import DENSE_TILES, SPARSE_TILES, STRIP_DENSE_TILES, STRIP_SP
 
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
 KERNELS = TILES | {"conv_strip": STRIP_DENSE_TILES, "conv_strip_sparse24": STRIP_SPARSE_TILES}
+HOPPER = {name: family.TILES for family in (conv_wgmma,) for name in family.NAMES}
 NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")
 LAYER = ConvProblem(
     32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True, act=Activation("relu"))
@@ -57,23 +66,46 @@ FEW = 10  # instructions at which warps wait longest, of the summary
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A kernel's machine code, and what a block of it takes."""
+    """A kernel's machine code, and what a block of it takes. `multiplying`: warpgroups that multiply at a time, where others
+    copy, or multiply another tile in turn (ping-pong); 0: all. `drawn`: bytes of a stage of TMA's that the SM draws from L2, if
+    fewer than it holds."""
 
     title: str
     program: Program
     threads: int
     registers: int
     smem: int
+    multiplying: int = 0
+    drawn: int = 0
+
+    @property
+    def warpgroups(self) -> int:
+        """That multiply: all but one where TMA copies for a loop that waits for mbarriers."""
+        produced = ring(self.once, 1, 1 << 30) is not None
+        return self.multiplying or self.threads // 32 // GROUP_WARPS - produced
+
+    @property
+    def once(self) -> tuple[Instruction, ...]:
+        return self.program.iteration(self.program.main_loop)
+
+    @property
+    def ring(self) -> Ring | None:
+        return ring(self.once, self.warpgroups, self.smem, self.drawn)
+
+    def simulated(self, r: Residency) -> Residency:
+        """Without the warps that copy."""
+        return replace(r, warps=GROUP_WARPS * self.warpgroups) if self.ring else r
 
 
 def tile(kernel: str, text: str) -> Tile:
     """The tile of that name, or of which it is the beginning. click.UsageError."""
     if m := NAME.fullmatch(text):
         return Tile(*map(int, m.groups()))
-    found = [t for t in KERNELS[kernel] if str(t).startswith(f"{text}_")]
+    tiles = (KERNELS | HOPPER)[kernel]
+    found = [t for t in tiles if str(t).startswith(f"{text}_")]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(map(str, found or KERNELS[kernel]))
+    names = ", ".join(map(str, found or tiles))
     raise click.UsageError(
         f"tile {text!r}: {'several begin so' if found else f'{kernel} has no such tile'}; expected one of {names}"
     )
@@ -118,6 +150,7 @@ def summary(found: Steady, r: Residency, at: Machine, code: Code) -> str:
         f"{code.title} on {at.device}",
         f"{blocks} of {r.warps} warps on an SM, limited by {r.limit}: {code.registers} registers a thread, "
         f"{code.smem} bytes of shared memory",
+        *asynchronous(code),
         f"One iteration of a warp: {len(found.instructions)} instructions, {mma} products. Of all warps of an SM: "
         f"{found.clocks_per_stage:.0f} clocks",
         f"Busy: tensor cores {found.mma_share:.1%}, port of shared memory {found.port_share:.1%}, issue slots "
@@ -132,30 +165,52 @@ def summary(found: Steady, r: Residency, at: Machine, code: Code) -> str:
     return "\n".join(lines)
 
 
+def asynchronous(code: Code) -> Iterator[str]:
+    """What a warpgroup waits for."""
+    if pending := [i.pending for i in code.once if i.pending is not None]:
+        many = "1 warpgroup multiplies" if code.warpgroups == 1 else f"{code.warpgroups} warpgroups multiply"
+        yield f"{many}; groups of products in flight behind the shortest wait: {min(pending)}"
+    if code.ring:
+        filled = (
+            f"TMA fills {code.ring.stages} stages of {code.ring.held} bytes, this SM draws {code.ring.drawn} of them from L2"
+        )
+        yield f"{filled}; the warps that copy are not simulated"
+
+
 def rows(found: Steady) -> Iterator[tuple[Instruction, Mapping[str, float]]]:
     return zip(found.instructions, found.waited, strict=True)
 
 
 def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     """The share over the sweep: the whole range, and by each parameter's values the mean."""
-    shares = {point: steady(code.program, r, at, point).mma_share for point in SWEEP}
+    points = points_of(code.once)
+    shares = {point: steady(code.program, r, at, point, ring=code.ring).mma_share for point in points}
     every = [centre, *shares.values()]
     lines = [
-        f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(SWEEP)} points)"
+        f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(points)} points)"
     ]
-    for field in fields(Sweep):
-        of: dict[object, list[float]] = {}
-        for point, share in shares.items():
-            value = {f.name: getattr(point, f.name) for f in fields(Sweep)}[field.name]
-            of.setdefault(value, []).append(share)
-        lines.append(f"  {field.name}: " + ", ".join(f"{value} {sum(x) / len(x):.0%}" for value, x in of.items()))
+    if any("HGMMA.SP" in i.opcode for i in code.once):
+        lines.append(f"  of the dense peak: {2 * centre:.2f} (from {2 * min(every):.2f} to {2 * max(every):.2f})")
+    plain, bulk = ({p: x for p, x in shares.items() if (p.bulk == CENTRE.bulk) == alike} for alike in (True, False))
+    lines += [means(field.name, plain, lambda p: p) for field in fields(Sweep) if field.name != "bulk"]
+    lines += [means(field.name, bulk, lambda p: p.bulk) for field in fields(Bulk) if bulk]
     return "\n".join(lines)
+
+
+def means(name: str, shares: Mapping[Sweep, float], part: Callable[[Sweep], Sweep | Bulk]) -> str:
+    """The mean share by a figure's values."""
+    of: dict[object, list[float]] = {}
+    for point, share in shares.items():
+        of.setdefault(getattr(part(point), name), []).append(share)
+    return f"  {name}: " + ", ".join(f"{value} {sum(x) / len(x):.0%}" for value, x in of.items())
 
 
 def sourced(at: Machine) -> str:
     """A table of figures and sources, in Markdown."""
     rows = [(f"`{name}`", str(getattr(at, name)), source) for name, source in SOURCES.items() if name != "device"]
     rows += [(f"`{name}`", " or ".join(map(_shown, values)), SWEEP_SOURCES[name]) for name, values in SWEPT.items()]
+    if at.device == machine(device_of("sm_90a")).device:
+        rows += [(f"`{name}`", " or ".join(map(_shown, values)), BULK_SOURCES[name]) for name, values in BULK_SWEPT.items()]
     lines = [f"| {' | '.join(row)} |" for row in (("figure", f"on an {at.device}", "source"), ("---", "--:", "---"), *rows)]
     return "\n".join(lines)
 
@@ -167,7 +222,7 @@ def _shown(value: object) -> str:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("kernel", default="")
 @click.argument("tile_name", metavar="[TILE]", default="")
-@click.option("--sm", default="sm_80", show_default=True, help="architecture; simulated at its full rate of products")
+@click.option("--sm", help="architecture, at its full rate of products; sm_80 without it, sm_90a for Hopper's kernels")
 @click.option("--device", help="a named device, such as rtx4090, instead of an architecture")
 @click.option("-D", "defined", multiple=True, metavar="NAME=VALUE", help="compile-time value")
 @click.option("--function", default="", help="of a cubin: its kernel; otherwise the one with most products")
@@ -175,13 +230,17 @@ def _shown(value: object) -> str:
 @click.option("--smem", type=int, default=0, help="of a cubin: bytes of shared memory of a block")
 @click.option("--registers", type=int, help="of a cubin: registers of a thread, if not those that it names")
 @click.option("--blocks", type=int, help="blocks on an SM, if fewer than fit")
+@click.option("--warpgroups", type=int, default=0, help="that multiply at a time; all but one where TMA copies")
+@click.option(
+    "--drawn", type=int, default=0, help="bytes of a stage of TMA's that this SM draws from L2, if a cluster shares it"
+)
 @click.option("--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop")
 @click.option("--brief", is_flag=True, help="without the listing and the sweep")
 @click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
 def main(
     kernel: str,
     tile_name: str,
-    sm: str,
+    sm: str | None,
     device: str | None,
     defined: tuple[str, ...],
     function: str,
@@ -189,23 +248,25 @@ def main(
     smem: int,
     registers: int | None,
     blocks: int | None,
+    warpgroups: int,
+    drawn: int,
     stages: int | None,
     brief: bool,
     figures: bool,
 ) -> None:
-    """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip or conv_strip_sparse24 with a TILE, or a file that
-    ends in .cubin."""
+    """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, or Hopper's conv_dense_sm90 or
+    conv_sparse24_sm90, with a TILE, or a file that ends in .cubin."""
     try:
-        on = named(device) if device else device_of(sm)
+        on = named(device) if device else device_of(sm or (EVERY_KERNEL[kernel].sm if kernel in HOPPER else "sm_80"))
         if figures:
             return click.echo(sourced(machine(on)))
         if kernel.endswith(".cubin"):
             code = _file(Path(kernel), function, threads, smem, registers)
-        elif kernel in KERNELS:
+        elif kernel in KERNELS | HOPPER:
             code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
         else:
-            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(KERNELS)} or a file that ends in .cubin")
-        show(code, on, blocks, stages, brief)
+            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(KERNELS | HOPPER)} or a file that ends in .cubin")
+        show(replace(code, multiplying=warpgroups, drawn=drawn), on, blocks, stages, brief)
     except (ValueError, CompileError, ToolMissing, OSError) as e:
         raise click.ClickException(str(e)) from None
 
@@ -215,8 +276,10 @@ def show(code: Code, device: Device, blocks: int | None, stages: int | None, bri
     fit = residency(device, code.threads, code.registers, code.smem)
     if blocks is not None and not 1 <= blocks <= fit.blocks:
         raise click.UsageError(f"--blocks {blocks}: expected 1 to {fit.blocks}, which fit an SM of {device.title}")
-    r = Residency(fit.warps, blocks, "--blocks") if blocks else fit
-    found = steady(code.program, r, at, CENTRE)
+    r = code.simulated(Residency(fit.warps, blocks, "--blocks") if blocks else fit)
+    if stages is not None and code.ring:
+        raise click.UsageError("--stages: expected without TMA, whose warps are not simulated, nor what is around their loop")
+    found = steady(code.program, r, at, CENTRE, ring=code.ring)
     if not brief:
         click.echo(listing(found) + "\n")
     click.echo(summary(found, r, at, code))
@@ -232,7 +295,8 @@ def _file(path: Path, function: str, threads: int | None, smem: int, registers: 
     if threads is None:
         raise click.UsageError(f"{path.name}: expected --threads, how many a block has; the cubin does not say")
     found = program(path.read_bytes(), function)
-    return Code(f"{path.name} {found.name[:60]}", found, threads, registers or found.registers, smem)
+    held = registers or min(found.registers, 65536 // threads // 8 * 8)  # more than those by setmaxnreg
+    return Code(f"{path.name} {found.name[:60]}", found, threads, held, smem)
 
 
 def _values(defined: tuple[str, ...]) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,9 +34,10 @@ DRAWN, CHANGED = 20, 4  # one row in so many is compiled again where a seed is g
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Registers per thread, bytes of static shared memory, of spills and local arrays; instructions in all, and of them tensor
-    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM). Of Hopper's
-    kernels: copies by tensor maps (UTMALDG) and bulk copies (UBLKCP), waits for all products of a warpgroup, and ptxas's lines
-    that wgmma is serialised (C75xx). Rows of the record end where the rest is zero."""
+    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM).
+
+    Of kernels with asynchronous products (HGMMA) alone: TMA's copies (UTMALDG, UBLKCP); groups of products in flight behind the
+    shortest wait of a main loop, -1 where none waits; C75xx lines, by which ptxas says that it waits for each product."""
 
     regs: int
     smem: int
@@ -46,10 +47,14 @@ class Taken:
     mma_sp: int
     copies: int
     matrices: int
-    boxes: int = 0
-    bulks: int = 0
-    drains: int = 0
-    serialised: int = 0
+    bulk: int = 0
+    in_flight: int = -1
+    serialized: int = 0
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """As it is recorded: without the last fields where there are no asynchronous products."""
+        return astuple(self)[: -3 if (self.bulk, self.in_flight, self.serialized) == (0, -1, 0) else None]
 
 
 @lru_cache
@@ -72,7 +77,7 @@ def record(base: str = "") -> dict:
 
 
 def takes(kernel: str, values, sm: str) -> Taken:
-    """What this variant takes; AssertionError where it spills or is not as recorded."""
+    """What this variant takes; AssertionError where it spills, waits for all its products, or is not as recorded."""
     key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
     known = _row(record(), kernel, key, sm)
     fresh = known is not None and record()[compiler()][kernel]["source"] == source_hash(kernel)
@@ -82,8 +87,10 @@ def takes(kernel: str, values, sm: str) -> Taken:
         found = measured(compile_kernel(kernel, dict(values), sm))
     if path := os.environ.get(WRITE):
         with open(path, "a") as file:
-            file.write(json.dumps([kernel, key, sm, _shortened(found)]) + "\n")
+            file.write(json.dumps([kernel, key, sm, found.row]) + "\n")
     assert found.spills == 0, f"{kernel} {key} for {sm}: {found.spills} bytes of spills and local arrays"
+    assert found.serialized == 0, f"{kernel} {key} for {sm}: ptxas serialises asynchronous products (C75xx)"
+    assert found.in_flight != 0, f"{kernel} {key} for {sm}: a main loop waits for all its products"
     if WRITE not in os.environ and compiler() in record():
         assert known is not None, f"{kernel} {key} for {sm} is not in {RECORD.name}: run `make compiled`"
         assert found == known or not fresh, f"{kernel} {key} for {sm}: {found}, in {RECORD.name} {known}: run `make compiled`"
@@ -96,8 +103,7 @@ def fits(c: Compiled) -> None:
 
 
 def measured(c: Compiled) -> Taken:
-    ops = disassemble(c.cubin)
-    code = "\n".join(str(i) for p in programs(c.cubin).values() for i in p.instructions if i.opcode.startswith("WARPGROUP"))
+    ops, in_flight = disassemble(c.cubin), [p.in_flight for p in programs(c.cubin).values()]
 
     def count(start: str, end: str) -> int:
         return sum(n for op, n in ops.items() if op.startswith(start) and op.endswith(end))
@@ -111,24 +117,15 @@ def measured(c: Compiled) -> Taken:
         count("HMMA.SP", "") + count("HGMMA.SP", ""),
         count("LDGSTS", "128"),
         count("LDSM", ".4"),
-        count("UTMALDG", ""),
-        count("UBLKCP", ""),
-        len(re.findall(r"DEPBAR\.LE gsb\d, 0x0\b", code)),
-        len(re.findall(r"\bC75\d\d\b", c.log)),
+        count("UTMALDG", "") + count("UBLKCP", ""),
+        min((n for n in in_flight if n is not None), default=-1),
+        len(re.findall(r"\(C75\d\d\)", c.log)),
     )
 
 
 def disassemble(cubin: bytes) -> collections.Counter:
     """Mnemonic -> how often it stands in the machine code."""
     return collections.Counter(i.opcode for p in programs(cubin).values() for i in p.instructions)
-
-
-def _shortened(taken: Taken) -> list[int]:
-    """A row of the record, without the zeros that fields have anyway."""
-    row, least = list(astuple(taken)), sum(f.default is MISSING for f in fields(Taken))
-    while len(row) > least and not row[-1]:
-        row.pop()
-    return row
 
 
 def _row(table: dict, kernel: str, key: str, sm: str) -> Taken | None:

@@ -11,30 +11,27 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import simulator
-from benchmarks.simulator.machine import CENTRE, SWEEP, Residency, Sweep, machine
+from benchmarks.simulator.machine import CENTRE, Residency, machine
 from benchmarks.simulator.sass import program
-from benchmarks.simulator.simulate import steady, tile_clocks
+from benchmarks.simulator.simulate import points_of, steady, tile_clocks
+from benchmarks.simulator.warpgroups import Ring
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
 from tactics.tactic import Tile
 
-POINTS = (CENTRE, *SWEEP)  # the centre comes first
 ITERATIONS = 16  # of the main loop, of the tile that is simulated whole
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be simulated: a main loop with so many warps of a block and blocks on an SM of a device."""
+    """What is to be simulated: a main loop with so many warps of a block, which multiply, and blocks on an SM of a device."""
 
     cubin: bytes
     device: str
     warps: int
     blocks: int
     every_point: bool = True
-
-    @property
-    def points(self) -> tuple[Sweep, ...]:
-        return POINTS if self.every_point else POINTS[:1]
+    ring: Ring | None = None  # of a loop that TMA feeds, the stages; nothing around such a loop is simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +67,19 @@ def _sources() -> bytes:
 
 
 def _path(asked: Asked) -> Path:
-    parts = asked.cubin, _sources(), repr((named(asked.device), asked.warps, asked.blocks, asked.every_point)).encode()
+    parts = (
+        asked.cubin,
+        _sources(),
+        repr((named(asked.device), asked.warps, asked.blocks, asked.every_point, asked.ring)).encode(),
+    )
     return cache_dir() / "independent" / f"clocks-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.json"
 
 
 def _simulate(asked: Asked) -> Simulated:
     code, at, r = program(asked.cubin), machine(named(asked.device)), Residency(asked.warps, asked.blocks)
-    found = [steady(code, r, at, point) for point in asked.points]
-    once = tile_clocks(code, ITERATIONS, r, at) - ITERATIONS * found[0].clocks_per_stage
+    points = (CENTRE, *(points_of(code.iteration(code.main_loop)) if asked.every_point else ()))  # the centre comes first
+    found = [steady(code, r, at, point, ring=asked.ring) for point in points]
+    once = 0 if asked.ring else tile_clocks(code, ITERATIONS, r, at) - ITERATIONS * found[0].clocks_per_stage
     return Simulated(tuple(s.mma_share for s in found), once)
 
 

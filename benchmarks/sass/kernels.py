@@ -26,7 +26,8 @@ from tests.independent.cuda_programs import shared_object
 from tests.independent.triton_programs import Triton
 
 HERE = Path(__file__).parent
-DEVICES = {"sm_80": named("a100"), "sm_86": named("a40"), "sm_89": named("l40s")}  # of each architecture one of full rate
+AMPERE, HOPPER = ("sm_80", "sm_86", "sm_89"), ("sm_90a",)
+DEVICES = dict(zip((*AMPERE, *HOPPER), map(named, ("a100", "a40", "l40s", "h100")), strict=True))  # one of full rate each
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,6 +43,15 @@ class Kernel:
     def sparse(self) -> bool:
         return "sparse" in self.name
 
+    @property
+    def sms(self) -> tuple[str, ...]:
+        """The architectures that it is for: Hopper's asynchronous products are for no other."""
+        return HOPPER if self.name.endswith("_sm90") else AMPERE
+
+    @property
+    def pingpong(self) -> bool:
+        return "pingpong" in self.name
+
     def __str__(self) -> str:
         return f"{self.maker} {self.name} {self.tile}"
 
@@ -56,6 +66,17 @@ KERNELS = (
     *(Kernel("ours", "conv_sparse24", tile) for tile in SPARSE),
     *(Kernel("CUTLASS", "sparse_gemm", tile) for tile in SPARSE),
 )
+# Hopper's: warps are those that multiply, of a tile at a time.
+# fmt: off
+ON_HOPPER = (
+    *(Kernel("ours", "conv_dense_sm90", Tile(m, n, 64, 8, 1, 4)) for m, n in ((128, 256), (256, 128), (128, 128))),
+    *(Kernel("CUTLASS", "gemm_sm90", Tile(*tile)) for tile in ((128, 256, 64, 8, 1, 4), (128, 128, 64, 8, 1, 6))),
+    *(Kernel("CUTLASS", "gemm_pingpong_sm90", Tile(*tile)) for tile in ((64, 256, 64, 4, 1, 5), (128, 128, 64, 4, 1, 6))),
+    *(Kernel("CUTLASS", "conv_sm90", Tile(*tile)) for tile in ((128, 128, 64, 4, 1, 6), (64, 64, 64, 4, 1, 3))),
+    *(Kernel("ours", "conv_sparse24_sm90", Tile(m, n, 64, 8, 1, 4)) for m, n in ((128, 256), (256, 128))),
+    *(Kernel("CUTLASS", "sparse_gemm_sm90", Tile(*tile)) for tile in ((128, 128, 128, 8, 1, 4), (128, 256, 64, 8, 1, 4))),
+)
+# fmt: on
 # What cuBLAS chooses from, as far as CUTLASS's generator for Ampere lists it (GenerateSM80_TensorOp_16816).
 # fmt: off
 GEMMS = tuple(
@@ -84,7 +105,12 @@ def cutlass(kernel: Kernel) -> Path:
     """The program of a kernel of CUTLASS's, with run() and its PTX inside; compiling takes a quarter of a minute."""
     t = kernel.tile
     values = {"BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages}
-    return shared_object(f"{kernel.name}_{t}", (HERE / f"{kernel.name}.cu").read_text(), values=values)
+    if kernel.sms != HOPPER:
+        return shared_object(f"{kernel.name}_{t}", (HERE / f"{kernel.name}.cu").read_text(), values=values)
+    # A failed assertion is a call, which no product may be in flight across: with them ptxas waits for each product (C7510).
+    values |= {"NDEBUG": 1, "PINGPONG": int(kernel.pingpong)}
+    text = (HERE / f"{kernel.name.replace('_pingpong', '')}.cu").read_text()
+    return shared_object(f"{kernel.name}_{t}", text, values=values, capability="90a")
 
 
 @lru_cache(maxsize=1)
@@ -118,12 +144,14 @@ def _cached(name: str, *parts: bytes | str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Machine code, and what ptxas says of it: registers of a thread, bytes of static shared memory and of spills."""
+    """Machine code, and what ptxas says of it: registers of a thread, bytes of static shared memory and of spills, how often it
+    had to wait for asynchronous products (C75xx)."""
 
     cubin: bytes
     regs: int
     static_smem: int
     spills: int
+    serialized: int = 0
 
     def resident(self, device: Device, threads: int, dynamic_smem: int) -> int:
         """Blocks that an SM holds at a time; 0 where not even one fits."""
@@ -134,8 +162,8 @@ class Assembled:
             return 0
 
 
-def assemble(ptx: str, sm: str) -> Assembled:
-    """Of PTX with one kernel, for its own architecture or a later one. Raises RuntimeError with ptxas' words."""
+def assemble(ptx: str, sm: str, entry: str = "") -> Assembled:
+    """Of PTX with one kernel, or of its kernel `entry`, for its own architecture or a later one. RuntimeError: ptxas' words."""
     path = _cached("code", ptx, sm, *packages.TOOLKIT)
     log = path.with_suffix(".log")
     if not (path.exists() and log.exists()):
@@ -149,12 +177,15 @@ def assemble(ptx: str, sm: str) -> Assembled:
             write(path, out.read_bytes())
             write(log, done.stderr.encode())
     said = log.read_text()
+    serialized = sum("(C75" in line and entry in line for line in said.splitlines())
+    if entry:
+        (said,) = re.findall(rf"Compiling entry function '{re.escape(entry)}'.*?(?=Compiling entry|\Z)", said, re.S)
 
     def number(pattern: str) -> int:
         return sum(map(int, re.findall(pattern, said)))
 
     spills = number(r"(\d+) bytes spill") + number(r"(\d+) bytes stack frame")
-    return Assembled(path.read_bytes(), number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), spills)
+    return Assembled(path.read_bytes(), number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), spills, serialized)
 
 
 def selected(kernels: Iterable[Kernel], tiles: Iterable[str]) -> list[Kernel]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchmarks.sass.kernels import Kernel, cutlass, triton
+from benchmarks.sass.kernels import DEVICES, HOPPER, Kernel, cutlass, triton
 from cuda_kernels.compile import compile_kernel, virtual
 from cuda_kernels.device import named
 from cuda_kernels.emulator import Options, Stats
@@ -24,13 +24,19 @@ from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.step import Launch
 from tactics.tactic import Tactic
-from tests.independent.cuda_programs import Device, cudart
+from tests.independent.cuda_programs import Device, aligned, cudart
 from tests.independent.triton_runs import Run, execute, tiles
 
 SIZE, CHANNELS, TAPS = 16, 256, 3
 DEPTHS = (64, 256)  # input channels: K = 576 and 2304
 HWC8 = Format("fp16", "hwc8")
 CHECKED = Options()
+
+
+def depths(kernel: Kernel) -> tuple[int, int]:
+    """Input channels of a kernel's two runs; CUTLASS's metadata for Hopper ends with a stage, behind which TMA reads zeros: the
+    emulator refuses those."""
+    return DEPTHS if kernel.tile.k <= DEPTHS[0] else (2 * DEPTHS[0], DEPTHS[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,9 @@ def _ours(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
     c = data.x.shape[1]
     p = ConvProblem(1, c, SIZE, SIZE, CHANNELS, TAPS, TAPS, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue())
     tactic = Tactic(kernel.name, kernel.tile, (HWC8,), HWC8)
-    gpu = Emulated(named("a100"), checks=options.checks, async_mode=options.async_mode, seed=options.seed)
+    gpu = Emulated(
+        DEVICES[sm] if sm in HOPPER else named("a100"), checks=options.checks, async_mode=options.async_mode, seed=options.seed
+    )
     weights = data.w.astype(np.float32).reshape(CHANNELS, TAPS, TAPS, c).transpose(0, 3, 1, 2)
     image = to_memory(data.x.reshape(1, SIZE, SIZE, c).transpose(0, 3, 1, 2), HWC8)
     places = {}
@@ -116,33 +124,40 @@ def _ours(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
 _DEVICE: list[Device] = []  # one for the process: programs hold its address
 
 
-def _device(options: Options) -> Device:
+def _device(options: Options, kernel: Kernel) -> Device:
     if not _DEVICE:
         _DEVICE.append(Device(options))
-        C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(_DEVICE[0].hooks))
+    _DEVICE[0].hooks.capability = DEVICES[kernel.sms[0]].cc
+    _DEVICE[0].change = aligned if kernel.sms == HOPPER else str
+    C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(_DEVICE[0].hooks))
     _DEVICE[0].options = options
     return _DEVICE[0]
 
 
 def _cutlass(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
-    device, c = _device(options), data.x.shape[1]
+    device, c = _device(options, kernel), data.x.shape[1]
     memory, m, n, k = device.memory, SIZE * SIZE, CHANNELS, TAPS * TAPS * c
     run = C.CDLL(str(cutlass(kernel))).run
     y, before = memory.alloc(2 * m * n, name="y"), len(device.launched)
     arrays: tuple[np.ndarray, np.ndarray]
     numbers: tuple[int, ...]
-    if kernel.name == "conv":
+    if kernel.name.startswith("conv"):
         arrays, numbers = (data.x, data.w), (1, SIZE, c, n, TAPS)
-    elif kernel.name == "gemm":
+    elif not kernel.sparse:
         arrays, numbers = (data.columns, data.rows), (m, n, k)
+    elif kernel.sms == HOPPER:  # it compresses by itself
+        arrays, numbers = (data.rows, data.columns), (n, m, k)
     else:
         arrays, numbers = (kept(data.rows), data.columns), (n, m, k)
     taken = [memory.upload(array, name) for array, name in zip(arrays, ("first", "second"), strict=True)]
     taken.append(y)
-    if kernel.sparse:
+    if kernel.sparse and kernel.sms == HOPPER:
+        up = -(-k // 256) * 256
+        taken += [memory.alloc(n * up, name="values"), memory.alloc(n * up // 8, name="metadata")]
+    elif kernel.sparse:
         taken += [memory.upload(places(data.rows), "metadata"), memory.alloc(n * k // 8, name="reordered")]
     status = run(*map(C.c_void_p, taken), *map(C.c_int, numbers))
-    if status or len(device.launched) != before + 1:
+    if status or len(device.launched) - before != 1 + (kernel.name == "sparse_gemm_sm90"):
         raise RuntimeError(f"{kernel}: cutlass::Status {status} after {len(device.launched) - before} launches")
     memory.check_red_zones()
     answer = memory.read(y, 2 * m * n).view(np.float16)

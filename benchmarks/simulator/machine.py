@@ -5,10 +5,11 @@ spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 take
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 
-from benchmarks.simulator.sass import MMA, Instruction
+from benchmarks.hopper import figures
+from benchmarks.simulator.sass import GMMA, MMA, Instruction
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.rates import rates
 
@@ -106,6 +107,18 @@ def device_of(sm: str) -> Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Bulk:
+    """What asynchronous products and TMA's copies take, on Hopper: bytes a clock that an SM draws from L2, clocks from a
+    stage's release to its first bytes, how often a byte that TMA writes crosses the port, clocks from a product's last operands
+    to its sums."""
+
+    l2: float = figures.CENTRE.l2
+    latency: float = figures.CENTRE.latency
+    write_port: float = figures.CENTRE.write_port
+    depth: int = 17
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """What nobody has published. `arbitration`: which warp of a sub-core issues, where several may; all but "round robin" go
     on with the one that issued last. `copy`: clocks that the request of a copy (LDGSTS) takes of the port, beside the write of
@@ -117,6 +130,7 @@ class Sweep:
     hold: int
     queue: int
     barrier: int
+    bulk: Bulk = field(default=Bulk(), repr=False)  # unseen by the hashes of loops of mma.sync, which have nothing of it
 
 
 YOUNGEST, OLDEST, ROUND_ROBIN = "greedy, then youngest", "greedy, then oldest", "round robin"
@@ -128,6 +142,11 @@ SWEPT: Mapping[str, tuple] = {
 }
 SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in product(*SWEPT.values()))
 CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
+BULK_SWEPT: Mapping[str, tuple] = {name: figures.SWEPT[name] for name in ("l2", "latency", "write_port")} | {"depth": (60, 17)}
+BULK_SWEEP = tuple(replace(CENTRE, bulk=Bulk(*values)) for values in product(*BULK_SWEPT.values()))
+BULK_SOURCES = {name: figures.SOURCES[name] for name in BULK_SWEPT if name != "depth"} | {
+    "depth": "unpublished: as deep as mma.sync's, or 43 clocks deeper"
+}
 SWEEP_SOURCES: Mapping[str, str] = {
     "arbitration": f"the youngest, {HUERTA}, on GA102; the oldest and round robin are what simulators before it took",
     "copies": "unpublished: from the least that any request takes, data written when the port is free, to four clocks, one for "
@@ -139,9 +158,13 @@ SWEEP_SOURCES: Mapping[str, str] = {
 
 def interval(machine: Machine, i: Instruction) -> int:
     """Clocks of a sub-core's tensor core that one product takes. ValueError for those that the table does not have."""
+    if m := GMMA.match(i.opcode):
+        return int(m["n"]) // 2  # m64nNk16, and m64nNk32 of 2:4 weights: LUO's table of wgmma
     m = MMA.match(i.opcode)
     if m is None or m["sum"] != "F32":
-        raise ValueError(f"{i.opcode} at {i.address:#x}: no published rate is in the table; expected HMMA with FP32 sums")
+        raise ValueError(
+            f"{i.opcode} at {i.address:#x}: no published rate is in the table; expected HMMA with FP32 sums, or HGMMA of FP16"
+        )
     products = {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32}[m["shape"]]
     return max(1, round(products / machine.products_per_clk / (machine.sparse_ratio if m["sparse"] else 1)))
 

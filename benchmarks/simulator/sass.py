@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ CONTROL_BIT = 41  # of the upper 64 bits
 NO_SCOREBOARD = 7
 # An instruction: its address, perhaps a predicate, the mnemonic, operands, its lower 64 bits; the upper ones on the next line.
 LINE = re.compile(
-    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)(?P<operands>[^;]*);"
+    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)(?P<operands>[^;]*);"
     r"\s*/\* (?P<low>0x[0-9a-f]{16}) \*/\s*\n\s*/\* (?P<high>0x[0-9a-f]{16}) \*/"
     r"|^(?P<label>\.L\w+):\s*$"
     r"|^\.text\.(?P<function>\S+):\s*$"
@@ -33,11 +33,17 @@ REGISTER = re.compile(r"\b(U?[RP])(\d+)\b((?:\.\w+)*)")  # not the zeros RZ, URZ
 LABEL = re.compile(r"\(?(\.L\w+)\)?")
 NO_RESULT = re.compile(  # their first operand is not written
     r"(ST[SGL]?|STSM|RED|REDG|LDGSTS|LDGDEPBAR|DEPBAR|BAR|BRA|BRX|EXIT|NOP|BSSY|BSYNC|CALL|RET|WARPSYNC|CCTL\w*|MEMBAR|ERRBAR"
-    r"|ARRIVES|UTMA\w+|SYNCS|PREEXIT|ACQBULK|YIELD|JMP|KILL|FENCE|BPT|NANOSLEEP)\b"
+    r"|ARRIVES|UTMA\w+|UBLK\w+|SYNCS(?!\.PHASECHK)|WARPGROUP|PREEXIT|ACQBULK|YIELD|JMP|KILL|FENCE|BPT|NANOSLEEP)\b"
 )
-WORK = re.compile(r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR)\b")  # beside products, what a loop is for
+WORK = re.compile(  # beside products, what a loop is for
+    r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR|UTMALDG|UBLKCP|SYNCS\.ARRIVE|WARPGROUP)\b"
+)
 MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F32|F16)")
 TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
+# An asynchronous product of a warpgroup, of FP16 or BF16; its last of a group names gsb0, a counter of groups in flight.
+GMMA = re.compile(r"HGMMA\.(?P<sparse>SP\.)?64x(?P<n>\d+)x(?P<k>16|32)\.(?P<sum>F32|F16)(\.BF16)?$")
+PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most so many groups are in flight
+BULK = re.compile(r"(UTMALDG|UBLKCP)\b")  # TMA's copies to shared memory
 # Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
 MMA_REGISTERS = {
     (False, "1688"): (4, 2, 1, 4),
@@ -86,6 +92,15 @@ class Instruction:
         return TENSOR.match(self.opcode) is not None
 
     @property
+    def bulk(self) -> bool:
+        return BULK.match(self.opcode) is not None
+
+    @property
+    def pending(self) -> int | None:
+        """Groups of asynchronous products that may go on behind it; None where it waits for none."""
+        return int(self.operands[1], 16) if PENDING.match(self.opcode) else None
+
+    @property
     def nothing(self) -> bool:
         """Never executed: `@!PT LDS`, which ptxas writes in front of copies, takes an issue slot and no more."""
         return self.predicate in ("!PT", "!UPT")
@@ -126,25 +141,46 @@ class Program:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """By their backward branches; a branch to itself, as behind every kernel's end, is none."""
+        """By their backward branches. A branch to itself, as behind every kernel's end, is none; nor is one that returns from
+        where a wait for an mbarrier goes on trying, behind the kernel's end, into the middle of a loop."""
         at = {i.address: n for n, i in enumerate(self.instructions)}
         found: dict[int, int] = {}
         for n, i in enumerate(self.instructions):
             first = at.get(i.target) if i.target is not None and i.opcode.startswith("BRA") else None
-            if first is not None and first < n:
+            if first is not None and first < n and (i.conditional or not self._tries_on(n)):
                 found[first] = max(n, found.get(first, 0))  # several branches to one head: one loop
         return tuple(Loop(first, last) for first, last in sorted(found.items()))
 
+    def _tries_on(self, n: int) -> bool:
+        """Whether this branch follows a loop of tries: SYNCS.PHASECHK and the branch back to it."""
+        before = self.instructions[max(0, n - 2) : n]
+        return [i.opcode.split(".")[:2] for i in before] == [["SYNCS", "PHASECHK"], ["BRA"]]
+
+    def innermost(self, counted: Callable[[Instruction], bool]) -> dict[Loop, int]:
+        """The loops with such instructions and no such loop inside, with how many they have."""
+        found = {loop: sum(map(counted, self.instructions[loop.first : loop.last + 1])) for loop in self.loops}
+        loops = [loop for loop, n in found.items() if n]
+        return {loop: found[loop] for loop in loops if not any(other in loop for other in loops)}
+
     @property
     def main_loop(self) -> Loop:
-        """Of the loops with tensor core products and no such loop inside, the one with the most. Raises NoMainLoop."""
-        products = {loop: sum(i.mma for i in self.instructions[loop.first : loop.last + 1]) for loop in self.loops}
-        loops = [loop for loop, n in products.items() if n]
-        inner = [loop for loop in loops if not any(other in loop for other in loops)]
-        if not inner:
+        """Of the innermost loops with tensor core products the one with the most. Raises NoMainLoop."""
+        products = self.innermost(lambda i: i.mma)
+        if not products:
             what = "its products are unrolled" if any(i.mma for i in self.instructions) else "it has no tensor core products"
             raise NoMainLoop(f"{self.name}: no loop multiplies on tensor cores ({what}); expected a kernel with a loop over K")
-        return max(inner, key=lambda loop: products[loop])
+        return max(products, key=lambda loop: products[loop])
+
+    @property
+    def in_flight(self) -> int | None:
+        """Groups of asynchronous products that go on behind the shortest wait of the loops that multiply; None without."""
+        loops = [self.instructions[loop.first : loop.last + 1] for loop in self.innermost(lambda i: i.mma)]
+        return min((i.pending for loop in loops for i in loop if i.pending is not None), default=None)
+
+    @property
+    def bulk_copies(self) -> int:
+        """TMA's copies to shared memory in an iteration of the producers' loop: the innermost one with most."""
+        return max(self.innermost(lambda i: i.bulk).values(), default=0)
 
     def iteration(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[Instruction, ...]:
         """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
@@ -275,16 +311,21 @@ def _registers(opcode: str, operands: tuple[str, ...], predicate: str) -> tuple[
         results = 2  # predicates behind those are read
     read: list[str] = [predicate.lstrip("!")]
     written: list[str] = []
-    for n, (operand, width) in enumerate(zip(operands, _widths(opcode, len(operands)), strict=True)):
+    for n, (operand, width) in enumerate(zip(operands, _widths(opcode, operands), strict=True)):
         names = written if n < results and "[" not in operand else read
         for kind, number, suffix in REGISTER.findall(operand):
-            count = 2 if ".64" in suffix else 1 if "[" in operand or "P" in kind else width
+            plain = "[" not in operand or operand.startswith("gdesc")
+            count = 2 if ".64" in suffix else width if plain and "P" not in kind else 1
             names += [f"{kind}{int(number) + k}" for k in range(count)]
     return tuple(dict.fromkeys(x for x in read if x not in ("", "PT", "UPT"))), tuple(dict.fromkeys(written))
 
 
-def _widths(opcode: str, count: int) -> list[int]:
+def _widths(opcode: str, operands: tuple[str, ...]) -> list[int]:
     """Registers that each operand takes."""
+    count = len(operands)
+    if g := GMMA.match(opcode):  # D, perhaps A, the descriptors of A and B, the sum, perhaps a predicate and metadata
+        sums, at = int(g["n"]) // (2 if g["sum"] == "F32" else 4), [o.startswith("gdesc") for o in operands].index(True)
+        return [sums, *[4] * at, sums, *[1] * count][:count]
     if m := MMA.match(opcode):
         widths = list(MMA_REGISTERS.get((bool(m["sparse"]), m["shape"]), (4, 4, 4, 4, 1)))
         if m["sum"] == "F16":

@@ -1,12 +1,17 @@
 """One iteration's instructions, decoded once for the simulation: their kind, pipe and wavefronts, and what they wait for."""
 
+import math
 import re
 from functools import lru_cache
 
 from benchmarks.simulator.machine import Machine, interval
-from benchmarks.simulator.sass import Instruction
+from benchmarks.simulator.sass import GMMA, Instruction
 
 PLAIN, LOAD, STORE, COPY, GLOBAL, SYNC, COUNTED, COMMIT, OTHER = range(9)
+# Of warpgroups: a product, the wait for products, the wait for a stage of TMA's copies, a stage's release.
+ISSUE, DRAIN, FULL, EMPTY = range(9, 13)
+GROUP_WARPS = 4
+PART = 32  # columns of B that are read at once
 # fmt: off
 KINDS = {
     "LDS": LOAD, "LDSM": LOAD, "LDL": LOAD, "ATOMS": LOAD, "STS": STORE, "STSM": STORE, "STL": STORE, "LDGSTS": COPY,
@@ -38,6 +43,9 @@ class Step:
         "simple",
         "allowed",
         "counted",
+        "tensor",
+        "parts",
+        "commits",
     )
 
     def __init__(self, at: int, i: Instruction, machine: Machine, wavefronts: int | None) -> None:
@@ -53,15 +61,34 @@ class Step:
         self.wavefronts = usual_wavefronts(i) if wavefronts is None else wavefronts
         self.simple = False  # waits for nothing but its pipe
         self.counted, self.allowed = 0, 0
+        self.tensor = self.interval if self.pipe == TENSOR_PIPE else 0  # clocks of the tensor core
+        self.parts: tuple[int, ...] = ()
+        self.commits = False  # ends a group of products
+        self._of_a_warpgroup(root, i, machine)
         if self.kind == COUNTED:
             self.counted = int(i.operands[0].removeprefix("SB"))
             self.allowed = int(i.operands[1], 16) if len(i.operands) > 1 else 0
             self.waits += tuple(int(digit) for digit in re.findall(r"\d", "".join(i.operands[2:])))  # "{4,3}": none of those
 
+    def _of_a_warpgroup(self, root: str, i: Instruction, machine: Machine) -> None:
+        """`parts`: clocks of the port for A, where shared memory holds it, and 32 columns of B; then for the others."""
+        if root == "SYNCS" and not i.nothing:
+            tried = ".PHASECHK" in i.opcode
+            self.kind = EMPTY if ".ARRIVE" in i.opcode else FULL if tried and not i.predicate else PLAIN
+        elif i.pending is not None:
+            self.kind, self.allowed = DRAIN, i.pending
+        elif m := GMMA.match(i.opcode):
+            self.kind, self.tensor, self.latency = ISSUE, interval(machine, i), machine.to_port
+            columns, k = int(m["n"]), int(m["k"])
+            of_a = 2048 if i.operands[1].startswith("gdesc") else 0
+            bytes_ = [2 * k * min(PART, columns - at) + (of_a if not at else 0) for at in range(0, columns, PART)]
+            self.parts = tuple(math.ceil(size / machine.port_bytes) for size in bytes_)
+            self.commits = "gsb0" in i.operands
+
 
 def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
     """(pipe, clocks that it is taken)."""
-    if i.mma:
+    if i.mma and not GMMA.match(i.opcode):
         return TENSOR_PIPE, interval(machine, i)
     if root == "IMAD":
         return FMA_PIPE, machine.imad_interval
@@ -92,9 +119,10 @@ def steps(path: tuple[Instruction, ...], machine: Machine, wavefronts: tuple[tup
     for _ in range(2):
         for step, i in zip(found, path, strict=True):
             step.after = tuple({writer[name] for name in (*i.reads, *i.writes) if name in writer})
-            step.simple = not (step.waits or step.after or step.kind == COUNTED or LOAD <= step.kind <= GLOBAL)
+            waits = step.waits or step.after or step.kind == COUNTED or step.kind >= ISSUE
+            step.simple = not (waits or LOAD <= step.kind <= GLOBAL)
             for name in i.writes:
-                if i.mma:
+                if step.pipe == TENSOR_PIPE:
                     writer[name] = step.at
                 else:
                     writer.pop(name, None)

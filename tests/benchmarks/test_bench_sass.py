@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.bench_sass import FOUND, SHARES, Row, last, main, share_line, side_by_side
+from benchmarks.bench_sass import FOUND, SHARES, Row, last, main, rows, share_line, side_by_side
+from benchmarks.hopper import figures
+from benchmarks.hopper.tiles import HopperTile, stage
 from benchmarks.published_rows import product, together
 from benchmarks.sass.clocks import Simulated, stage_clocks
-from benchmarks.sass.kernels import DENSE, KERNELS, SPARSE, STAGES, Assembled, Kernel, assemble, missing, selected
+from benchmarks.sass.hopper import table
+from benchmarks.sass.kernels import DENSE, KERNELS, ON_HOPPER, SPARSE, STAGES, Assembled, Kernel, assemble, missing, selected
 from benchmarks.sass.published import Timed, again, estimates, few, verdict
 from benchmarks.sass.required import BESIDE, CALIBRATION, EVIDENCE, KINDS, Requirement, beside, held, peak
 from benchmarks.sass.runs import counts, kept, operands, places, run
@@ -66,6 +69,8 @@ def test_gathered_pixels_are_a_convolution():
 
 OURS = [Kernel("ours", "conv_dense", DENSE[0]), Kernel("ours", "conv_sparse24", SPARSE[0])]
 
+OURS_SPARSE_SM90 = next(k for k in ON_HOPPER if k.name == "conv_sparse24_sm90")
+
 
 @pytest.mark.parametrize("kernel", OURS, ids=str)
 def test_our_main_loop_counted(kernel):
@@ -90,7 +95,7 @@ def test_tables_fit_a_terminal():
 def test_tiles_are_selected_and_unknown_ones_refused():
     assert {k.tile for k in selected(KERNELS, ["128x256x32"])} == {DENSE[1]} and selected(KERNELS, []) == list(KERNELS)
     done = CliRunner().invoke(main, ["--tiles", "100x100x32"])
-    assert done.exit_code == 2 and "100x100x32" in done.output and "128x128x32, 128x256x32" in done.output
+    assert done.exit_code == 2 and "100x100x32" in done.output and "128x128x32, 128x128x64, 128x256x32" in done.output
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
@@ -190,6 +195,7 @@ def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lin
         assert r.kind == (CALIBRATION if chosen else EVIDENCE if "cuBLAS" in r.what else BESIDE), r
     sparse = {r.what: (r.required, r.met) for r in found if "conv_sparse24" in r.what and "worst" in r.what}
     assert len(sparse) == 2 and set(sparse.values()) == {("nothing", None)}
+    assert {(r.required, r.met) for r in found if r.what.startswith("sm_90a")} == {("nothing", None)}, "no plan holds ours"
     done = CliRunner().invoke(main, ["--found"])
     assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
 
@@ -214,6 +220,44 @@ def test_beside_cutlass(tmp_path):
     assert all(r["met"] for r in required), required
     for figure in ("loads", "copies", "shared_bytes", "excess"):  # the same tile reads and writes the same
         assert mine["per_product"][figure] == theirs["per_product"][figure]
+
+
+@pytest.mark.full
+def test_our_loops_on_hopper():
+    """What the table says of a tile: 128 rows of two warpgroups, four k-steps of dense products or two of sparse ones."""
+    for kernel, products in ((ON_HOPPER[0], 4), (OURS_SPARSE_SM90, 2)):
+        (row,) = rows(kernel, ["sm_90a"])
+        at = row.record(Simulated((0.5, 0.4, 0.6)))
+        assert row.right and (at["spills"], at["serialized"], at["bulk_copies"], at["ring"]) == (0, 0, 0, None)
+        assert (at["products"], at["in_flight"], at["tile_clocks"]) == (products, 1, None)
+        shares = ["0.80", "1.00", "1.20"] if kernel.sparse else ["0.40", "0.50", "0.60"]
+        assert table([at]).splitlines()[-1].split()[-4:] == [*shares, "equal"]
+        assert table([at | {"answers_equal": False, "share_of_peak": None}]).endswith("does not fit an SM  WRONG")
+
+
+@pytest.mark.full
+@needs_cutlass
+def test_beside_cutlass_on_hopper(tmp_path):
+    """Its examples 48 and 62 and its convolution, with answers as ours; CUTLASS's sparse loop alone waits for all products."""
+    out = tmp_path / "sass.json"
+    done = CliRunner().invoke(main, ["--sm", "sm_90a", "--tiles", "128x256x64", "--tiles", "64x64x64", "--out", str(out)])
+    assert done.exit_code == 0 and "WRONG" not in done.output, done.output
+    rows = {row["kernel"].split()[1]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows.keys() == {"conv_dense_sm90", "gemm_sm90", "conv_sm90", "conv_sparse24_sm90", "sparse_gemm_sm90"}
+    assert all(row["spills"] == row["serialized"] == 0 for row in rows.values())
+    assert {name: row["bulk_copies"] for name, row in rows.items() if row["ring"]} == {
+        "gemm_sm90": 2,
+        "conv_sm90": 2,
+        "sparse_gemm_sm90": 3,  # values, metadata, columns
+    }
+    assert {name for name, row in rows.items() if not row["in_flight"]} == {"sparse_gemm_sm90"}
+    assert rows["gemm_sm90"]["ring"] == {"bytes": (128 + 256) * 128, "stages": 4}
+    assert rows["conv_sm90"]["ring"] == {"bytes": 128 * 128, "stages": 3}
+    assert rows["sparse_gemm_sm90"]["ring"] == {"bytes": 128 * 72 + 256 * 128, "stages": 4}
+    shares = {name: row["share_of_peak"] for name, row in rows.items()}
+    assert all(0.2 < at["low"] < at["centre"] < at["high"] <= 1 and len(at["points"]) == 41 for at in shares.values())
+    alone = stage(HopperTile(128, 256), figures.CENTRE)
+    assert shares["gemm_sm90"]["centre"] == pytest.approx(alone.tensor / alone.clocks, rel=0.05), "the model of tiles"
 
 
 @pytest.mark.long

@@ -21,7 +21,8 @@ from benchmarks.simulator.machine import (
     residency,
 )
 from benchmarks.simulator.sass import Instruction, Program, program
-from benchmarks.simulator.simulate import Sm, steady, steady_of, tile_clocks
+from benchmarks.simulator.simulate import steady, steady_of, tile_clocks
+from benchmarks.simulator.sm import Sm
 from benchmarks.simulator.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
@@ -103,8 +104,8 @@ def test_sparse_products_go_over_twice_the_k():
     dense = code("HMMA.16816.F32 R8, R0, R4, R8")[0]
     devices = [machine(named(name)) for name in ("a100", "rtx4090", "h100")]
     assert [(interval(m, dense), interval(m, sparse)) for m in devices] == [(8, 8), (32, 32), (6, 9)]
-    with pytest.raises(ValueError, match=r"HGMMA.64x64x16.F32 at 0x0: no published rate is in the table"):
-        interval(A100, code("HGMMA.64x64x16.F32 R24, gdesc[UR4], R24")[0])
+    with pytest.raises(ValueError, match=r"HGMMA.64x64x8.F32.TF32 at 0x0: no published rate is in the table"):
+        interval(A100, code("HGMMA.64x64x8.F32.TF32 R24, gdesc[UR4], R24")[0])
 
 
 @pytest.mark.parametrize("width, wavefronts", [("32", 1), ("64", 2), ("128", 4)])

@@ -7,12 +7,16 @@ from click.testing import CliRunner
 
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, loops
-from benchmarks.simulator.machine import SWEEP
-from benchmarks.simulator.simulate import REASONS
+from benchmarks.hopper.tiles import HopperTile
+from benchmarks.simulator import sass
+from benchmarks.simulator.simulate import points_of
+from benchmarks.simulator.state import REASONS
 from cuda_kernels import shares
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import NAMED
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
+from tests.benchmarks.test_sass import text
+from tests.benchmarks.test_warpgroups import consumer
 
 
 def run(*args: str):
@@ -20,7 +24,7 @@ def run(*args: str):
 
 
 def test_a_loop_is_listed_and_summed_up(monkeypatch):
-    monkeypatch.setattr(cycles, "SWEEP", SWEEP[::7])
+    monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
     result = run("conv_dense", "64x64x64", "--sm", "sm_80")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -43,6 +47,51 @@ def test_slower_tensor_cores_are_busier():
         assert result.exit_code == 0, result.output
         busy[device] = float(re.search(r"tensor cores ([\d.]+)%", result.output)[1])
     assert busy["a100"] < busy["a10"] < busy["rtx3090"] <= 100
+
+
+def test_asynchronous_products_are_simulated(monkeypatch):
+    """A warpgroup of 64x64 weights and pixels: RS products, whose copies are its own."""
+    monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
+    for kernel, of_dense in (("conv_dense_sm90", False), ("conv_sparse24_sm90", True)):
+        result = run(kernel, "64x64x64")
+        assert result.exit_code == 0, result.output
+        assert f"{kernel} 64x64x64_w4x1_s4 on H100" in result.output
+        assert "1 warpgroup multiplies; groups of products in flight behind the shortest wait: 1\n" in result.output
+        assert "  depth: " in result.output and "TMA" not in result.output
+        assert ("  of the dense peak: " in result.output) == of_dense
+
+
+# A kernel as CUTLASS's are: a warpgroup whose thread copies, others that multiply, and mbarriers between them.
+# fmt: off
+SPECIALISED = (
+    "@P0 BRA `(.L_consume)",
+    ".L_produce:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [R12+URZ+0x18], R11", "SYNCS.ARRIVE.TRANS64 RZ, [R12+URZ], R11",
+    "UTMALDG.4D.IM2COL [UR16], [UR4], UR6", "UTMALDG.3D [UR8], [UR24]", "@P5 BRA `(.L_produce)", "EXIT",
+    ".L_consume:", *consumer(HopperTile(128, 128))[:-1], "@P3 BRA `(.L_consume)", "EXIT",
+)
+# fmt: on
+
+
+def test_of_a_specialised_kernel_the_consumers_are_simulated(monkeypatch, tmp_path):
+    monkeypatch.setattr(sass, "disassembly", lambda cubin: text(*SPECIALISED))
+    path = tmp_path / "of_others.cubin"
+    path.write_bytes(b"specialised")
+    given = (str(path), "--device", "h200", "--threads", "384", "--smem", str(200 << 10), "--registers", "168")
+    result = run(*given, "--brief")
+    assert result.exit_code == 0, result.output
+    assert "1 block of 8 warps" in result.output and "2 warpgroups multiply" in result.output
+    assert "TMA fills 6 stages of 32768 bytes, this SM draws 32768 of them" in result.output
+    busy = {drawn: share(run(*given, "--brief", "--drawn", str(drawn)).output) for drawn in (8192, 24576, 32768)}
+    assert busy[32768] == share(result.output) == pytest.approx(512 / (32768 / 38), rel=0.03)  # clocks of products, of L2
+    assert busy[24576] == pytest.approx(512 / (24576 / 38), rel=0.03)
+    assert busy[8192] == pytest.approx(512 / (8 * 6144 / 128 + 32768 / 128), rel=0.03)  # of the port: operands, TMA's writes
+    alone = run(*given, "--brief", "--warpgroups", "1").output  # ping-pong: 64 rows at a time
+    assert "1 warpgroup multiplies" in alone and "stages of 24576 bytes" in alone
+    assert "--stages: expected without TMA" in run(*given, "--brief", "--stages", "9").output
+
+
+def share(output: str) -> float:
+    return float(re.search(r"tensor cores ([\d.]+)%", output)[1]) / 100
 
 
 def test_a_cubin_is_read_as_our_kernels_are(tmp_path):
@@ -83,7 +132,7 @@ def test_every_tile_has_one_name():
 @pytest.mark.parametrize(
     "args, says",
     [
-        ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24 or a file that ends in .cubin"),
+        ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, conv_dense_sm90, "),
         (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
         (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
         (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),

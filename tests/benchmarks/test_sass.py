@@ -116,6 +116,20 @@ def test_branches_take_their_commonest_path(monkeypatch):
         ("UISETP.NE.AND UP0, UPT, UR4, 0x3, UPT", "UR4", "UP0"),
         ("CS2R R4, SRZ", "", "R4 R5"),
         ("MOV R3, c[0x0][R2+0x10]", "R2", "R3"),
+        (
+            "HGMMA.64x8x16.F32 R8, R4, gdesc[UR20], R8, UP0, gsb0",
+            "R4 R5 R6 R7 UR20 UR21 UR22 UR23 R8 R9 R10 R11 UP0",
+            "R8 R9 R10 R11",
+        ),
+        ("HGMMA.64x8x16.F16 R8, gdesc[UR4], RZ, !UPT", "UR4 UR5 UR6 UR7", "R8 R9"),
+        (
+            "HGMMA.SP.64x8x32.F32 R8, gdesc[UR4], R8, R88, 0x0, gsb0",
+            "UR4 UR5 UR6 UR7 R8 R9 R10 R11 R88",
+            "R8 R9 R10 R11",
+        ),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R5+URZ], R4", "R5 R4", "P1"),
+        ("SYNCS.ARRIVE.TRANS64.RED.A1T0 RZ, [R4+URZ], RZ", "R4", ""),
+        ("UTMALDG.4D.IM2COL [UR16], [UR4], UR6", "UR16 UR4 UR6", ""),
     ],
 )
 def test_registers(monkeypatch, row, reads, writes):
@@ -145,6 +159,26 @@ def test_loops_by_backward_branches(monkeypatch):
     assert code.loops == (Loop(0, 5), Loop(1, 4), Loop(2, 3))
     assert code.main_loop == Loop(1, 4)
     assert [i.opcode for i in code.iteration(code.main_loop)] == ["HMMA.16816.F32", "IADD3", "BRA", "BRA"]
+
+
+# fmt: off
+SPINS = (
+    ".L_top:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R5+URZ], R4", "@!P1 BRA `(.L_again)",
+    ".L_full:", "HGMMA.64x8x16.F32 R8, gdesc[UR4], R8, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x1", "@P2 BRA `(.L_top)",
+    "HGMMA.64x8x16.F32 R8, gdesc[UR4], R8, gsb0", "HGMMA.64x8x16.F32 R8, gdesc[UR4], R8, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0", "EXIT",
+    ".L_again:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R5+URZ], R4", "@!P1 BRA `(.L_again)", "BRA `(.L_full)",
+)
+# fmt: on
+
+
+def test_a_wait_that_tries_again_elsewhere_is_no_loop(monkeypatch):
+    """From the loop of tries control comes back into the middle of the main loop, which no loop begins there."""
+    monkeypatch.setattr(sass, "disassembly", lambda cubin: text(*SPINS))
+    f = program(b"spins")
+    assert f.loops == (Loop(0, 4), Loop(9, 10)) and f.main_loop == Loop(0, 4)
+    assert [i.pending for i in f.instructions if i.pending is not None] == [1, 0]
+    assert [i.address // 16 for i in f.iteration(f.main_loop)] == [0, 1, 2, 3, 4]
 
 
 def test_what_cannot_be_read_is_said(monkeypatch):

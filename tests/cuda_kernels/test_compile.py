@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 
@@ -154,7 +154,7 @@ def one_row(monkeypatch, tmp_path):
     monkeypatch.setattr(recorded, "record", lambda base="": {"": table, "older": older, "without": {}}[base])
     monkeypatch.delenv(recorded.RECOMPILE, raising=False)
     monkeypatch.delenv(recorded.WRITE, raising=False)
-    row = list(astuple(recorded.measured(compile_kernel("flush_l2", {}, "sm_80"))))
+    row = list(recorded.measured(compile_kernel("flush_l2", {}, "sm_80")).row)
     entry = {"source": compiling.source_hash("flush_l2"), "variants": {"": {"sm_80": row}}}
     table = {compiler(): {"flush_l2": entry}}
     older = {compiler(): {"flush_l2": entry | {"variants": {}}}}  # a base commit that did not have this variant yet
@@ -199,6 +199,41 @@ def test_rows_are_drawn_by_the_seed_changed_ones_more_often(monkeypatch, one_row
     assert 150 < len(found) < 250 and 900 < len(drawn(taken)) < 1100 and set(found) <= set(drawn(taken))
     monkeypatch.setenv(recorded.RECOMPILE, "decaf:older")
     assert drawn(None) != found
+
+
+PRODUCTS = r"""
+extern "C" __global__ void __launch_bounds__(128) products(float* out, unsigned long long a, unsigned long long b, int n) {
+  float d[4] = {};
+  for (int i = 0; i < n; ++i) {
+    asm volatile("wgmma.fence.sync.aligned;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;\n"
+                 "wgmma.commit_group.sync.aligned;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a + i), "l"(b));
+    if (TOUCHED) d[0] += 1;
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+  }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
+  out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"PENDING": 1, "TOUCHED": 0}, "not in compiled.json"),
+        ({"PENDING": 0, "TOUCHED": 0}, "a main loop waits for all its products"),
+        ({"PENDING": 1, "TOUCHED": 1}, "ptxas serialises asynchronous products"),
+    ],
+)
+def test_asynchronous_products_that_are_waited_for_are_noticed(values, says, one_row, tmp_path):
+    """The wait for all behind a loop is none within it; sums that change in flight make ptxas wait."""
+    source = tmp_path / "products.cu"
+    source.write_text(PRODUCTS)
+    with pytest.raises(AssertionError, match=says):
+        takes(str(source), values, "sm_90a")
+    found = recorded.measured(compile_kernel(str(source), values, "sm_90a"))
+    assert found.mma and found.bulk == 0 and found.row[-2] == found.in_flight == values["PENDING"] * (not values["TOUCHED"])
+    assert (found.serialized > 0) == bool(values["TOUCHED"])
 
 
 def test_error_shows_log_and_numbered_source(tmp_path):

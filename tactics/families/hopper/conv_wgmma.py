@@ -40,6 +40,7 @@ ROWS = 64  # of weights, that an instruction multiplies
 MOST_STAGES = 12
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
+BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # as tactics.roofline calls what bounds a loop
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
@@ -364,4 +365,4 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     else:
         clk = turns * (of_tile + end)
     begun *= 1 if t.persist or t.stream else turns
-    return {"mma" if at.bound == "tensor" else "sm": (begun + clk) / device.clock_mhz}
+    return {BOUND[at.bound]: (begun + clk) / device.clock_mhz}
