@@ -14,7 +14,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tile
 from tests.compiled import measured, takes
 from tests.problems import RELU, TAILS, conv_case
-from tests.tactics.families.hopper.cases import CHW, HWC8, NAMES, ONE, SINGLE, SPARSE, crafted, strips
+from tests.tactics.families.hopper.cases import CHW, HWC8, NAMES, ONE, SINGLE, SPARSE, alone, crafted, tactics
 
 pytestmark = pytest.mark.slow
 PRELU = Activation("prelu")
@@ -27,7 +27,8 @@ def variants(kernel: str) -> list[tuple[Tile, Format]]:
     """Of every tile alone every output and way to share work; some of clusters, which differ in copies and in sums along K."""
     ways = {HWC8: [{}, *SHARED], CHW: [{}, *SHARED], LINEAR: [{}]}
     found = []
-    for tile in (*TILES[kernel], *strips(PROBLEM, kernel)):
+    offered = {alone(t) for t in tactics(PROBLEM, kernel) if t.gemm.box}
+    for tile in (*TILES[kernel], *sorted(t for t in offered if max(t.cluster) == 1)):
         if max(tile.cluster) > 1:
             found += [(replace(tile, **way), HWC8) for way in ({}, SHARED[1])]
         elif tile.box:
