@@ -29,6 +29,8 @@ def pixels_in_order(p: ConvProblem, x: Strides) -> bool:
 
 def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
     """[pixels of all images][channels]."""
+    if p.n > 1 and x.n != p.h * p.w * x.pixel:
+        raise ValueError(f"strides: expected {p.h * p.w * x.pixel} elements from image to image, got {x.n}")
     swizzle = _swizzle(p, x, channels)
     dims = padded_channels("hwc8", p.c), p.n * p.h * p.w
     return Map(X, dims, (x.pixel * HALF,), box=(channels, pixels), swizzle=swizzle)

@@ -395,6 +395,6 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
 
 
 def test_a_network_that_needs_what_failed_is_refused_with_the_reason():
-    device = replace(H200, left_out=(("conv_dense", "zeros"), ("conv_stem", "zeros"), ("conv_fp32", "zeros")))
+    device = replace(H200, left_out=tuple((k, "zeros") for k in ("conv_dense", "conv_dense_sm90", "conv_stem", "conv_fp32")))
     with pytest.raises(gr.ModelError, match="doctor saw conv_dense fail on this GPU: zeros"):
         gr.build(DIGITS / "digits_dense.onnx", device=device, shapes={"x": (1, 1, 8, 8)})

@@ -175,7 +175,7 @@ def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
     """64x64x1x1 on 8x8: 262,144 products take no time on 132 SMs; a launch takes longer."""
     launch = DEVICE.launch_us
     f = row(network(W24), timer(10, 8, 1)).floor
-    assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 0.667 * 1830 * 1.08), rel=1e-3)
+    assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 1830 * 1.08), rel=1e-3)
     p = ConvProblem(32, 512, 28, 28, 512, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
     f = Floor(**floors(p, DEVICE))
     assert f.bound == "mma" and f.sparse_us - launch == pytest.approx((f.dense_us - launch) / 2)
