@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
-from tactics.candidates import accepts
+from tactics.candidates import accepts, candidates
 from tactics.families.hopper.conv_wgmma import TILES
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
@@ -20,6 +20,7 @@ from tactics.format import strides
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
 from tactics.measure.trial import relative_error
+from tactics.predict import predict_us
 from tactics.step import linear
 from tests.problems import RELU, assert_right, assert_written_once, conv_case, execute
 from tests.tactics.families.hopper.cases import (
@@ -92,6 +93,20 @@ def test_plans_hold_every_tile():
         small = tactics(CASES[name], SPARSE)
         assert {alone(t) for t in small} >= {t for t in TILES[SPARSE] if math.prod(t.cluster) == 1}
         assert all(accepts(CASES[name], t, DEVICE) for t in small)
+
+
+# docs/hopper_tiles.md, the most that its model lets 2:4 gain over dense loops within the power limit.
+CEILING = 1.84
+
+
+@pytest.mark.parametrize("n", [1, 8, 32, 128])
+@pytest.mark.parametrize(
+    "c, k, size, r", [(64, 64, 56, 3), (128, 128, 28, 3), (256, 256, 14, 3), (512, 512, 7, 3), (256, 1024, 14, 1)]
+)
+def test_no_2_4_gain_above_the_ceiling_is_promised(c, k, size, r, n):
+    problem = conv_case(n, c, size, size, k, r, r, pad=(r // 2,) * 4, act=RELU, bias=True, sparse24=True)
+    best = {s: min(predict_us(problem, t, DEVICE) for t in candidates(problem, DEVICE) if t.sparse == s) for s in (False, True)}
+    assert best[False] / best[True] < CEILING
 
 
 # ---- the grid
