@@ -66,7 +66,7 @@ FAULTS = {
     "copies to a stage that is not empty": Fault(GEMM, "        ring.wait_until_empty(turn);\n", "", EARLY),
     "a stage left while products read it": own(DENSE, LEFT, "ring.leave(turn);\n      wgmma_wait<1>();", EARLY),
     "the next stage left instead": own(
-        SPARSE, "if (step == 0 && k0 + k) ring.leave(turn - 1)", "if (step == 1) ring.leave(turn)", EARLY
+        SPARSE, "if (r + step == 0 && k0 + k) ring.leave(turn - 1)", "if (r + step == TAPS) ring.leave(turn)", EARLY
     ),
     "the last stage left while products read it": Fault(
         GEMM, f"{LAST_LEFT}    ring.leave(turn - 1);\n", f"    ring.leave(turn - 1);\n{LAST_LEFT}", "race"
@@ -98,7 +98,7 @@ FAULTS = {
     ),
     "two groups in flight": own(DENSE, "wgmma_wait<1>", "wgmma_wait<2>", "race"),
     "weights loaded in flight": own(SPARSE, "wgmma_wait<1>", "wgmma_wait<2>", "wgmma: accesses a register"),
-    "weights of another step": own(SPARSE, "k0 * STEPS + slot + RING - 1", "k0 * STEPS + slot + RING - 2", "wrong"),
+    "weights of another step": own(SPARSE, "k0 * TAPS + next)", "k0 * TAPS + next - 1)", "wrong"),
     "no swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32", "wrong|descriptor"),
     "another swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32 | 2ull << 62", "wrong|descriptor"),
     "another step of rows": Fault(PTX, "64ull << 32", "32ull << 32", "wrong"),
@@ -108,7 +108,7 @@ FAULTS = {
     "sparse rows past the last ones": own(
         SPARSE, "min(m64 + i, p.m16 / 4 - 1)", "m64 + i", "out of bounds", replace(ROUND, m=256)
     ),
-    "steps past the last": own(SPARSE, "min(step, last)", "step", "out of bounds"),
+    "steps past the last": own(SPARSE, "min(number, last)", "number", "out of bounds"),
     "registers not given back": Fault(
         GEMM, "if (TEAMS > 1) keep_registers<40>();", "", "setmaxnreg|deadlock", tile=replace(TURNS, persist=1)
     ),
@@ -116,7 +116,7 @@ FAULTS = {
         DENSE, "r * TAP_BYTES", "(TAPS - 1 - r) * TAP_BYTES", "wrong", replace(BOX, persist=2)
     ),
     "sparse rows of a box in another order": own(
-        SPARSE, "step / 2 * TAP_BYTES", "(TAPS - 1 - step / 2) * TAP_BYTES", "wrong", replace(BOX, persist=2)
+        SPARSE, "r * TAP_BYTES", "(TAPS - 1 - r) * TAP_BYTES", "wrong", replace(BOX, persist=2)
     ),
     "a box's columns in another order": Fault(
         GEMM, "box.q - p.pad_l + s", "box.q - p.pad_l - s", "wrong", tile=replace(BOX, persist=2)

@@ -145,17 +145,17 @@ def test_dense_weights_lie_where_cute_has_them(name, tile):
 
 @pytest.mark.parametrize("name, tile", PACKED, ids=str)
 def test_sparse_weights_and_metadata_lie_where_cute_has_them(name, tile):
-    """Of a k32 step and 16 rows a lane loads 16 bytes of kept values, and its word of metadata at 8g + 4(t % 2) of 64 bytes,
-    whose codes say which columns these are."""
+    """Of a k32 step and 16 rows a lane loads 16 bytes of kept values, and its words of metadata of both steps at
+    16g + 8(t % 2) of 128 bytes, whose codes say which columns these are."""
     packed, expected = packed_and_expected(name, SPARSE, tile)
     count, height, stages, _ = expected.shape
     kept = packed["w"].view(np.float16).reshape(count, height // 64, stages, 2, 128, 4, 2)  # step, thread, run of four columns
-    words = packed["meta"].view(np.uint32).reshape(count, height // 64, stages, 2, 4, 16)  # step, warp, word
+    words = packed["meta"].view(np.uint32).reshape(count, height // 64, stages, 4, 16, 2)  # warp, lane, step
     codes = np.zeros((count, height, stages, 16), np.uint8)
     row, column = places("wgmma.sp metadata")
     for thread in [thread for thread in range(128) if thread % 4 < 2]:  # selector 0 reads these
         for step, nibble in np.ndindex(2, 8):
-            word = words[:, :, :, step, thread // 32, thread % 32 // 4 * 2 + thread % 2]
+            word = words[:, :, :, thread // 32, thread % 32 // 4 * 2 + thread % 2, step]
             m, group = row[thread, 4 * nibble], 8 * step + column[thread, 4 * nibble] // 4
             codes[:, m::64, :, group] = word >> np.uint32(4 * nibble) & 15
     assert ((codes & 3) < (codes >> 2)).all(), "codes ascend"
