@@ -5,9 +5,9 @@
     python -m benchmarks.bench_plan --sparsity enable --table --before today
 
 NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.topologies), a file, or a model in
-GPU_RUNTIME_MODELS; shape sets its first input's size, of a light network or topology its batch (super_resolution:180x320 gives a
-script's network its arguments). "all"
-is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
+GPU_RUNTIME_MODELS; shape sets its first input's size, of a light network or topology its batch (super_resolution:180x320
+gives a script's network its arguments). "all" is every model in GPU_RUNTIME_MODELS and every light network, "today" every
+topology of torchvision and timm. `--run` executes
 it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
 emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
 benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.

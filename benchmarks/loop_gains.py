@@ -4,8 +4,8 @@
 
 Before: the share of the peak of each main loop of commit fdb982e, simulated as those of today are
 (benchmarks/loops_before.json, written by benchmarks.cycle_shares with that commit's kernels; of sm_80 and sm_90a only), and no
-strips and no Hopper kernels, of which there were none. With `--without`: today's plan without these kernels. All else is today's:
-formats, fusions, the estimates of everything but loops. NAME: as benchmarks.bench_plan has it.
+strips and no Hopper kernels, of which there were none. With `--without`: today's plan without these kernels. All else is
+today's: formats, fusions, the estimates of everything but loops. NAME: as benchmarks.bench_plan has it.
 """
 
 import tempfile

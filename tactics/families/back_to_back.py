@@ -13,6 +13,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families import conv_gemm
+from tactics.families.merged import padded_k
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.main_loops import SMEM_BYTES_PER_CLK, UNTIMED
 from tactics.problems.epilogue import RELU
@@ -85,7 +86,7 @@ def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] 
     args = conv_gemm.arguments(whole, dense, None, strided) | {name: of_two[name] for name in ("bias", "slope")}
     args = member("c", args | ints(m16=-(-one.k // 16)))
     args |= {"w2": of_two["w"], "bias1": of_one["bias"], "slope1": of_one["slope"]}
-    args |= ints(k1=one.k, steps=conv_gemm.padded_k(two) // 16, m16=-(-two.k // 16)) | alpha_beta(one, "1")
+    args |= ints(k1=one.k, steps=padded_k(two) // 16, m16=-(-two.k // 16)) | alpha_beta(one, "1")
     given = ("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES", "ACT", "RES")
     values = {name: v for name, v in conv_gemm.values(whole, dense, None).items() if name in given} | {"ACT1": act_code(one)}
     blocks = -(-one.n * one.p * one.q // t.n)
@@ -119,7 +120,7 @@ def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
         t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK,
     )
     store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
-    again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * (1 / device.clock_mhz)
+    again = per_sm * turns * (padded_k(p.second) // 16 * step + store) * (1 / device.clock_mhz)
     weights = sum(conv_gemm.weight_bytes(q, dense) for q in (p.first, p.second))
     found = convolved(p, tactic, weights, {})
     moved = moved_us(device, found.read, found.written, weights)

@@ -12,7 +12,7 @@ plus filling the pipeline and the epilogue, which other resident blocks hide in 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -21,6 +21,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics import main_loops
+from tactics.families.merged import merged, padded_k
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
@@ -59,7 +60,6 @@ from tactics.tiles import (
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
-K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
 GATE_BYTES = 128  # that gates take of a stage
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
@@ -134,45 +134,6 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     return (replace(t, stream=blocks),)
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side.
-
-    `parts`: how many products of matrices that is, each with tiles of its own: groups, of each image where it has a gate;
-    of each `k`, its padded K, `pixels` and output `channels`, before the padding that one with all of them has.
-    """
-
-    one: ConvProblem
-    count: int
-    groups: int
-    parts: int
-    k: int
-    pixels: int
-    channels: int
-
-
-@lru_cache(maxsize=4096)
-def merged(p: ConvProblem) -> Merged:
-    """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
-    found, b = [], p.epilogue.d2s
-    images = p.n if p.prologue.gated else 1
-    for groups in _divisors(p.groups):
-        c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
-        # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
-        stored = k // b**2 if k % b**2 == 0 and (b == 1 or p.epilogue.d2s_mode == "crd") else 1
-        if count == 1 or c % 8 == stored % 8 == 0:
-            one = replace(p, c=c, k=k, groups=1)
-            channels = (p if count == 1 else one).out_shape[1]
-            m = Merged(one, count, groups, count * images, padded_k(one), p.n // images * p.p * p.q, channels)
-            found.append((count * -(-k // 16) * m.k, groups, m))
-    return min(found)[2]
-
-
-def _divisors(n: int) -> list[int]:
-    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({*low, *(n // d for d in low)})
-
-
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
@@ -227,11 +188,6 @@ def stage_bytes(tactic: Tactic) -> int:
     t = tactic.gemm
     a = t.m * t.k * 2
     return (a // 2 + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else a) + t.n * t.k * 2
-
-
-def padded_k(problem: ConvProblem) -> int:
-    """Logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
-    return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE
 
 
 def launches(
@@ -363,8 +319,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def matrix(
     p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Weights [K,C/g,R,S] of the merged groups as [count][rows][(r, s, c)], and the epilogue's weights in the same rows. Rows are
-    padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
+    """Weights [K,C/g,R,S] of the merged groups as [count][rows][(r, s, c)], and the epilogue's weights in the same rows. Rows
+    are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
     m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
     one = m.one
     order = np.array(row_order(one, tactic.out.layout))

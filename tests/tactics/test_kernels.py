@@ -14,7 +14,8 @@ import pytest
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
+from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, num_tiles
+from tactics.families.merged import merged, padded_k
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference

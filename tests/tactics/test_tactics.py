@@ -5,8 +5,10 @@ import pytest
 
 from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
-from tactics.families.conv_gemm import conv_smem, padded_k
+from tactics.families.conv_gemm import conv_smem
+from tactics.families.merged import padded_k
 from tactics.families.strips.geometry import smem_bytes
+from tactics.kernels import KERNELS
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
 from tactics.problems.pointwise_ops import Activation

@@ -1,14 +1,14 @@
 """Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a alone:
 tiles, launches, packing, time.
 
-K is (tap; channel), a stage 64 channels of one tap, or, of strips, of a column of the window. Weights are packed by 64 rows and
-stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a tensor
-map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
+K is (tap; channel), a stage 64 channels of one tap, or, of strips, of a column of the window. Weights are packed by 64 rows
+and stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a
+tensor map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
 
 Prediction: a stage takes the largest of what tensor cores, the port of shared memory, L2 and latency take
-(tactics/families/hopper/tiles.py, from published figures), 2:4 weights what their loads take, a batch at a time. The rest is that
-of conv_gemm. Blocks are persistent: copies of the next tile run during an epilogue, and with ping-pong the other warpgroup's
-products do.
+(tactics/families/hopper/tiles.py, from published figures), 2:4 weights what their loads take, a batch at a time. The rest is
+that of conv_gemm. Blocks are persistent: copies of the next tile run during an epilogue, and with ping-pong the other
+warpgroup's products do.
 """
 
 import math
@@ -26,6 +26,7 @@ from tactics.families import conv_gemm
 from tactics.families.hopper import maps
 from tactics.families.hopper.figures import CENTRE
 from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
+from tactics.families.merged import merged
 from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
 from tactics.main_loops import UNTIMED
@@ -164,7 +165,7 @@ def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
         return unsupported("the input's scale and shift, gate or norm change pixels in registers: wgmma reads shared memory")
-    one = conv_gemm.merged(p).one
+    one = merged(p).one
     if p.r * p.s * one.c < K_STAGE:
         return unsupported(f"K = {p.r * p.s * one.c}: less than a stage of {K_STAGE}")
     if p.groups > 1 and one.c % K_STAGE:
@@ -199,7 +200,7 @@ def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
     """Rows of the product that are stored, padded channels among them; of a group."""
-    m = conv_gemm.merged(p)
+    m = merged(p)
     channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
     return p.epilogue.d2s**2 * channels
 
@@ -212,7 +213,7 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     blocks = math.prod(t.cluster)
     workers = device.num_sms // blocks
     yield replace(t, persist=workers * blocks) if units > workers else t
-    if conv_gemm.merged(p).count > 1:
+    if merged(p).count > 1:
         return
     fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
     yield from (replace(t, split=s) for s in fit[-3:])
@@ -237,7 +238,7 @@ def _units(p: ConvProblem, tactic: Tactic) -> int:
 
 def _columns(p: ConvProblem, t: Tile) -> int:
     """Tiles side by side along pixels."""
-    return num_boxes(p, t.box) if t.box else -(-conv_gemm.merged(p).pixels // t.n)
+    return num_boxes(p, t.box) if t.box else -(-merged(p).pixels // t.n)
 
 
 @lru_cache(maxsize=4096)
@@ -246,7 +247,7 @@ def k_stages(p: ConvProblem) -> int:
 
 
 def tap_stages(p: ConvProblem) -> int:
-    return -(-conv_gemm.merged(p).one.c // K_STAGE)
+    return -(-merged(p).one.c // K_STAGE)
 
 
 def _smem(tactic: Tactic) -> int:
@@ -257,7 +258,7 @@ def _smem(tactic: Tactic) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, m, units = tactic.gemm, conv_gemm.merged(p), _units(p, tactic)
+    t, m, units = tactic.gemm, merged(p), _units(p, tactic)
     store = store or conv_gemm.own_store(p)
     across, along, deep = t.cluster
     shared = t.stream or t.split > 1
@@ -300,14 +301,14 @@ def _model(t: Tile, sparse: bool) -> HopperTile:
 
 
 def _batch(t: Tile) -> int:
-    """Of 2:4 weights, how often 64 channels of a tap are loaded together. Two batches of one m64 fit a thread's registers; of two
-    m64 they compile too, but ptxas then waits for loads as soon as they are issued (benchmarks.cycles: 256x128 at 1.06 of the
-    dense peak, 128x256 at 1.17)."""
+    """Of 2:4 weights, how often 64 channels of a tap are loaded together. Two batches of one m64 fit a thread's registers; of
+    two m64 they compile too, but ptxas then waits for loads as soon as they are issued (benchmarks.cycles: 256x128 at 1.06 of
+    the dense peak, 128x256 at 1.17)."""
     return _taps(t) if t.box else 2
 
 
 def _rows64(p: ConvProblem, tactic: Tactic) -> int:
-    return -(-conv_gemm.num_rows(conv_gemm.merged(p).one, tactic.out.layout) // ROWS) * ROWS
+    return -(-conv_gemm.num_rows(merged(p).one, tactic.out.layout) // ROWS) * ROWS
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -332,7 +333,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
-    count, rows = conv_gemm.merged(p).count, _rows64(p, tactic)
+    count, rows = merged(p).count, _rows64(p, tactic)
     sections = sparse24.fragment_bytes(count, rows, k_stages(p) * K_STAGE, tactic.sparse)
     return sections | dict.fromkeys(p.epilogue.vectors, count * rows * 4)
 
@@ -347,7 +348,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     t, f, steps = tactic.gemm, CENTRE, k_stages(p)
     across, along, deep = t.cluster
-    tiles = _units(p, tactic) * across * along * conv_gemm.merged(p).count
+    tiles = _units(p, tactic) * across * along * merged(p).count
     ways = t.split * deep
     blocks = t.stream or t.persist or tiles * ways
     per_clk = sm_l2(device, blocks)

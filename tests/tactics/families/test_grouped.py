@@ -14,7 +14,7 @@ from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
 from tactics.families import conv_grouped
-from tactics.families.conv_gemm import merged, padded_k
+from tactics.families.merged import merged, padded_k
 from tactics.format import Format
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference

@@ -12,7 +12,8 @@ from cuda_kernels.launch import Emulated
 from gpu_runtime.network import APART, exists
 from gpu_runtime.rewrites import blocks, channels, upsampling
 from tactics.candidates import candidates
-from tactics.families.conv_gemm import padded_k, row_order
+from tactics.families.conv_gemm import row_order
+from tactics.families.merged import padded_k
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference

@@ -12,8 +12,8 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import ARCHITECTURES, DEFAULT_DEVICE, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
-from tactics.families.conv_gemm import padded_k
 from tactics.families.conv_transpose import phases
+from tactics.families.merged import padded_k
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference

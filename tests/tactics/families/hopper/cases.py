@@ -10,8 +10,8 @@ import pytest
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.families.conv_gemm import merged
 from tactics.families.hopper.conv_wgmma import STRIPS, TILES, boxes, num_boxes
+from tactics.families.merged import merged
 from tactics.format import Format, padded_channels
 from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation

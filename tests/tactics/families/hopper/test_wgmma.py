@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts
-from tactics.families.conv_gemm import merged
 from tactics.families.hopper.conv_wgmma import TILES
 from tactics.families.hopper.maps import pixels_in_order
+from tactics.families.merged import merged
 from tactics.format import strides
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference

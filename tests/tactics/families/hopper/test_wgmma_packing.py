@@ -9,7 +9,7 @@ import pytest
 
 from cuda_kernels.device import named
 from tactics.candidates import candidates, rejected
-from tactics.families.conv_gemm import merged
+from tactics.families.merged import merged
 from tactics.launches import pack_weights, packing_key, section_bytes
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem
@@ -145,12 +145,12 @@ def test_dense_weights_lie_where_cute_has_them(name, tile):
 
 @pytest.mark.parametrize("name, tile", PACKED, ids=str)
 def test_sparse_weights_and_metadata_lie_where_cute_has_them(name, tile):
-    """Of a k32 step and 16 rows a lane loads 16 bytes of kept values, and its words of metadata of both steps at
-    16g + 8(t % 2) of 128 bytes, whose codes say which columns these are."""
+    """Of a k32 step and 16 rows a lane loads 16 bytes of kept values, and both steps' words of metadata at 16g + 8(t % 2) of
+    128 bytes, whose codes say which columns these are."""
     packed, expected = packed_and_expected(name, SPARSE, tile)
     count, height, stages, _ = expected.shape
     kept = packed["w"].view(np.float16).reshape(count, height // 64, stages, 2, 128, 4, 2)  # step, thread, run of four columns
-    words = packed["meta"].view(np.uint32).reshape(count, height // 64, stages, 4, 16, 2)  # warp, lane, step
+    words = packed["meta"].view(np.uint32).reshape(count, height // 64, stages, 4, 16, 2)  # warp, word, step
     codes = np.zeros((count, height, stages, 16), np.uint8)
     row, column = places("wgmma.sp metadata")
     for thread in [thread for thread in range(128) if thread % 4 < 2]:  # selector 0 reads these
