@@ -44,7 +44,7 @@ def test_continuous_integration_runs_all_but_the_long():
 def test_every_mark_is_declared_and_used():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     names = {text.partition(":")[0].partition("(")[0] for text in declared}
-    own = {"parametrize", "skip", "skipif", "filterwarnings", "xdist_group"}
+    own = {"parametrize", "skip", "skipif", "xfail", "filterwarnings", "xdist_group"}
     used = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"\bpytest\.mark\.(\w+)", path.read_text())}
     assert used - own == names == {"gpu", "sample", *MARKS}
 

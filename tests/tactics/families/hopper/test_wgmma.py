@@ -301,7 +301,7 @@ def test_random_convolutions(data):
     expected = reference(problem, inputs, weights)
     for tactic in (
         data.draw(st.sampled_from(of_tile)),
-        replace(of_tile[0], tile=replace(tile, persist=tile.cluster, stages=3)),
+        replace(of_tile[0], tile=replace(shared(tile, {"persist": 1}), stages=min(tile.stages, 3))),
     ):
         gpu = Emulated(DEVICE, async_mode=data.draw(st.sampled_from(["eager", "late"])), seed=data.draw(st.integers(1, 9)))
         assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)

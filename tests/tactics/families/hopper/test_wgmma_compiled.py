@@ -54,7 +54,7 @@ def test_wgmma_compiles_without_spills(kernel, tile, out):
     own, images, taps = tile.m // 64 // (tile.threads // 128), (tile.box or (1,))[0], 3 if tile.box else 1
     boxes = 1 if tile.box else 2
     if kernel == SPARSE:
-        assert (taken.mma, taken.mma_sp, taken.bulk) == (0, values["RING"] * own * images, boxes)
+        assert (taken.mma, taken.mma_sp, taken.bulk) == (0, 4 * values["BATCH"] * own * images, boxes)
     else:
         assert (taken.mma, taken.mma_sp, taken.bulk) == (4 * taps * own * images, 0, 2 * tile.m // 64 + boxes)
     assert (taken.in_flight, taken.serialized) == (1, 0)
