@@ -217,7 +217,8 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
         return
     fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
     yield from (replace(t, split=s) for s in fit[-3:])
-    if blocks == 1 and not t.pingpong and not linear(tactic.out):
+    room = t.stages * _stage_bytes(t, tactic.sparse) >= t.m * t.n * 4  # for sums
+    if blocks == 1 and not t.pingpong and not linear(tactic.out) and room:
         yield from (replace(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
     rounds = units / workers
     if rounds <= 8 and math.ceil(rounds) >= 1.1 * rounds and units * steps >= 2 * workers:

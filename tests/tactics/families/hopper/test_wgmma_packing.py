@@ -44,7 +44,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="refused as 'no gate of its input', and so on, before the family says why")
 @pytest.mark.parametrize("how", [{"scaled": True}, {"gated": NONE}, {"norm": 1e-5}], ids=str)
 def test_what_changes_pixels_in_registers_is_refused_with_that_reason(how):
     problem = conv_case(2, 72, 7, 9, 40, 1, 1, **how)
