@@ -63,8 +63,12 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
         return path, {light.first_input(model): sizes} if sizes else None
     for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
-            first = onnx.load(path, load_external_data=False).graph.input[0].name
-            return path, {first: sizes} if sizes else None
+            model = onnx.load(path, load_external_data=False)
+            first = model.graph.input[0]
+            if sizes and first.type.tensor_type.shape.dim[0].dim_value not in (0, sizes[0]):
+                path = folder / path.name
+                onnx.save(light.open_batch(model), path)
+            return path, {first.name: sizes} if sizes else None
     raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS}")
 
 
