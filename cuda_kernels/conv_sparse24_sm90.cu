@@ -22,11 +22,11 @@ struct SparseProduct {
   uint2 e[RING][OWN];
 
   __device__ __forceinline__ SparseProduct(const ConvParams& p, int m64, const Share& share) {
-    const int warp = thread() / 32, lane = threadIdx.x % 32;
+    const int warp = THREAD / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {  // rows past the last are never stored: these are read again, for metadata must be legal
       const long long at = (static_cast<long long>(min(m64 + i, p.m16 / 4 - 1)) * p.k_tiles + share.first) * TAPS;
-      values[i] = reinterpret_cast<const char*>(p.w) + at * A_BYTES + thread() * 16;
+      values[i] = reinterpret_cast<const char*>(p.w) + at * A_BYTES + THREAD * 16;
       metadata[i] = reinterpret_cast<const char*>(p.meta) + at * E_BYTES + warp * 128 + lane / 4 * 16 + lane % 2 * 8;
     }
     last = share.count * TAPS - 1;

@@ -125,14 +125,15 @@ struct ConvParams {
 
 // A thread's number among the THREADS that store a tile together, and their barrier: of the block; or of a warpgroup, 9.7.13.1
 // bar.sync with a number of its own, for 0 is __syncthreads'.
-__device__ __forceinline__ int thread() { return WGMMA ? threadIdx.x % THREADS : threadIdx.x; }
-__device__ __forceinline__ void sync_threads() {
 #if WGMMA
+#define THREAD (threadIdx.x % THREADS)
+__device__ __forceinline__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / THREADS), "n"(THREADS) : "memory");
-#else
-  __syncthreads();
-#endif
 }
+#else
+#define THREAD threadIdx.x
+#define sync_threads __syncthreads
+#endif
 
 // Epilogue: bias, residual, activation in FP32, one rounding, and stores in y's format through a swizzled staging tile:
 // V >= 8: [pixel][channel], transposed in registers by movmatrix, so that 16-byte stores run along channels;
@@ -216,7 +217,7 @@ template <bool TO_SHARED>
 __device__ __forceinline__ void move_rows(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
   constexpr int ALL = (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN, AT_ONCE = TO_SHARED ? 8 : 1;  // loads that do not wait
   const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
-  for (int first = thread(); first < ALL; first += AT_ONCE * THREADS) {
+  for (int first = THREAD; first < ALL; first += AT_ONCE * THREADS) {
     u16 loaded[AT_ONCE];
     u32 to[AT_ONCE];
 #pragma unroll
@@ -243,7 +244,7 @@ template <int FIRST, int END, bool IN_Y>
 __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, u32 rows, int m0) {
   constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS;  // 16 bytes each; at a time
   static_assert(THREADS % ROW_CHUNKS == 0, "a thread keeps to its channels");
-  const int m = thread() % ROW_CHUNKS * 8, first = FIRST + thread() / ROW_CHUNKS;
+  const int m = THREAD % ROW_CHUNKS * 8, first = FIRST + THREAD / ROW_CHUNKS;
   const bool real = m0 + m < output_rows(p);
   const __half* from = p.residual + (real ? row_offset<true>(p, m0 + m) : 0);
 #pragma unroll 4
@@ -258,7 +259,7 @@ __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, 
 
 __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32 rows, int m0) {
 #pragma unroll 4
-  for (int id = thread(); id < BM * BN / 8; id += THREADS) {
+  for (int id = THREAD; id < BM * BN / 8; id += THREADS) {
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
     __half* at = p.y + offset + row_offset<false>(p, m0 + m);
@@ -269,7 +270,7 @@ __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32
 // A table at `rows`: where the tile's pixels lie in y. Nobody waits for it here.
 template <class Offsets>
 __device__ __forceinline__ void tabulate(u32 rows, Offsets offset_of) {
-  for (int n = thread(); n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
+  for (int n = THREAD; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
 }
 
 // The first half: results, rounded, into the staging tile. `offset_of(n)`: where channel 0 of the tile's pixel n lies in y,
@@ -278,7 +279,7 @@ __device__ __forceinline__ void tabulate(u32 rows, Offsets offset_of) {
 template <int KIND, int ORDER, int COPIED = 0, class Offsets>
 __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
                                               Offsets offset_of) {
-  const int lane = thread() % 32, warp = thread() / 32, g = lane / 4, t = lane % 4;
+  const int lane = THREAD % 32, warp = THREAD / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
 
   float biases[2 * MT];
@@ -345,7 +346,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
 // FP32 results go straight from the accumulators: 4 lanes hold 8 neighbouring pixels of a channel, a sector of a plane.
 template <class Offsets>
 __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[MT][NT][4], int m0, Offsets offset_of) {
-  const int lane = thread() % 32, warp = thread() / 32, g = lane / 4, t = lane % 4;
+  const int lane = THREAD % 32, warp = THREAD / 32, g = lane / 4, t = lane % 4;
   const int first_m = m0 + warp / WARPS_N * WM + g, first_n = warp % WARPS_N * WN + 2 * t;
   float* y = reinterpret_cast<float*>(p.y);
   Watch watch;

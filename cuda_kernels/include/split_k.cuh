@@ -16,8 +16,8 @@ struct Share {
 };
 
 // What has shares, in a line: blocks, or clusters.
-__device__ __forceinline__ int worker() { return blockIdx.x / CLUSTER; }
-__device__ __forceinline__ int workers() { return gridDim.x / CLUSTER; }
+__device__ __forceinline__ u32 worker() { return blockIdx.x / CLUSTER; }
+__device__ __forceinline__ u32 workers() { return gridDim.x / CLUSTER; }
 
 #if SPLIT
 // Where a block's work begins in the line of all stages; the end is where the next block's begins. Stream-K: the first
@@ -45,7 +45,7 @@ __device__ __forceinline__ Share first_share(const ConvParams& p) {
 #if SPLIT
   return share_at(p, work_begin(p, worker()), work_begin(p, worker() + 1));
 #elif WGMMA
-  return {worker(), 0, worker() < p.units ? p.k_tiles : 0};
+  return {static_cast<int>(worker()), 0, static_cast<int>(worker()) < p.units ? p.k_tiles : 0};
 #else
   return {static_cast<int>(blockIdx.x), 0, p.k_tiles};
 #endif
@@ -60,7 +60,7 @@ __device__ __forceinline__ Share next_share(const ConvParams& p, const Share& do
     return share_at(p, begin, end);
   }
 #elif WGMMA && !SPLIT
-  const int tile = done.tile + workers();
+  const int tile = done.tile + static_cast<int>(workers());
   if (tile < p.units) return {tile, 0, p.k_tiles};
 #endif
   Share none = done;
@@ -76,13 +76,12 @@ __device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& sha
 #if SPLIT
   if (share.count == p.k_tiles) return true;
   constexpr int PER_PART = I * J * THREADS;  // 16-byte pieces
-  u32* counter = p.counters + share.tile * many + which;
   const int begin = share.tile * p.k_tiles, first_block = block_of(p, begin), last_block = block_of(p, begin + p.k_tiles - 1);
   // Of two tiles at most has a block a part: stream-K's first and last. Only a tile's first block can have begun before it.
   const int early = SPLIT == 2 && work_begin(p, first_block) < begin;
   auto part = [&](int block) {
     const int slot = block * SPLIT + (block == first_block ? early : 0);
-    return static_cast<char*>(p.partial) + ((static_cast<long long>(slot) * many + which) * PER_PART + thread()) * 16;
+    return static_cast<char*>(p.partial) + (static_cast<long long>(slot * many + which) * PER_PART + THREAD) * 16;
   };
   char* own = part(worker());
 #pragma unroll
@@ -94,11 +93,11 @@ __device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& sha
   cp_async_wait<0>();
   __threadfence();
   sync_threads();
-  if (thread() == 0) sts_32(smem, atomicAdd(counter, 1u));
+  if (THREAD == 0) sts_32(smem, atomicAdd(p.counters + (share.tile * many + which), 1u));
   sync_threads();
   if (lds_32(smem) != static_cast<u32>(last_block - first_block)) return false;
   __threadfence();
-  if (thread() == 0) *counter = 0;
+  if (THREAD == 0) p.counters[share.tile * many + which] = 0;
 #pragma unroll
   for (int i = 0; i < I; ++i)
 #pragma unroll

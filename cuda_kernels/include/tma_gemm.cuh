@@ -186,7 +186,7 @@ __device__ __forceinline__ void copy_stages(const ConvParams& p, const TensorMap
 template <class Product>
 __device__ __forceinline__ void publish_sums(const Ring<Product>& ring, const float (&acc)[OWN][TILE_NT][4]) {
   if (TEAMS > 1) wait_for_other_warpgroup(OTHERS_TURN);  // which may still multiply what lies here
-  const u32 own = ring.smem + threadIdx.x / THREADS * (OWN * TILE_NT * THREADS * 16) + thread() * 16;
+  const u32 own = ring.smem + threadIdx.x / THREADS * (OWN * TILE_NT * THREADS * 16) + THREAD * 16;
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
 #pragma unroll
@@ -196,7 +196,7 @@ __device__ __forceinline__ void publish_sums(const Ring<Product>& ring, const fl
 }
 template <class Product>
 __device__ __forceinline__ void sum_of_cluster(const Ring<Product>& ring, int i, int part, float (&sums)[MT][NT][4]) {
-  const u32 first = ring.smem + threadIdx.x / THREADS * (OWN * TILE_NT * THREADS * 16) + thread() * 16;
+  const u32 first = ring.smem + threadIdx.x / THREADS * (OWN * TILE_NT * THREADS * 16) + THREAD * 16;
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     float sum[4] = {};
