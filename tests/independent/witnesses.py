@@ -24,7 +24,7 @@ from gpu_runtime.doctor.cases import cases
 from tactics.launches import launches
 from tactics.step import Call
 from tests.independent import cuda_programs, faults, packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, GEMM_SM90
 from tests.independent.products import MOVMATRIX, Mma, moved_wrong, wrong
 from tests.independent.triton_programs import COMMITTED, Triton, all_kernels, committed, installed
 from tests.independent.triton_runs import worst
@@ -39,6 +39,10 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "conv_fprop": (CONV, ()),
     "conv_depthwise": (DEPTHWISE, ()),
     "wgmma": ([], ()),
+    "conv_sm90": ([], ()),
+    "conv_sm90_2x1": ([], ()),
+    "gemm_sm90_2x2": (GEMM_SM90, ()),
+    "cluster_groups": ([], ()),
 }
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
