@@ -89,7 +89,7 @@ def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports
 ROWS = (
     _conv("conv_dense", "conv_gemm", supports=GEMM),
     _conv("conv_sparse24", "conv_gemm", supports=GEMM),
-    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, GEMM, True, True, "any",
+    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, GEMM, False, True, "any",
              sm="sm_90a") for name, mark in (("conv_dense_sm90", HGMMA), ("conv_sparse24_sm90", SPARSE_HGMMA))),
     _conv("conv_strip", "strips.conv_strip"),
     _conv("conv_strip_sparse24", "strips.conv_strip"),

@@ -1,4 +1,4 @@
-"""Today's plans of the networks that hopper_tiles is asked about: problems, formats and predicted times of layers, in a file.
+"""Plans without Hopper kernels, for hopper_tiles: problems, formats and predicted times of layers, in a file.
 
     python -m benchmarks.hopper.plans [--device h200] [NETWORK ...]
 
@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,8 +28,10 @@ import gpu_runtime as gr
 from benchmarks import topologies
 from benchmarks.bench_plan import MODELS
 from benchmarks.light import first_input, light, open_batch
+from cuda_kernels.device import named
 from tactics.codec import from_json, to_json
 from tactics.format import Format
+from tactics.kernels import ROWS
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 
 PLANS = Path(__file__).with_name("plans.json")
@@ -105,7 +107,8 @@ def planned(network: str, batch: int, device: str, mode: str) -> dict[str, Any]:
     """{"us", "layers"}, the latter with whole problems as JSON text."""
     with tempfile.TemporaryDirectory() as folder:
         path, first = model_of(network, Path(folder))
-        engine = gr.build(path, sparsity=MODES[mode], device=device, shapes={first: shape_of(network, batch)})
+        before = replace(named(device), left_out=tuple((k.name, "before them") for k in ROWS if k.sm))
+        engine = gr.build(path, sparsity=MODES[mode], device=before, shapes={first: shape_of(network, batch)})
     rows: Counter[tuple[str, ...]] = Counter()
     for layer in engine.plan.layers:
         t = layer.tactic

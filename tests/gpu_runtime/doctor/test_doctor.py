@@ -366,7 +366,7 @@ def test_two_at_once_leave_a_whole_file():
 def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
     hung = (
         Failure(kernel, "no answer in 15 s: the process hung and was killed")
-        for kernel in ("conv_sparse24", "conv_strip_sparse24")
+        for kernel in ("conv_sparse24", "conv_strip_sparse24", "conv_sparse24_sm90")
     )
     findings.keep(HERE, (*hung, Failure(TILE, "zeros")))
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
@@ -383,14 +383,14 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
         log=lines.append,
     )
     tactics = {la.tactic.kernel for la in engine.plan.layers if la.tactic}
-    assert "conv_dense" in tactics and "conv_sparse24" not in tactics
+    assert {"conv_dense", "conv_dense_sm90"} & tactics and "conv_sparse24" not in tactics
     assert not any(base_runner(la.tactic) == TILE for la in engine.plan.layers if la.tactic)
     log = "\n".join(lines)
     assert re.search(rf"Skipping \d+ tactics of .*: cannot run: failed_here: gpu-runtime doctor saw {TILE} fail", log)
     info = engine.layer_info()
     assert "conv_sparse24: no answer in 15 s" in info["LeftOut"]
     details = [la["SparsityDetail"] for la in info["Layers"] if la.get("SparsityEligible")]
-    assert details and all(re.search(r"saw conv_(strip_)?sparse24 fail on this GPU: no answer", d) for d in details)
+    assert details and all(re.search(r"saw conv_(strip_)?sparse24(_sm90)? fail on this GPU: no answer", d) for d in details)
     assert "LeftOut" not in gr.build(DIGITS / "digits_sparse.onnx", device="h200", shapes={"x": (1, 1, 8, 8)}).layer_info()
 
 
