@@ -37,6 +37,10 @@ WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can
 PROGRAMS = {
     **{"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"},
     "wgmma": "CuTe's products for Hopper",
+    "conv_sm90": "CUTLASS's convolution for Hopper",
+    "conv_sm90_2x1": "CUTLASS's convolution for Hopper, in clusters",
+    "gemm_sm90_2x2": "CUTLASS's example 48, in clusters",
+    "cluster_groups": "NVIDIA's cooperative groups",
 }
 COMPARES = {  # what runs kernels and compares
     "tests.problems.assert_right",
