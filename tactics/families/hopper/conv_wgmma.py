@@ -57,10 +57,7 @@ SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
         *((64, 64, 4, False), (64, 32, 4, False), (64, 16, 4, False)),
     ),
 }
-STRIPS: Mapping[str, tuple[tuple[int, int, bool], ...]] = {  # rows, warps, ping-pong
-    NAMES[0]: ((64, 4, True), (64, 4, False), (128, 8, False)),
-    NAMES[1]: ((64, 4, True), (64, 4, False), (128, 8, False)),
-}
+STRIPS = ((64, 4, True), (64, 4, False), (128, 8, False))  # (rows, warps of a tile, ping-pong), dense and 2:4
 COLUMNS = (8, 16, 24, 32, 48, 56, 64)
 PRODUCTS = (32, 56, 64, 96, 112, 128, 192, 224, 256)  # pixels of an image, that an instruction multiplies
 CASES = dict.fromkeys(
@@ -135,7 +132,7 @@ def num_boxes(p: ConvProblem, box: tuple[int, ...]) -> int:
 def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
     """Tiles of boxes, alone and in clusters of two whose blocks copy half of a box each."""
     sparse = KERNELS[kernel].sparse
-    for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS[kernel], SHARING):
+    for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS, SHARING):
         one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
         halves = cluster[0] == 1 or (box[0] == 1 and box[1] % 2 == 0)
         fit = min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES)
@@ -146,7 +143,7 @@ def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or kernel, reason against it or None). `only`: of the tiles this one alone."""
     for kernel in NAMES:
-        if why := _refused(p, kernel, device):
+        if why := _refused(p, kernel):
             yield kernel, why
             continue
         tiles = restrict((*TILES[kernel], *_strips(p, kernel)), only and _alone(only))
@@ -159,8 +156,8 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
                 yield from ((replace(tactic, tile=shared), None) for shared in _ways(p, tactic, device))
 
 
-def _refused(p: ConvProblem, kernel: str, device: Device) -> Reason | None:
-    """Why no tactic of the kernel may run this problem there; None: some may."""
+def _refused(p: ConvProblem, kernel: str) -> Reason | None:
+    """Why no tactic of the kernel may run this problem; None: some may."""
     if 1 < p.groups == p.c:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
@@ -365,7 +362,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device)
     if t.stream:
         clk = tiles * steps / blocks * each + end
-    elif t.pingpong:
+    elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
         clk = (turns - 1) * max(of_tile, (of_tile + end) / 2) + of_tile + end
     else:
         clk = turns * (of_tile + end)

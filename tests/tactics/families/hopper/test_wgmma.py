@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts, candidates
-from tactics.families.hopper.conv_wgmma import TILES
+from tactics.families.hopper.conv_wgmma import TILES, counts
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
 from tactics.format import strides
@@ -107,6 +107,17 @@ def test_no_2_4_gain_above_the_ceiling_is_promised(c, k, size, r, n):
     problem = conv_case(n, c, size, size, k, r, r, pad=(r // 2,) * 4, act=RELU, bias=True, sparse24=True)
     best = {s: min(predict_us(problem, t, DEVICE) for t in candidates(problem, DEVICE) if t.sparse == s) for s in (False, True)}
     assert best[False] / best[True] < CEILING
+
+
+def test_two_warpgroups_hide_the_end_of_a_tile_only_where_a_block_goes_on():
+    """Blocks that share K have a part each: a second round of them takes as long as the first."""
+    tile = next(t for t in TILES[NAMES[0]] if (t.m, t.n, t.pingpong, max(t.cluster)) == (128, 128, True, 1))
+    rounds = []
+    for n in (33, 66):  # 132 and 264 blocks
+        problem = conv_case(n, 512, 16, 16, 128, 3, 3, pad=(1, 1, 1, 1), bias=True)
+        (us,) = counts(problem, crafted(NAMES[0], replace(tile, split=2), problem), DEVICE).limits.values()
+        rounds.append(us)
+    assert rounds[1] == pytest.approx(2 * rounds[0])
 
 
 # ---- the grid
