@@ -15,7 +15,6 @@ struct DenseProduct {
   static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
   __device__ __forceinline__ DenseProduct(const ConvParams&, int, const Share&) {}
 
-  // All stages of a share, the first of which is that of `turn`; `first`: of the tile's 64 rows.
   __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,
                                            float (&acc)[OWN][TILE_NT][4]) {
     for (int k = 0; k < count; ++k, ++turn) {

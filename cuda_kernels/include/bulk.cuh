@@ -93,10 +93,6 @@ __device__ __forceinline__ void copy_column(u32 smem, const TensorMap* map, int 
         : "memory");
 }
 
-// 9.7.13.1 bar: two warpgroups share a barrier; one arrives and goes on, the other waits for that.
-__device__ __forceinline__ void tell_other_warpgroup(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
-__device__ __forceinline__ void wait_for_other_warpgroup(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
-
 // The same of a box of the map's size, four-dimensional, from pixel `at` on.
 template <int COPIES>
 __device__ __forceinline__ void copy_box(u32 smem, const TensorMap* map, int c, const FirstPixel& at, u32 barrier) {
@@ -113,6 +109,10 @@ __device__ __forceinline__ void copy_box(u32 smem, const TensorMap* map, int c, 
         "l"(map), "r"(c), "r"(at.w), "r"(at.h), "r"(at.n), "r"(barrier)
         : "memory");
 }
+
+// 9.7.13.1 bar: two warpgroups share a barrier; one arrives and goes on, the other waits for that.
+__device__ __forceinline__ void tell_other_warpgroup(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void wait_for_other_warpgroup(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
 
 // 10.19 %cluster_ctarank: this block's number in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {

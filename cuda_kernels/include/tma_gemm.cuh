@@ -89,10 +89,12 @@ __device__ __forceinline__ Share after(const ConvParams& p, const Share& share) 
   return next_share(p, share);
 }
 
-// The last stage of a block's ring, and what goes with it. A kernel's Product has
-//   A_BYTES              of 64 rows of weights in a stage; E_BYTES   of their metadata
-//   ARRIVING             of them, what comes to shared memory; each of one tap
-//   fill, multiply       as below
+// The stages in shared memory; a turn is a stage that the block has come to, counted over all its tiles. A kernel's Product has
+//   A_BYTES, E_BYTES   of 64 rows of weights and 64 channels of a tap, and of their metadata
+//   ARRIVING           of A_BYTES, those that are copied to shared memory
+//   Product(p, m64, share)                    begins to load what goes to registers instead
+//   multiply(ring, turn, first, count, acc)   adds the products of `count` stages from `turn` on, and leaves all but the last;
+//                                             `first`: of the tile's 64 rows, where the warpgroup's begin
 // Behind all stages: of each warpgroup the part of the tile that it stores, and the table of where its pixels lie; barriers.
 template <class Product>
 struct Ring {
