@@ -90,7 +90,7 @@ def strips(problem: ConvProblem, kernel: str) -> list[Tile]:
     return [
         Tile(m, math.prod(box), 64, warps, 1, 2, pingpong=pingpong, box=box)
         for box in boxes(problem)
-        for m, warps, pingpong in STRIPS[kernel]
+        for m, warps, pingpong in STRIPS
     ]
 
 
