@@ -110,14 +110,16 @@ def test_a_fault_of_the_gpu_is_a_verdict(cache, error, words):
 @on_driver
 @timed
 def test_a_measured_build_leaves_out_what_doctor_saw_fail(cache, tmp_path, monkeypatch):
-    """Two processes are lost to a family, so that it is denied as a whole; a build afterwards, on a driver without faults, does
-    not even time it, and says why."""
+    """Two processes are lost to each sparse family, so that both are denied as a whole; a build afterwards, on a driver without
+    faults, does not even time them, and says why."""
     monkeypatch.setenv(VARIABLE, environment(checks=False)[VARIABLE])
-    code, data, written = doctor(cache, Fault("conv_sparse24*", error="launch_failed"), kernels="conv_sparse24")
-    (family,) = data["families"]
-    assert code == 5 and family["verdict"] == "failed" and sum(f["process_lost"] for f in family["failed"]) == 2
-    assert "this kernel already crashed 2 processes" in family["untested"][0]["why"]
-    assert [f["what"] for f in data["left_out_of_plans"]] == ["conv_sparse24"] and data["written_down"]
+    sparse = ["conv_sparse24", "conv_sparse24_sm90"]
+    code, data, written = doctor(cache, Fault("conv_sparse24*", error="launch_failed"), kernels=",".join(sparse))
+    assert code == 5 and [f["kernel"] for f in data["families"]] == sparse
+    for family in data["families"]:
+        assert family["verdict"] == "failed" and sum(f["process_lost"] for f in family["failed"]) == 2
+        assert "this kernel already crashed 2 processes" in family["untested"][0]["why"]
+    assert [f["what"] for f in data["left_out_of_plans"]] == sparse and data["written_down"]
 
     weights = {"w": (np.random.default_rng(0).standard_normal((32, 64, 1, 1)) / 8).astype(np.float32)}
     onnx.save(model([node("Conv", "x w", "y")], {"x": (1, 64, 4, 4)}, "y", weights), tmp_path / "net.onnx")
