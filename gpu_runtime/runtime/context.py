@@ -21,9 +21,11 @@ from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
+from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime import steps as launched
+from gpu_runtime.runtime.arrays import check_names, shape_of
 from gpu_runtime.runtime.compatibility import check_source
-from gpu_runtime.runtime.feeds import DeviceFeeds, Key
+from gpu_runtime.runtime.feeds import Checked, Key, Ready, Rows
 from gpu_runtime.runtime.future import Ran, RunFuture
 from gpu_runtime.runtime.plan_record import Bound, EngineData, PlanRecord
 from gpu_runtime.runtime.point import NAN_HALF, Point, Shared, kernel_keys
@@ -71,10 +73,13 @@ class Context:
     `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates. The first run records a
     CUDA graph; `warm=True` does it before. `graph=False` launches kernels one by one (debugging). `nvtx=True` does so too, each
     layer inside an NVTX range of its name, for Nsight Systems; without package nvtx it only warns. `poison=True` fills free
-    memory of the plan with NaN, so that a read of a dead tensor shows. `progress(done, total)` reports compiled kernels. Further
-    options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of emulator threads
+    memory of the plan with NaN, so that a read of a dead tensor shows. `progress(done, total)` reports compiled kernels. Other
+    options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of its threads
     (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError
     if the engine is for another device, or if "cuda" finds no GPU.
+
+    An engine of a range has a plan for each of some batches. The smallest one with room runs, and copies of the last row fill
+    it; outputs have the rows of the inputs. `plan`, `replay`, `outputs`, `tensor` and `trace` are of the plan of the last run.
 
     Close a context, or use it in a `with`, to free its memory. A context that is garbage-collected while open gives a
     ResourceWarning; one that lives until the script ends does not. It belongs to the process that made it, not to a forked
@@ -113,7 +118,8 @@ class Context:
         self._arena = arena
         firsts = [0, *accumulate(len(plan.steps) for plan in plans)]
         spare = self._flags + 4 * firsts[-1]
-        self._points = [Point(shared, plan, self._flags + 4 * i, spare) for plan, i in zip(plans, firsts, strict=False)]
+        rows = [Rows(*sizes.batched(engine.record, number)) for number in range(len(plans))]
+        self._points = [Point(shared, p, r, self._flags + 4 * i, spare) for p, r, i in zip(plans, rows, firsts, strict=False)]
         self._point = self._points[engine.record.shown]  # of the last run
         self._point.enter()
         if warm and graph and not self.emulated:
@@ -189,13 +195,13 @@ class Context:
         emulator a thread of the context executes the runs.
         """
         with self._entered():
-            feeds = self._point.feeds
-            if isinstance(feeds, DeviceFeeds):
+            if isinstance(self.gpu, Cuda):
                 try:
-                    return self._queued(feeds, inputs, out, stream)
+                    return self._queued(self.gpu, inputs, out, stream)
                 except (EngineError, MemoryError, RuntimeError) as e:  # errors of the plan or the GPU, not of the arguments
                     return futures.failed(e)
-            given = feeds.copied(inputs, out)
+            _, call = self._checked(inputs, out)
+            given = {name: g.array.copy() for name, g in call.given.items()}
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu_runtime")
             self._last = self._thread.submit(self._run_behind, given, out)
@@ -203,7 +209,7 @@ class Context:
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
         """One run; waits for its end if an output goes to the host."""
-        with self._point.feeds.bound(inputs, out, stream) as ready:
+        with self._bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
             self._nonfinite = []
@@ -218,15 +224,34 @@ class Context:
         self._nonfinite = []
         return ran
 
-    def _queued(
-        self, feeds: DeviceFeeds, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object
-    ) -> RunFuture:
+    def _checked(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> tuple[Point, Checked]:
+        """The point that takes a call's arrays: the one with the smallest batch that has room."""
+        record = self.engine.record
+        if not record.profiles:
+            return self._point, self._point.feeds.checked(inputs, out, 1)
+        check_names(self.plan.inputs, inputs)
+        fit = sizes.fit(record, {name: shape for name, a in inputs.items() if (shape := shape_of(a)) is not None})
+        return self._points[fit.plan], self._points[fit.plan].feeds.checked(inputs, out, fit.rows)
+
+    @contextmanager
+    def _bound(
+        self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object, **how: bool
+    ) -> Iterator[Ready]:
+        """A call's inputs are in the memory of the point that takes them, which is the one of the last run from then on."""
+        point, call = self._checked(inputs, out)
+        if point is not self._point:
+            point.enter()
+        self._point, point.rows = point, call.rows
+        with point.feeds.bound(call, stream, **how) as ready:
+            yield ready
+
+    def _queued(self, gpu: Cuda, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> RunFuture:
         """One run, without waiting for its end."""
-        gpu, point = feeds.gpu, self._point
-        flags = gpu.pinned((len(point.plan.steps),), np.dtype(np.uint32))
-        with feeds.bound(inputs, out, stream, wait=False) as ready:
+        with self._bound(inputs, out, stream, wait=False) as ready:
+            point = self._point
             self._replay()
             found = ready.fetch()
+            flags = gpu.pinned((len(point.plan.steps),), np.dtype(np.uint32))
             gpu.read_later(flags, point.flags)
             gpu.zero(point.flags, flags.nbytes)
             event = gpu.keep([*ready.used, *found.values(), flags])
@@ -279,7 +304,7 @@ class Context:
     @_one_thread
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
-        with self._point.feeds.bound(inputs, to_host=True):
+        with self._bound(inputs, None, None, to_host=True):
             found = self._point.trace()
         self.nonfinite()
         self._nonfinite = []
@@ -292,7 +317,7 @@ class Context:
     @_one_thread
     def outputs(self) -> dict[str, np.ndarray]:
         """The network's outputs as `run` or `trace` left them, on the host."""
-        return self._point.feeds.outputs()
+        return self._point.feeds.outputs(self._point.rows)
 
     @_one_thread
     def tensor(self, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from cuda_kernels.launch import Cuda, Emulated, Kernel
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import steps as launched
-from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
+from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, Rows, reformats
 from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, PlanRecord, TensorPlace
 from tactics.format import DTYPES, from_memory
 from tactics.problems.array_functions import bound
@@ -43,13 +43,14 @@ def kernel_keys(plan: PlanRecord, on_gpu: bool) -> list[Key]:
 
 class Point:
     """Launches one plan. `flags`: the address of a word for each of its steps, which kernels set when they store infinity or
-    NaN; `spare`: that of a word which nothing reads.
+    NaN; `spare`: that of a word which nothing reads; `rows`: how many rows of its batch the last run had.
 
     What the plan expects to find in the arena, `enter` puts there; it is lost as soon as another point runs.
     """
 
-    def __init__(self, shared: Shared, plan: PlanRecord, flags: int, spare: int) -> None:
+    def __init__(self, shared: Shared, plan: PlanRecord, rows: Rows, flags: int, spare: int) -> None:
         self._shared, self.plan, self.flags = shared, plan, flags
+        self._batch = self.rows = rows.batch
         gpu, arena, steps = shared.gpu, shared.arena, plan.steps
         bases = [{"arena": arena, "weights": shared.weights, "nonfinite": flags + 4 * i} for i in range(len(steps))]
         self._params = {i: launched.struct(gpu, s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
@@ -58,7 +59,9 @@ class Point:
         self._titles = [" || ".join(plan.layers[k].name for k in step.covers) for step in steps]
         self._parts: list[Callable[[], object]] | None = None  # of the recorded graph
         self.feeds: HostFeeds | DeviceFeeds = (
-            DeviceFeeds(gpu, plan, arena, shared.kernels, spare) if isinstance(gpu, Cuda) else HostFeeds(gpu, plan, arena)
+            DeviceFeeds(gpu, plan, arena, rows, shared.kernels, spare)
+            if isinstance(gpu, Cuda)
+            else HostFeeds(gpu, plan, arena, rows)
         )
 
     def enter(self) -> None:
@@ -131,11 +134,12 @@ class Point:
         raise ValueError(f"no layer writes a tensor {name!r}")
 
     def _values(self, out: TensorPlace) -> np.ndarray:
-        """The present content of a layer's output memory, as NCHW."""
+        """The present content of a layer's output memory, as NCHW, without the rows that fill the batch."""
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
-        return values[:, first : first + out.shape4[1]]
+        rows = whole.shape4[0] if whole.shape4[0] % self._batch else whole.shape4[0] // self._batch * self.rows
+        return values[:rows, first : first + out.shape4[1]]
 
     def _launch(self, i: int) -> None:
         step = self.plan.steps[i]
