@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import why_no_gpu
-from tests.driver.test_driver_context import build, close, cupy, folder, network
+from tests.driver.test_driver_context import FORMATS, build, close, cupy, expected, folder, network, stream
 from tests.ranges import joined
 
-__all__ = ["cupy", "folder"]  # fixtures
+__all__ = ["cupy", "folder", "stream"]  # fixtures
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
 BATCHES, ORDER = (1, 2, 5), (3, 1, 5, 4, 2, 3, 5, 1)
@@ -70,3 +70,27 @@ def test_profile_and_replay_are_of_the_last_run(engine, answers):
         assert context.plan is engine.record.plans[1]
         with pytest.raises(ValueError, match="x: expected 1 to 5 rows of 16x6x6, got 6"):
             context.run({"x": np.concatenate([X, X[:1]])})
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_no_call_waits_whatever_the_format(folder, cupy, fmt, stream, monkeypatch):
+    """Padding, a change of the plan and the counters' memory are all queued; the first run of each plan, too."""
+    kind = fmt.partition(":")[0]
+    paths = [network(folder, f"twenty{n}", channels=20, batch=n) for n in (2, 5)]
+    formats = {"input_formats": fmt, "output_formats": "fp16:hwc8" if kind == "uint8" else fmt}
+    engine = joined([[build(path, **formats) for path in paths]])
+    dtype = {"fp16": np.float16, "fp32": np.float32, "uint8": np.uint8}[kind]
+    x = np.random.default_rng(3).integers(0, 4, (5, 20, 6, 6)).astype(dtype)
+    want = expected(engine, {"x": x})
+    with engine.context() as context:
+
+        def waits(*_):
+            raise AssertionError("the host waited")
+
+        given = cupy.asarray(x)
+        for name in ("streamSynchronize", "eventSynchronize", "deviceSynchronize", "memcpy"):
+            monkeypatch.setattr(cupy.cuda.runtime, name, waits)
+        got = [(n, context.run({"x": given[:n]})["y"]) for n in ORDER]
+        monkeypatch.undo()
+        assert all(y.shape == want[:n].shape and close(y.get(), want[:n]) for n, y in got)
+        assert all(close(context.run({"x": x[:n]})["y"], want[:n]) for n in ORDER)
