@@ -32,6 +32,12 @@ def batches(record: EngineRecord, profile: Profile) -> tuple[int, ...]:
     return tuple(batch_of(record.plans[number], profile) for number in profile.plans)
 
 
+def batched(record: EngineRecord, number: int) -> tuple[int, tuple[str, ...]]:
+    """The batch of the plan of that number, and the inputs and outputs that have it; (1, ()) of an engine of one size."""
+    profile = next((p for p in record.profiles if number in p.plans), None)
+    return (batch_of(record.plans[number], profile), profile.batched) if profile else (1, ())
+
+
 def specs(record: EngineRecord, ends: Sequence[Bound]) -> tuple[TensorSpec, ...]:
     """What callers see of the inputs or outputs of the plan that is shown: of a range, the first size is a Batch."""
     profile = record.profile
