@@ -1,71 +1,23 @@
 """One choice for several batches of a network: at each op the same tactic, formats and order of sums at all of them, so that an
-image's result has the same bits in whatever batch it stands.
-
-An output element's sums are in an order that its tactic fixes, wherever the element stands in a tile or a batch, but for these:
-stream-K cuts the stages of all tiles evenly, and reductions share a row among more threads where rows are few. Blocks that
-go on from tile to tile change nothing: how many they are is left to each batch.
+image's result has the same bits in whatever batch it stands (see sums.py).
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cuda_kernels.params import members
 from gpu_runtime.errors import ModelError
 from gpu_runtime.planning.entries import Times, addresses, cost_of
+from gpu_runtime.planning.sums import order, steady
 from gpu_runtime.planning.tables import Table, choices
-from gpu_runtime.runtime.plan_record import Layer
 from tactics.format import Key
-from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.planner.graph import Choice, Entry, Graph, Impossible, Literals, Plan, to_ps, to_us
 from tactics.problems.problem import Problem
-from tactics.step import Call
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tactic
 
-APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing up
-SUMS = frozenset(("CumSum", "GlobalLpPool", "LpNormalization"))  # functions in whose rows a library adds in an order of its own
 Place = tuple[str, Literals, tuple[str, ...], str]  # an op's name, when, inputs, output
 _Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # the first point's -> the sum of what plans pay, that of each point
-PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
-# Arguments that count images, or say where they lie: by name, and all members of a struct.
-COUNTS = frozenset("n c.n tiles units map im2col batch inner a_outer b_outer rows".split())
-PLACES = ("kept.", "out.", "x.spread.", "added.", "source[", "q_at.", "k_at.", "v_at.", "y_at.", "mask_at.")
-
-
-def order(problem: Problem, tactic: Tactic) -> Hashable | None:
-    """What decides the order in which a tactic adds up, and is the same at each batch where the order is; None where that
-    depends on the batch in any case."""
-    if isinstance(tactic.tile, Tile) and tactic.tile.stream:
-        return None
-    found: list[Hashable] = []
-    for step in launches(problem, tactic):
-        if isinstance(step, Call):
-            if step.function in SUMS:
-                return None
-            found.append(step.function)
-        elif step.kernel in APART:
-            found.append(step.kernel)
-        else:
-            named = zip((m.name for m in members(step.kernel, step.values)), step.args, strict=True)
-            args = [(n, a) for n, a in named if a[0] != "f32" and n not in COUNTS and not n.startswith(PLACES)]
-            found.append((step.kernel, step.block, tuple(v for v in step.values if v[0] != PIXELS), tuple(args)))
-    return tuple(found)
-
-
-def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
-    """The numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
-    found: dict[Hashable, list[int]] = {}
-    for i, layers in enumerate(points):
-        launched = [(layer.name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
-        rows = tuple((name, _steady(t), i if (how := order(p, t)) is None else how) for name, p, t in launched)
-        found.setdefault(rows, []).append(i)
-    return [tuple(alike) for alike in found.values()]
-
-
-def _steady(tactic: Tactic) -> Tactic:
-    """Without the number of blocks that go on from tile to tile."""
-    return replace(tactic, tile=replace(tactic.tile, persist=0)) if isinstance(tactic.tile, Tile) else tactic
 
 
 def solve(tables: Sequence[Table]) -> list[Plan]:
@@ -93,11 +45,11 @@ def solve(tables: Sequence[Table]) -> list[Plan]:
 
 
 def _shared(tables: Sequence[Table], at: Sequence[tuple[Problem, Times]]) -> _Shared:
-    every = [{_steady(t): t for t in times} for _, times in at]
+    every = [{steady(t): t for t in times} for _, times in at]
     costs = [cost_of(t.device, t.risk) for t in tables]
     found: _Shared = {}
-    for steady, first in every[0].items():
-        own = tuple(e[steady] for e in every if steady in e)
+    for alike, first in every[0].items():
+        own = tuple(e[alike] for e in every if alike in e)
         how = {(order(p, t), addresses(p, t)) for (p, _), t in zip(at, own, strict=False)}
         if len(own) == len(at) and len(how) == 1 and None not in next(iter(how)):
             ps = sum(cost(p, t, rows[t]) for cost, (p, rows), t in zip(costs, at, own, strict=True))

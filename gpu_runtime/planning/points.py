@@ -201,7 +201,7 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
     for p in profiles:
         chosen = invariant.solve([planned[i].table for i in p.plans])
         for i, plan in zip(p.plans, chosen, strict=True):
-            found[i] = replace(planned[i], chosen=plan)
+            found[i] = replace(planned[i], chosen=plan, own_us=planned[i].chosen.us)
     return found
 
 

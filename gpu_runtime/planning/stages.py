@@ -77,11 +77,13 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach."""
+    """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
+    was chosen for all batches."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
+    own_us: float | None = None
 
 
 def load(
@@ -235,7 +237,7 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    return explained, replace(solution_of(chosen), rivals=others.rivals)
+    return explained, replace(solution_of(chosen), rivals=replace(others.rivals, own_us=planned.own_us))
 
 
 def plan_record(
