@@ -115,7 +115,7 @@ def lowered(loaded: importer.Loaded, shapes: Shapes | None) -> Network:
 
 def fit(
     loaded: importer.Loaded,
-    shapes: Shapes | None,
+    plain: Network,
     calibration: Mapping[str, Any] | None,
     progress: Listener,
     known: ranges.Known | None = None,
@@ -124,8 +124,6 @@ def fit(
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     from gpu_runtime.precision import cliffs, execution, ranges, sample
 
-    progress(Progress("lower", str(loaded.source)))
-    plain = lowered(loaded, shapes)
     progress(Progress("range", plain.name))
     smaller = functools.partial(sample.smaller, loaded, plain)
     network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
