@@ -74,7 +74,8 @@ def row(found: dict[str, Any]) -> list[str]:
         found["network"],
         found["device"],
         f"{', '.join(map(str, whole['us']))} of {len(singles)}",
-        f"{whole['seconds'] / sum(s['seconds'] for s in singles.values()):.2f}",
+        f"{whole['seconds']:.0f} s",
+        f"{sum(s['seconds'] for s in singles.values()):.0f} s",
         f"{whole['weight_bytes'] / max(s['weight_bytes'] for s in kept.values()):.2f}",
         f"{separate / max(s['weight_bytes'] for s in kept.values()):.2f}",
         f"{whole['arena_bytes'] / MIB:.1f}",
@@ -83,9 +84,9 @@ def row(found: dict[str, Any]) -> list[str]:
     ]
 
 
-HEADER = ["network", "GPU", "plans", "build", "weights", "separate", "arena", "separate", "batch-\ninvariant"]
+HEADER = ["network", "GPU", "plans", "build", "separate", "weights", "separate", "arena", "separate", "batch-\ninvariant"]
 LEGEND = (
-    "Plans: the batches that stay, of how many tried. Build: CPU time of the range by that of an engine for each batch tried. "
+    "Plans: the batches that stay, of how many tried. Build: CPU time of the range, and of an engine for each batch tried. "
     "Weights: of the range, and of an engine for each plan that stays, by the largest of these. Arena: MiB of a context of the "
     "range, and of one for each plan. Batch-invariant: what one tactic per layer adds to the sum of the plans' times."
 )
