@@ -112,12 +112,11 @@ def _planned(
     """The profiles, and their plans that are worth a place in the engine. `formats`: of the inputs, and of the outputs;
     `alike`: whether one tactic per layer is to compute all batches."""
     planned: list[Planned] = []
-    exact: dict[int, str | None] = {}
+    exact = [points.meeting(loaded, a) for a in wanted]
     known: ranges.Known = {}
-    for cell, shapes in zip(points.cells(wanted), sizes, strict=True):
+    for shapes in sizes:
         rows = points.repeated(calibration, shapes) if wanted else calibration
         network, reached = stages.fit(loaded, shapes, rows, planner.progress, known)
-        exact[cell.profile] = points.meeting(network) if wanted else None
         planner = replace(planner, ends=stages.ends_of(network, reached, *formats))
         planned.append(stages.settle(network, reached, rows, planner, planned[0].table.network if planned else None))
     profiles, stay = points.kept(wanted, planned, exact)
