@@ -72,14 +72,13 @@ class Context:
     describe the last run, so threads that call them need a context each; so do threads that run at the same time.
 
     `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates; "cuda" runs on the
-    current GPU, "cuda:1" on that one. The first run records a
-    CUDA graph; `warm=True` does it before. `graph=False` launches kernels one by one (debugging). `nvtx=True` does so too, each
-    layer inside an NVTX range of its name, for Nsight Systems; without package nvtx it only warns. `poison=True` fills free
-    memory of the plan with NaN, so that a read of a dead tensor shows. `progress(done, total)` reports compiled kernels. Of
-    `run_async`, at most `max_queued` runs wait at a time. Other
-    options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of its threads
-    (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError
-    if the engine is for another device, or if "cuda" finds no GPU.
+    current GPU, "cuda:1" on that one. The first run records a CUDA graph, with `warm=True` it is recorded before. `graph=False`
+    launches kernels one by one (debugging). `nvtx=True` does so too, each layer inside an NVTX range of its name, for Nsight
+    Systems; without package nvtx it only warns. `poison=True` fills free memory of the plan with NaN, so that a read of a dead
+    tensor shows. `max_queued`: the most runs of `run_async` that have not ended. `progress(done, total)` reports compiled
+    kernels. Other options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of
+    its threads (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises
+    EngineError if the engine is for another device, or if there is no such GPU.
 
     An engine of a range has a plan for each of some batches. The smallest one with room runs, and copies of the last row fill
     it; outputs have the rows of the inputs. `plan`, `replay`, `outputs`, `tensor` and `trace` are of the plan of the last run.
@@ -168,6 +167,7 @@ class Context:
 
     @property
     def is_open(self) -> bool:
+        """Until `close`, or the end of its `with`."""
         return not self._closed
 
     @property
@@ -392,8 +392,10 @@ class Context:
         if self._closed:
             return f"<Context of {name}, closed>"
         where = f"on GPU {self.gpu.number}" if isinstance(self.gpu, Cuda) else "in the emulator"
-        sizes = f"weights {size_text(self.engine.weights.nbytes)}, activations {size_text(self.plan.memory.activation_bytes)}"
-        return printable(f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>")
+        weights = size_text(self.engine.weights.nbytes)
+        arena = size_text(max(point.plan.memory.activation_bytes for point in self._points))
+        memory = f"{len(self.plan.steps)} launches, weights {weights}, activations {arena}"
+        return printable(f"<Context of {name} {where}: {self.device.title}, {memory}>")
 
     def __reduce__(self) -> Any:
         raise TypeError("a context cannot be copied or sent to another process: send its engine, and make a context there")
