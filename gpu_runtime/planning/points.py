@@ -13,6 +13,7 @@ import numpy as np
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
+from gpu_runtime.network import Network
 from gpu_runtime.planning import stages
 from gpu_runtime.planning.stages import Planned
 from gpu_runtime.runtime.bounds import MOST_PLANS
@@ -159,15 +160,20 @@ def _shapes(loaded: importer.Loaded, wanted: Asked, batch: int) -> Shapes:
     return found
 
 
-def meeting(loaded: importer.Loaded, wanted: Asked) -> str | None:
-    """Why images of a batch depend on each other, so that none may be padded: found in the network at two batches."""
+def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Network]) -> list[str | None]:
+    """For each profile, why images of a batch depend on each other, so that none may be padded: found in the networks of its
+    two largest batches, as lowered; `plain`: of all cells."""
     from gpu_runtime.planning import rows
 
-    if not wanted.ranged:
-        return None
-    batches = [n for n in candidates(wanted) if n > 1][-2:]
-    one, *others = (stages.lowered(loaded, _shapes(loaded, wanted, n)) for n in {*batches, wanted.max + (len(batches) < 2)})
-    return rows.meeting(one, *others)
+    found: list[str | None] = []
+    for number, asked in enumerate(wanted):
+        of = [network for cell, network in zip(cells(wanted), plain, strict=True) if cell.profile == number and cell.batch > 1][
+            -2:
+        ]
+        if asked.ranged and len(of) < 2:
+            of.append(stages.lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
+        found.append(rows.meeting(*of) if asked.ranged else None)
+    return found
 
 
 def kept(
@@ -201,7 +207,7 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
     for p in profiles:
         chosen = invariant.solve([planned[i].table for i in p.plans])
         for i, plan in zip(p.plans, chosen, strict=True):
-            found[i] = replace(planned[i], chosen=plan)
+            found[i] = replace(planned[i], chosen=plan, own_us=planned[i].chosen.us)
     return found
 
 

@@ -77,11 +77,13 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach."""
+    """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
+    was chosen for all batches."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
+    own_us: float | None = None
 
 
 def load(
@@ -113,7 +115,7 @@ def lowered(loaded: importer.Loaded, shapes: Shapes | None) -> Network:
 
 def fit(
     loaded: importer.Loaded,
-    shapes: Shapes | None,
+    plain: Network,
     calibration: Mapping[str, Any] | None,
     progress: Listener,
     known: ranges.Known | None = None,
@@ -122,8 +124,6 @@ def fit(
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     from gpu_runtime.precision import cliffs, execution, ranges, sample
 
-    progress(Progress("lower", str(loaded.source)))
-    plain = lowered(loaded, shapes)
     progress(Progress("range", plain.name))
     smaller = functools.partial(sample.smaller, loaded, plain)
     network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
@@ -235,7 +235,7 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    return explained, replace(solution_of(chosen), rivals=others.rivals)
+    return explained, replace(solution_of(chosen), rivals=replace(others.rivals, own_us=planned.own_us))
 
 
 def plan_record(
