@@ -281,6 +281,18 @@ def only(number: int) -> None:
     raise ValueError(f"GPU number {number} cannot be used here: {reason}; give a name to plan with predicted times, as h200")
 
 
+def num_gpus() -> int:
+    """How many GPUs CUDA shows this process; 0 where it does not answer, see why_no_gpu."""
+    if not (has_cupy() and has_driver()):
+        return 0
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # the driver's own errors have no common class across CuPy versions
+        return 0
+
+
 def why_no_gpu() -> str:
     """An empty string with a usable GPU, else the reason in words. Imports CuPy, which is slow, only if a GPU is
     possible."""

@@ -1,10 +1,10 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
-Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array); zero(address, nbytes);
-read(address, nbytes) -> uint8 array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes;
-launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
-synchronize(); record(run) -> replay, after a first run, a CUDA graph where there is a GPU; close(); `with here()`: work for
-that device.
+Both: allocate(nbytes, constant) -> address (constant: no launch writes it); share(array) -> the address of a constant copy, one
+for all who share the array on that device; free; write(address, array); zero(address, nbytes); read(address, nbytes) -> uint8
+array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes; launch(kernel, grid, block,
+smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel; synchronize(); record(run) ->
+replay, after a first run, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an
 address; `call` stores function(module, arrays) as `out`'s type; the arrays belong to `module`, NumPy or CuPy. If it stores
 infinity or NaN, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
@@ -29,6 +29,7 @@ from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
 from cuda_kernels.driver_errors import check_status, is_fatal
+from cuda_kernels.sharing import Copy, shared
 from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging
 from cuda_kernels.tensor_maps import Map, encode, encode_by_driver
 
@@ -138,6 +139,7 @@ class Emulated:
             high_ends=tuple(high_ends),
         )
         self._memory = emulator.Memory()
+        self._shared: list[Copy] = []
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them
 
     def here(self) -> contextlib.AbstractContextManager[None]:
@@ -145,6 +147,17 @@ class Emulated:
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         return self._memory.alloc(max(nbytes, 16), constant=constant)
+
+    def share(self, array: np.ndarray) -> int:
+        self._shared.append(copy := shared(array, self.name, partial(self._copied, array)))
+        self._memory.adopt(copy.memory, copy.address)
+        return copy.address
+
+    def _copied(self, array: np.ndarray) -> Copy:
+        memory = self._emulator.Memory()
+        address = memory.alloc(max(array.nbytes, 16), constant=True)
+        memory.write(address, array)
+        return Copy(array, address, memory)
 
     def free(self, address: int) -> None:
         self._memory.free(address)
@@ -193,6 +206,7 @@ class Emulated:
 
     def close(self) -> None:
         self._memory = self._emulator.Memory()
+        self._shared.clear()
 
 
 class Cuda:
@@ -218,6 +232,7 @@ class Cuda:
         self._events = cupy.cuda.Event(disable_timing=True), cupy.cuda.Event(disable_timing=True)
         self._staging = Staging(cupy, self.stream)
         self._held: dict[int, object] = {}
+        self._streams = [self.stream]  # for which memory was allocated
         self._kept: deque[tuple[Event, object]] = deque()
         self._kernels: dict[str, Kernel] = {}
         self._process = os.getpid()
@@ -275,6 +290,22 @@ class Cuda:
             memory = self.cupy.cuda.alloc(max(nbytes, 16))
         self._held[memory.ptr] = memory
         return memory.ptr
+
+    def share(self, array: np.ndarray) -> int:
+        copy = shared(array, self.number, partial(self._copied, array))
+        self.stream.wait_event(copy.ready)
+        self._held[copy.address] = copy
+        self._streams.append(copy.stream)
+        return copy.address
+
+    def _copied(self, array: np.ndarray) -> Copy:
+        """For a stream of its own, so that whoever holds it last can give the memory back."""
+        stream, ready = self.cupy.cuda.Stream(non_blocking=True), self.cupy.cuda.Event(disable_timing=True)
+        with self.current(stream.ptr):
+            memory = self.cupy.cuda.alloc(max(array.nbytes, 16))
+        self.write(memory.ptr, array)
+        ready.record(self.stream)
+        return Copy(array, memory.ptr, memory, ready, stream)
 
     def free(self, address: int) -> None:
         del self._held[address]
@@ -368,7 +399,8 @@ class Cuda:
         process, which does not own the memory."""
         if self._give_back():
             with self.here():
-                self.cupy.get_default_memory_pool().free_all_blocks(stream=self.stream)
+                for stream in self._streams:
+                    self.cupy.get_default_memory_pool().free_all_blocks(stream=stream)
 
 
 def external(cupy: ModuleType, handle: int) -> Stream:

@@ -19,28 +19,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpu_runtime.accuracy.compare import compare
     from gpu_runtime.engine import Engine, load
-    from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
+    from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError, QueueFullError
     from gpu_runtime.inference_session import InferenceSession
     from gpu_runtime.pipeline import build, plan
     from gpu_runtime.pruning.prune import prune
     from gpu_runtime.runtime.context import Context
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.runtime.plan_record import TensorSpec
+    from gpu_runtime.runtime.pool import Pool
 
     __version__: str
 
 # fmt: off
 __all__ = [
-    "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture",
-    "TensorSpec", "build", "compare", "installed_version", "load", "plan", "prune",
+    "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "Pool",
+    "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "installed_version", "load", "plan", "prune",
 ]
 # fmt: on
 # Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
 PLACES = {
-    **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError"), "gpu_runtime.errors"),
+    **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError", "QueueFullError"), "gpu_runtime.errors"),
     "Context": "gpu_runtime.runtime.context",
     "Engine": "gpu_runtime.engine",
     "InferenceSession": "gpu_runtime.inference_session",
+    "Pool": "gpu_runtime.runtime.pool",
     "RunFuture": "gpu_runtime.runtime.future",
     "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",

@@ -172,6 +172,7 @@ def pack(
     arena = np.zeros(end - first, np.uint8)
     for s, array in zip(sections, arrays.values(), strict=True):
         arena[s.offset - first : s.end - first] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    arena.setflags(write=False)  # contexts share it
     return arena, tuple(sections)
 
 

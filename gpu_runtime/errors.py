@@ -50,6 +50,10 @@ class NoEngineError(_Missing, EngineError):
     """There is no such file of an engine."""
 
 
+class QueueFullError(RuntimeError):
+    """A context has as many queued runs as it takes (`max_queued`): nothing was queued."""
+
+
 class InternalError(RuntimeError):
     """gpu_runtime made something that it knows to be wrong, and keeps it back. A defect of its own: no other model, option or
     kernel source is the cure, so it is none of the errors above, which callers answer with one."""
@@ -77,4 +81,4 @@ def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     return run
 
 
-__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "bounded"]
+__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "QueueFullError", "bounded"]

@@ -25,7 +25,6 @@ def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | No
         made.append(Profile(low, most, most, tuple(range(first, first + len(of_one))), names, exact))
         first += len(of_one)
     record = replace(engines[0].record, sections=sections, plans=plans, profiles=tuple(made), shown=len(profiles[0]) - 1)
-    arena.setflags(write=False)
     return Engine(seal(record, arena), arena, checked=True)
 
 

@@ -125,6 +125,11 @@ class Memory:
         bisect.insort(self._starts, address)
         return address
 
+    def adopt(self, other: Memory, address: int) -> None:
+        """Have another memory's allocation, too: the same bytes."""
+        self._buffers[address] = other._buffers[address]
+        bisect.insort(self._starts, address)
+
     def free(self, address: int) -> None:
         self._check(address, 0)
         del self._buffers[address]

@@ -247,7 +247,7 @@ def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
     if found.array.device.id != gpu.number:
         raise ValueError(
             f"{what}: it lies on GPU {found.array.device.id}, this context runs on GPU {gpu.number}: copy it "
-            "there, or make the context inside `with cupy.cuda.Device(number)`"
+            f"there, or make the context with device='cuda:{found.array.device.id}'"
         )
     return found
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +20,7 @@ import numpy as np
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Cuda, Kernel, open_gpu
-from gpu_runtime.errors import EngineError
+from gpu_runtime.errors import EngineError, QueueFullError
 from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime import steps as launched
@@ -70,20 +71,21 @@ class Context:
     Threads may share a context: its calls run one after the other, because they share its memory. `nonfinite` and `tensor`
     describe the last run, so threads that call them need a context each; so do threads that run at the same time.
 
-    `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates. The first run records a
-    CUDA graph; `warm=True` does it before. `graph=False` launches kernels one by one (debugging). `nvtx=True` does so too, each
-    layer inside an NVTX range of its name, for Nsight Systems; without package nvtx it only warns. `poison=True` fills free
-    memory of the plan with NaN, so that a read of a dead tensor shows. `progress(done, total)` reports compiled kernels. Other
-    options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of its threads
-    (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError
-    if the engine is for another device, or if "cuda" finds no GPU.
+    `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates; "cuda" runs on the
+    current GPU, "cuda:1" on that one. The first run records a CUDA graph, with `warm=True` it is recorded before. `graph=False`
+    launches kernels one by one (debugging). `nvtx=True` does so too, each layer inside an NVTX range of its name, for Nsight
+    Systems; without package nvtx it only warns. `poison=True` fills free memory of the plan with NaN, so that a read of a dead
+    tensor shows. `max_queued`: the most runs of `run_async` that have not ended. `progress(done, total)` reports compiled
+    kernels. Other options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of
+    its threads (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises
+    EngineError if the engine is for another device, or if there is no such GPU.
 
     An engine of a range has a plan for each of some batches. The smallest one with room runs, and copies of the last row fill
     it; outputs have the rows of the inputs. `plan`, `replay`, `outputs`, `tensor` and `trace` are of the plan of the last run.
 
     Close a context, or use it in a `with`, to free its memory. A context that is garbage-collected while open gives a
     ResourceWarning; one that lives until the script ends does not. It belongs to the process that made it, not to a forked
-    one, and on a GPU to the device that was current.
+    one. Contexts of one engine share its weights on each device.
     """
 
     _closed = True  # until the context has resources
@@ -97,20 +99,33 @@ class Context:
         warm: bool = False,
         nvtx: bool = False,
         poison: bool = False,
+        max_queued: int = 32,
         progress: Counter | None = None,
         **options: Any,
     ) -> None:
         launched.check_arguments(engine, options)
-        self.engine = engine
+        if not isinstance(max_queued, int) or max_queued < 1:
+            raise ValueError(f"max_queued: expected a whole number of runs, 1 or more, got {max_queued!r}")
+        self.engine, self._max_queued = engine, max_queued
         self._process = os.getpid()
-        self.device = launched.device_for(engine, device)
-        check_source(engine.record, source_hash())
-        plans = launched.plans_of(engine)
-        self.gpu = open_gpu(self.device, **options)
+        with launched.chosen(device) as kind:
+            self.device = launched.device_for(engine, kind)
+            check_source(engine.record, source_hash())
+            plans = launched.plans_of(engine)
+            self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
+        self._queue: deque[Callable[[], bool]] = deque()  # whether each run of run_async has ended, in their order
         self._thread: ThreadPoolExecutor | None = None  # run_async's thread in the emulator, and its last run
         self._last: concurrent.futures.Future[Ran] | None = None
         self._nonfinite: list[str] = []
+        with self.gpu.here():
+            self._open(plans, graph, warm, nvtx, poison, progress)
+        self._closed = False
+
+    def _open(
+        self, plans: Sequence[PlanRecord], graph: bool, warm: bool, nvtx: bool, poison: bool, progress: Counter | None
+    ) -> None:
+        """Take memory, load kernels, and make the points."""
         ranges = _ranges() if nvtx else nullcontext
         graph = graph and not nvtx and not poison
         weights, arena, self._flags = self._allocate(plans)
@@ -118,23 +133,23 @@ class Context:
         self._arena = arena
         firsts = [0, *accumulate(len(plan.steps) for plan in plans)]
         spare = self._flags + 4 * firsts[-1]
-        rows = [Rows(*sizes.batched(engine.record, number)) for number in range(len(plans))]
+        rows = [Rows(*sizes.batched(self.engine.record, number)) for number in range(len(plans))]
         self._points = [Point(shared, p, r, self._flags + 4 * i, spare) for p, r, i in zip(plans, rows, firsts, strict=False)]
-        self._point = self._points[engine.record.shown]  # of the last run
+        self._point = self._points[self.engine.record.shown]  # of the last run
         self._point.enter()
         if warm and graph and not self.emulated:
             for point in self._points:
+                point.enter()
                 point.record(calls=False)
             self.gpu.zero(self._flags, 4 * firsts[-1])  # recording ran kernels on arbitrary memory
-        self._closed = False
+            self._point.enter()
 
     def _allocate(self, plans: Sequence[PlanRecord]) -> tuple[int, int, int]:
         """The addresses of weights, activations, and the steps' flags of infinity or NaN: a word each, and a spare."""
         weights, most = self.engine.weights, max(plan.memory.activation_bytes for plan in plans)
         words = 1 + sum(len(plan.steps) for plan in plans)
         try:
-            stored = self.gpu.allocate(weights.nbytes, constant=True)
-            self.gpu.write(stored, weights)
+            stored = self.gpu.share(weights)
             arena, flags = self.gpu.allocate(most), self.gpu.allocate(4 * words)
             self.gpu.write(arena, np.full(-(-most // 2), NAN_HALF).view(np.uint8)[:most])
         except (MemoryError, OverflowError, ValueError):
@@ -149,6 +164,11 @@ class Context:
     def plan(self) -> PlanRecord:
         """The plan of the last run; before the first one, the engine's."""
         return self._point.plan
+
+    @property
+    def is_open(self) -> bool:
+        """Until `close`, or the end of its `with`."""
+        return not self._closed
 
     @property
     def emulated(self) -> bool:
@@ -192,9 +212,16 @@ class Context:
         and outputs: host arrays may change as soon as this returns, GPU arrays in the order of the caller's streams, and all
         are kept alive until then. `result()` fills host arrays of `out`. Invalid arguments raise here; errors of the run are
         raised by `result()`. The future's `nonfinite`, not the context's, names the layers that stored infinity or NaN. In the
-        emulator a thread of the context executes the runs.
+        emulator a thread of the context executes the runs. Raises QueueFullError while `max_queued` runs have not ended.
         """
         with self._entered():
+            while self._queue and self._queue[0]():
+                self._queue.popleft()
+            if len(self._queue) >= self._max_queued:
+                raise QueueFullError(
+                    f"run_async: {len(self._queue)} runs have not ended, expected fewer than max_queued={self._max_queued}: "
+                    "wait for a result(), or give the context a larger max_queued"
+                )
             if isinstance(self.gpu, Cuda):
                 try:
                     return self._queued(self.gpu, inputs, out, stream)
@@ -205,6 +232,7 @@ class Context:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu_runtime")
             self._last = self._thread.submit(self._run_behind, given, out)
+            self._queue.append(futures.ended(self._last))
             return futures.of_thread(self._last)
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
@@ -265,7 +293,9 @@ class Context:
             layers = point.flagged(flags)
             return Ran({**outputs, **(out or {})}, layers, launched.warning(point.plan, layers, ready.on_host, outputs))
 
-        return futures.of_event(gpu.cupy, event, finish)
+        future = futures.of_event(gpu.cupy, event, finish)
+        self._queue.append(future.ended)
+        return future
 
     @_one_thread
     def replay(self) -> None:
@@ -362,8 +392,10 @@ class Context:
         if self._closed:
             return f"<Context of {name}, closed>"
         where = f"on GPU {self.gpu.number}" if isinstance(self.gpu, Cuda) else "in the emulator"
-        sizes = f"weights {size_text(self.engine.weights.nbytes)}, activations {size_text(self.plan.memory.activation_bytes)}"
-        return printable(f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>")
+        weights = size_text(self.engine.weights.nbytes)
+        arena = size_text(max(point.plan.memory.activation_bytes for point in self._points))
+        memory = f"{len(self.plan.steps)} launches, weights {weights}, activations {arena}"
+        return printable(f"<Context of {name} {where}: {self.device.title}, {memory}>")
 
     def __reduce__(self) -> Any:
         raise TypeError("a context cannot be copied or sent to another process: send its engine, and make a context there")

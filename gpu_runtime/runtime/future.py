@@ -48,7 +48,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         super().__init__()
         self.set_running_or_notify_cancel()
         self._waiters = _Waiters(self)
-        self._wait, self._ended_yet, self.event = wait, done, event
+        self._wait, self.ended, self.event = wait, done, event
         self._lock = threading.Lock()
         self._left: Callable[[], Ran] | Ran = finish
         self._ended_once = self._warned = False
@@ -58,7 +58,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
 
     def done(self) -> bool:
         """Whether it has ended, with or without an error; does not wait."""
-        return self._ended_yet()
+        return self.ended()
 
     def running(self) -> bool:
         return not self.done()
@@ -181,6 +181,12 @@ def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:
         return True
 
     return RunFuture(wait, future.done, future.result, None)
+
+
+def ended(future: concurrent.futures.Future[Ran]) -> Callable[[], bool]:
+    """Asks whether a thread has executed the run, without keeping its results."""
+    kept = weakref.ref(future)  # by its thread, until then
+    return lambda: (found := kept()) is None or found.done()
 
 
 def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:

@@ -1,7 +1,8 @@
 """The parts of a context: the device for an engine, a plan's steps for launching, the names of their kernels, and
 their warnings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,34 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
     if not isinstance(engine, EngineData):
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
-        known = ("device", "graph", "warm", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
+        known = ("device", "graph", "warm", "nvtx", "poison", "max_queued", "progress", *EMULATOR_OPTIONS)
         raise TypeError(f"context: unknown option {unknown!r}, expected one of {', '.join(known)}{suggest([unknown], known)}")
 
 
+@contextmanager
+def chosen(device: object) -> Iterator[str | None]:
+    """Without its number, where a context is to run; the GPU of that number is the current one. ValueError for another
+    `device`, EngineError for a number that no GPU has."""
+    kind, colon, number = device.partition(":") if isinstance(device, str) else (device, "", "")
+    if kind not in (None, "emulator", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise ValueError(f"device: expected None, 'cuda', 'cuda:N' with the number of a GPU, or 'emulator', got {device!r}")
+    count = devices.num_gpus() if colon else 0
+    if not count:  # device_for says why there is none
+        yield kind
+        return
+    if int(number) >= count:
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        cure = "nvidia-smi lists this machine's GPUs, CUDA_VISIBLE_DEVICES leaves some"
+        raise EngineError(f"device: expected {there}, because CUDA shows {count} here, got {device!r}; {cure}")
+    import cupy
+
+    with cupy.cuda.Device(int(number)):
+        yield kind
+
+
 def device_for(engine: EngineData, device: str | None) -> Device:
-    """This machine's GPU, or the emulated one. ValueError for another `device`, EngineError without a GPU or with one that
-    differs from the engine's; ModuleNotFoundError without CuPy."""
-    if device not in (None, "emulator", "cuda"):
-        raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
+    """The current GPU for "cuda", or the emulated one. EngineError without a GPU or with one that differs from the engine's;
+    ModuleNotFoundError without CuPy."""
     if device == "emulator" or (device is None and not devices.has_gpu()):
         return planned_device(engine.record.device)
     if device is not None and devices.has_cupy() and (why := devices.why_no_gpu()):

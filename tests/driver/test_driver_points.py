@@ -3,10 +3,12 @@
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 
 from cuda_kernels.device import why_no_gpu
 from tests.driver.test_driver_context import FORMATS, build, close, cupy, expected, folder, network, stream
+from tests.gpu_runtime.runtime.test_points import split
 from tests.ranges import joined
 
 __all__ = ["cupy", "folder", "stream"]  # fixtures
@@ -94,3 +96,18 @@ def test_no_call_waits_whatever_the_format(folder, cupy, fmt, stream, monkeypatc
         monkeypatch.undo()
         assert all(y.shape == want[:n].shape and close(y.get(), want[:n]) for n, y in got)
         assert all(close(context.run({"x": x[:n]})["y"], want[:n]) for n in ORDER)
+
+
+@pytest.mark.parametrize("options", [{}, {"warm": True}, {"graph": False}], ids=str)
+def test_counters_survive_other_plans(folder, cupy, options):
+    """Each plan's lie in memory that the other's tensors overwrite, and are cleared in the order of the stream."""
+    paths = {n: folder / f"split{n}.onnx" for n in (8, 64)}
+    for n, path in paths.items():
+        onnx.save(split(n), path)
+    engine = joined([[build(path) for path in paths.values()]])
+    assert any(plan.memory.zeros for plan in engine.record.plans)
+    x = np.random.default_rng(4).standard_normal((64, 2048)).astype(np.float32)
+    want, given = expected(engine, {"x": x}), cupy.asarray(x)
+    with engine.at(8).context(**options) as context:
+        got = [(n, context.run({"x": given[:n]})["y"]) for n in (8, 64, 5, 64, 64, 8)]
+        assert all(close(y.get(), want[:n]) for n, y in got)

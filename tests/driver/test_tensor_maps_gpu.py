@@ -40,7 +40,7 @@ def test_contexts_and_timing_make_maps_for_their_memory(tmp_path, monkeypatch):
     with Engine(plain.record, plain.weights).context() as one, Engine(plain.record, plain.weights).context() as other:
         for context in (one, other, one):
             assert np.array_equal(context.run({"x": x})["y"], x)
-        assert one._params[0] != other._params[0]
+        assert one._point._params[0] != other._point._params[0]
     gpu, tensors = Cuda(current()), [np.full(512, i, np.float16) for i in range(3)]
     kernels, scratch = loaded(gpu, (step,)), scratch_for(gpu, (step,))
     sources, to = [gpu.allocate(1024) for _ in tensors], gpu.allocate(1024)

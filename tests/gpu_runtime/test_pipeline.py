@@ -209,7 +209,7 @@ def test_bad_arguments():
         gr.build(DIGITS / "digits_dense.onnx", sparsity="maybe")
     with pytest.raises(ValueError, match="unknown device 'h9000'"):
         gr.build(DIGITS / "digits_dense.onnx", device="h9000")
-    with pytest.raises(ValueError, match="expected None, 'cuda' or 'emulator'"):
+    with pytest.raises(ValueError, match="expected None, 'cuda', 'cuda:N' with the number of a GPU, or 'emulator'"):
         engine().context(device="tpu")
 
 

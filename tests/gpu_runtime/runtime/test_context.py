@@ -128,6 +128,17 @@ def test_without_a_gpu_a_context_on_one_says_why(engine, monkeypatch):
     )
 
 
+def test_what_is_no_device(engine, monkeypatch):
+    """A number on a machine without a GPU is answered as "cuda" is."""
+    for wrong in ("cpu", "cuda:", "cuda:x", "cuda:-1", "emulator:0", 0):
+        with pytest.raises(ValueError, match="device: expected None, 'cuda', 'cuda:N' with the number of a GPU, or 'emulator'"):
+            engine.context(device=wrong)
+    monkeypatch.setattr(devices, "num_gpus", lambda: 0)
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "the CUDA driver reports no device")
+    with pytest.raises(gr.EngineError, match="no GPU can be used here: the CUDA driver reports no device"):
+        engine.context(device="cuda:1")
+
+
 FORK = """
 import os, sys, threading, numpy as np, gpu_runtime as gr
 ctx = gr.load(sys.argv[1]).context(device="emulator")

@@ -6,9 +6,12 @@ The same tests run again on the emulated driver, where work waits until somebody
 import asyncio
 import concurrent.futures
 import gc
+import subprocess
+import sys
 import threading
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -247,3 +250,72 @@ def test_the_watch_ends_with_the_runs(ctx, cases):
             break
         time.sleep(0.01)
     assert alive() is None and not any(t.name == "gpu_runtime futures" for t in threading.enumerate())
+
+
+# ---- how many
+
+
+def test_the_queue_is_bounded(ctx, cases, held):
+    """The default is 32; what was refused was not queued, and there is room again when a run has ended."""
+    x, y = cases[0]
+    futures = [ctx.run_async({"x": x}) for _ in range(32)]
+    with pytest.raises(gr.QueueFullError, match="run_async: 32 runs have not ended, expected fewer than max_queued=32"):
+        ctx.run_async({"x": x})
+    held.set()
+    futures[0].result()
+    futures[-1].result()
+    assert np.array_equal(ctx.run_async({"x": x}).result()["y"], y) and issubclass(gr.QueueFullError, RuntimeError)
+
+
+def test_another_bound(engine, cases):
+    with engine.context(device="emulator", max_queued=1) as ctx:
+        for x, y in cases:
+            assert np.array_equal(ctx.run_async({"x": x}).result()["y"], y)
+    for wrong in (0, -1, 2.5, None):
+        with pytest.raises(ValueError, match="max_queued: expected a whole number of runs, 1 or more, got"):
+            engine.context(device="emulator", max_queued=wrong)
+
+
+def test_results_that_nobody_keeps_are_freed(ctx, cases):
+    """The queue remembers runs, not what they computed."""
+    future = ctx.run_async({"x": cases[0][0]})
+    kept = weakref.ref(future.result()["y"])
+    ctx.run({"x": cases[1][0]})
+    del future
+    gc.collect()
+    assert kept() is None
+
+
+# ---- memory that is used
+
+
+@pytest.mark.parametrize("runs", [1000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_a_server_does_not_grow(runs):
+    """Resident memory, after the first runs, of a process that runs one layer again and again, queued and not."""
+    command = [sys.executable, "-c", SERVER, str(runs)]
+    grown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
+    assert int(grown) < 1 << 20, f"{runs} runs grew by {int(grown)} bytes"
+
+
+SERVER = """
+import resource, sys
+import numpy as np
+import gpu_runtime as gr
+from tests.reference_run import model, node
+w = {"w": np.ones((8, 8, 1, 1), np.float32)}
+engine = gr.build(model([node("Conv", "x w", "y")], {"x": (1, 8, 2, 2)}, "y", w), device="a100")
+x = np.ones((1, 8, 2, 2), np.float32)
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+def run(ctx, count):
+    for _ in range(count // 4):
+        futures = [ctx.run_async({"x": x}), ctx.run_async({"x": x})]
+        assert (futures[1].result()["y"] == 8).all() and (ctx.run({"x": x})["y"] == 8).all()
+        ctx.run({"x": x}, out={"y": np.empty_like(x)})
+with engine.context(device="emulator", threads=1, checks=False) as ctx:
+    run(ctx, 400)
+    before = resident()
+    run(ctx, int(sys.argv[1]))
+    print(resident() - before)
+"""
