@@ -1,0 +1,157 @@
+"""Requests of some rows each, joined into runs of one context: once, for every server.
+
+No thread and no queue: when a batch begins and who waits is the server's business. A request that is wrong fails alone, before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from cuda_kernels.driver_errors import is_fatal
+from gpu_runtime.engine import Engine
+from gpu_runtime.errors import EngineError
+from gpu_runtime.runtime.arrays import check_names, dims, kind
+from gpu_runtime.runtime.context import Context
+from gpu_runtime.runtime.plan_record import TensorSpec
+from gpu_runtime.text import printable
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The rows that one run takes: `least` to `most`; fewer than a point are padded to it. `points` ascend to `most`."""
+
+    least: int
+    most: int
+    points: tuple[int, ...]
+
+    def point(self, rows: int) -> int:
+        """The batch size at which that many rows run."""
+        return next(p for p in self.points if p >= rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request's error. `kind`: "request", it is wrong or fills no batch; "run", its run failed; "fatal", so will every
+    later run, because the GPU is lost to this process."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its rows, the batch size that they were padded to, its time, the layers that stored infinity or NaN."""
+
+    rows: int
+    point: int
+    seconds: float
+    nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The outputs by name, or the failure, of each request, in the requests' order; and the runs that took place."""
+
+    answers: tuple[Arrays | Failure, ...]
+    runs: tuple[Run, ...]
+
+
+def sizes(engine: Engine) -> Sizes:
+    """The rows that a run of this engine takes. EngineError unless each input and output has as many."""
+    specs = (*engine.inputs, *engine.outputs)
+    if len({str(spec.shape[:1]) for spec in specs}) != 1 or not specs[0].shape:
+        raise EngineError(
+            "a server joins requests along the first dimension, which has to be the batch in every input and output, got "
+            f"{', '.join(map(str, specs))}: export the model with its batch first"
+        )
+    rows = specs[0].shape[0]
+    least, most = getattr(rows, "min", int(rows)), getattr(rows, "max", int(rows))
+    return Sizes(least, most, getattr(engine, "points", (most,)))
+
+
+def checked(inputs: Sequence[TensorSpec], most: int, request: object) -> int:
+    """The rows of a request. TypeError or ValueError unless it has each input, with as many rows, 1 to `most`."""
+    check_names(inputs, request)  # type: ignore[arg-type]  # it reads names
+    counts = {spec.name: _rows(spec, most, request[spec.name]) for spec in inputs}  # type: ignore[index]
+    if len(set(counts.values())) > 1:
+        got = ", ".join(f"{name} {rows}" for name, rows in counts.items())
+        raise ValueError(printable(f"expected the same number of rows in every input, got {got}"))
+    return next(iter(counts.values()))
+
+
+def _rows(spec: TensorSpec, most: int, array: object) -> int:
+    wanted = f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
+    if not isinstance(array, np.ndarray):
+        raise TypeError(printable(f"{wanted} in a NumPy array, got {kind(array)}"))
+    if array.shape[1:] != spec.shape[1:] or array.dtype != spec.dtype or array.ndim == 0:
+        raise ValueError(printable(f"{wanted}, got an array {dims(array.shape)} {array.dtype}"))
+    if not 1 <= len(array) <= most:
+        raise ValueError(printable(f"{wanted}, got {len(array)}"))
+    return len(array)
+
+
+def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Joined:
+    """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail: an engine of one
+    exact batch takes exactly that. Where a run of several requests fails, each runs alone: only those at fault fail."""
+    size = sizes(engine)
+    answers: dict[int, Arrays | Failure] = {}
+    counts: dict[int, int] = {}
+    for i, request in enumerate(requests):
+        try:
+            counts[i] = checked(engine.inputs, size.most, request)
+        except (TypeError, ValueError) as e:
+            answers[i] = Failure("request", str(e))
+    runs: list[Run] = []
+    groups = _groups(counts, size.most)
+    while groups:
+        group = groups.pop(0)
+        rows = sum(counts[i] for i in group)
+        if rows < size.least:
+            few = f"expected {size.least} rows to run at, got {rows} from {len(group)} requests that waited together"
+            cure = "send more rows in a request, let requests wait longer, or build an engine for a range of batches"
+            answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
+            continue
+        try:
+            outputs, run = _run(context, [requests[i] for i in group], rows, size)  # type: ignore[misc]
+        except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
+            if len(group) > 1 and min(counts[i] for i in group) >= size.least and not is_fatal(e):
+                groups[:0] = [[i] for i in group]
+            else:
+                answers |= dict.fromkeys(group, Failure("fatal" if is_fatal(e) else "run", str(e) or type(e).__name__))
+            continue
+        runs.append(run)
+        for i, (low, high) in zip(group, pairwise(accumulate((counts[i] for i in group), initial=0)), strict=True):
+            answers[i] = {name: array[low:high] for name, array in outputs.items()}
+    return Joined(tuple(answers[i] for i in range(len(requests))), tuple(runs))
+
+
+def _groups(counts: Mapping[int, int], most: int) -> list[list[int]]:
+    """The requests, each in the first group that has room for its rows."""
+    groups: list[list[int]] = []
+    for i, rows in counts.items():
+        room = (g for g in groups if sum(counts[k] for k in g) + rows <= most)
+        if (found := next(room, None)) is None:
+            groups.append(found := [])
+        found.append(i)
+    return groups
+
+
+def _run(context: Context, requests: Sequence[Arrays], rows: int, size: Sizes) -> tuple[dict[str, Any], Run]:
+    """One run of these requests' rows."""
+    together = requests[0] if len(requests) == 1 else {n: np.concatenate([r[n] for r in requests]) for n in requests[0]}
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of infinite values and NaN: each run reports them
+        outputs = context.run(together)
+    seconds = time.perf_counter() - start
+    return outputs, Run(rows, size.point(rows), seconds, tuple(context.nonfinite()))
