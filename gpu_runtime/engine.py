@@ -1,23 +1,12 @@
 """The engine: one record, one file. The file is data only; reading it runs nothing and takes neither onnx nor planner.
 
-The file is a safetensors file (little-endian u64 header length, JSON header, bytes): `__metadata__` has one key,
-`plan`, whose value is canonical JSON (sorted keys, no white space, ASCII); one U8 tensor, `arena`, holds the packed
-weights and, if they were asked for, the kernels' machine code. The header is padded with spaces so that the arena
-starts at a multiple of 256 bytes. Every byte is protected: the header must be exactly what this module would write for
-the plan in it, `plan_sha256` is the sha256 of the plan without that key, each section of the arena has its own sha256,
-and the padding between sections is zero.
-
 Hashes tell of damage, not of malice. So a file has no steps: every launch and argument is derived from the layers, and every
 place in memory proven, when a plan is sealed and when it is read (runtime.verify). `Engine.checked` says so; only machine code
 in the file has to be trusted, by allow_cubins.
-
-The plan is {"format_version", "plan_sha256"} and the fields of an EngineRecord (plan_record.py; docs/engine.md lists them all).
-A key that the record has not is refused: another version wrote it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -32,13 +21,14 @@ import numpy as np
 from cuda_kernels import files
 from cuda_kernels.compile import Counter, source_hash
 from cuda_kernels.driver_errors import explained
-from gpu_runtime import file_kinds
+from gpu_runtime import engine_header, file_kinds
+from gpu_runtime.engine_header import bad, file_data, header_of, layout_problem, record_of, section_of, sha256, too_large
 from gpu_runtime.errors import EngineError, NoEngineError
-from gpu_runtime.runtime import bounds
+from gpu_runtime.runtime import bounds, sizes
 from gpu_runtime.runtime.dataflow import Fault
-from gpu_runtime.runtime.fields import ALIGN, padded
+from gpu_runtime.runtime.fields import padded
 from gpu_runtime.runtime.findings import SparsityRecord
-from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineData, EngineRecord, Section, TensorSpec
+from gpu_runtime.runtime.plan_record import EngineData, EngineRecord, Section, TensorSpec
 from gpu_runtime.text import printable, size_text
 from tactics import codec
 
@@ -50,8 +40,6 @@ if TYPE_CHECKING:
 EXPECTED = "an engine: the path of an engine file, its bytes or a file opened for reading bytes"
 EngineLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO"
 SHOWN = 3  # inputs, and outputs, in an engine's repr
-MAX_HEADER_BYTES = 64_000_000
-MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -118,17 +106,38 @@ class Engine(EngineData):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What `Context.run` takes: name, shape and NumPy dtype of each.
+        """What `Context.run` takes: name, shape and NumPy dtype of each. The first size of an engine of a range is a Batch, as
+        1..64: a number, the optimal one, with attributes `min` and `max`.
 
         >>> {i.name: np.zeros(i.shape, i.dtype) for i in engine.inputs}["x"].shape
         (2, 16, 6, 6)
         """
-        return tuple(b.spec for b in self.plan.inputs)
+        return sizes.specs(self.record, self.plan.inputs)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What `Context.run` returns."""
-        return tuple(b.spec for b in self.plan.outputs)
+        return sizes.specs(self.record, self.plan.outputs)
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """The batches that have plans of their own, of the profile that is shown; empty for an engine of one size."""
+        profile = self.record.profile
+        return sizes.batches(self.record, profile) if profile else ()
+
+    def at(self, shapes: int | Mapping[str, Sequence[int]]) -> Engine:
+        """The same engine, showing the plan that runs inputs of these shapes, or this batch: its layers, times and reasons.
+        Raises ValueError where it takes no such inputs.
+
+        >>> engine.at({"x": (2, 16, 6, 6)}).plan is engine.plan
+        True
+        """
+        if isinstance(shapes, int):
+            shapes = sizes.whole(self.record, shapes)
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        if unknown := set(given) - {i.name for i in self.inputs}:
+            raise ValueError(f"shapes: there is no input {min(unknown)!r}, expected {', '.join(i.name for i in self.inputs)}")
+        return replace(self, record=replace(self.record, shown=sizes.fit(self.record, given).plan))
 
     def context(
         self,
@@ -166,16 +175,45 @@ def pack(
     return arena, tuple(sections)
 
 
+def join(
+    parts: Sequence[tuple[np.ndarray, tuple[Section, ...]]],
+) -> tuple[np.ndarray, tuple[Section, ...], list[dict[str, str]]]:
+    """The packed weights of several plans in one arena, equal sections once: (arena, sections, for each plan its names of
+    sections -> the names in the arena, where they differ).
+
+    >>> one, two = pack({"a": np.zeros(4)}), pack({"a": np.zeros(4), "b": np.ones(4)})
+    >>> [s.name for s in join([one, two])[1]], join([one, pack({"a": np.ones(4)})])[2]
+    (['a', 'b'], [{}, {'a': 'a#2'}])
+    """
+    kept: dict[str, np.ndarray] = {}
+    known: dict[str, str] = {}  # sha256 -> the first section of these bytes
+    renamed: list[dict[str, str]] = []
+    for number, (arena, sections) in enumerate(parts):
+        names = {}
+        for s in sections:
+            data = section_of(arena, s)
+            digest = sha256(data)
+            name = known.get(digest) if number else None
+            if name is None:
+                name = s.name if s.name not in kept else next(n for i in range(2, 99) if (n := f"{s.name}#{i}") not in kept)
+                kept[name] = data
+            known.setdefault(digest, name)
+            if name != s.name:
+                names[s.name] = name
+        renamed.append(names)
+    return *pack(kept), renamed
+
+
 def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
     """The record with the sha256 of each section. ValueError where sections and arena disagree, or where the record is none
     that reading would accept."""
-    if problem := _layout_problem(record.sections, arena.nbytes):
+    if problem := layout_problem(record.sections, arena.nbytes):
         raise ValueError(f"sections: {problem}")
-    record = replace(record, sections=tuple(replace(s, sha256=_sha256(_section(arena, s))) for s in record.sections))
+    record = replace(record, sections=tuple(replace(s, sha256=sha256(section_of(arena, s))) for s in record.sections))
     data = file_data(record)
-    if not (problem := _too_large(_header(data, arena.nbytes))):
+    if not (problem := too_large(header_of(data, arena.nbytes))):
         try:
-            record = _record(json.loads(_canonical(data)))
+            record = record_of(json.loads(engine_header.canonical(data)))
         except codec.Misfit as e:
             problem = str(e)
     if problem := problem or bounds.fault(record):
@@ -184,16 +222,6 @@ def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
         return _derived(record, arena)
     except Fault as e:
         raise ValueError(f"the engine could not be loaded again: in its plan, {e}") from None
-
-
-def file_data(record: EngineRecord) -> dict[str, Any]:
-    """The plan as the file has it."""
-    data = {"format_version": FORMAT_VERSION, **codec.to_json(EngineRecord, record)}
-    return data | {"plan_sha256": _plan_sha256(data)}
-
-
-def _record(data: Mapping[str, Any]) -> EngineRecord:
-    return codec.from_json(EngineRecord, {k: v for k, v in data.items() if k not in ("format_version", "plan_sha256")})
 
 
 def is_checkable(record: EngineRecord) -> bool:
@@ -235,8 +263,8 @@ def encode(engine: Engine) -> bytes:
     packed, coded = pack(code, "cubin", weights.nbytes)
     arena = np.concatenate([weights, packed])
     sections = (*(s for s in engine.record.sections if s.kind == "weights"), *coded)
-    header = _header(file_data(seal(replace(engine.record, sections=sections), arena)), arena.nbytes)
-    if problem := _too_large(header):
+    header = header_of(file_data(seal(replace(engine.record, sections=sections), arena)), arena.nbytes)
+    if problem := too_large(header):
         raise EngineError(f"the plan is too large for an engine: {problem}")
     return b"".join([struct.pack("<Q", len(header)), header, arena.data])
 
@@ -284,16 +312,16 @@ def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool
 
 def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
     """`load` for an open file of `size` bytes; `name` stands in the messages."""
-    record, arena_bytes = _read_header(file, size, name)
+    record, arena_bytes = engine_header.read_header(file, size, name)
     arena = np.empty(arena_bytes, np.uint8)
     if file.readinto(arena.data) != arena_bytes:  # type: ignore[attr-defined]
         raise EngineError(f"{name}: the file became shorter while it was read. Try again")
     if verify:
-        _verify(arena, record.sections, name)
+        engine_header.verify_sections(arena, record.sections, name)
     try:
         record = _derived(record, arena)
     except Fault as e:
-        raise _bad(name, f"not a valid engine: in its plan, {e}") from None
+        raise bad(name, f"not a valid engine: in its plan, {e}") from None
     coded = [s for s in record.sections if s.kind == "cubin"]
     if coded and not allow_cubins:
         raise EngineError(
@@ -302,144 +330,4 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
         )
     arena.setflags(write=False)
     weights = arena[: coded[0].offset] if coded else arena
-    return Engine(record, weights, {s.name: _section(arena, s).tobytes() for s in coded}, is_checkable(record))
-
-
-def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:
-    """The checked record and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
-    header = _header_bytes(file, size, name)
-    head = _json(header, f"{name}: not an engine, or damaged: its header")
-    metadata = head.get("__metadata__")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("plan"), str):
-        raise EngineError(f"{name}: not an engine: a safetensors file without a plan. Build one with build-engine")
-    data = _json(metadata["plan"].encode(errors="replace"), f"{name}: damaged: the plan in its header")
-    _check_version(data.get("format_version"), name)
-    got = size - 8 - len(header)
-    _check_size(head.get("arena"), got, name)
-    try:
-        intact = header == _header(data, got)
-    except (ValueError, RecursionError):
-        intact = False
-    if not intact:
-        raise _bad(name, "damaged: its header does not match its plan")
-    if data.get("plan_sha256") != _plan_sha256(data):
-        raise _bad(name, "damaged: the sha256 of its plan differs from the stored one")
-    try:
-        record = _record(data)
-    except codec.Misfit as e:
-        raise _bad(name, f"not a valid engine: in its plan, {e}") from None
-    if problem := _layout_problem(record.sections, got):
-        raise _bad(name, f"its list of sections is wrong: {problem}")
-    if problem := bounds.fault(record):
-        raise _bad(name, f"not a valid engine: in its plan, {problem}")
-    return record, got
-
-
-def _header_bytes(file: BinaryIO, size: int, name: str) -> bytes:
-    if not size:
-        raise _bad(name, "not an engine: it is empty")
-    if size < 8:
-        raise _bad(name, f"not an engine: expected at least 8 bytes, got {size}")
-    (length,) = struct.unpack("<Q", file.read(8))
-    if length > MAX_HEADER_BYTES:
-        raise _bad(name, f"not an engine, or damaged: expected a header of at most {MAX_HEADER_BYTES} bytes, got {length}")
-    if 8 + length > size:
-        raise _bad(name, f"truncated, or not an engine: its header ends at byte {8 + length}, the file at {size}")
-    header = file.read(length)
-    if problem := _too_large(header):
-        raise _bad(name, f"not an engine, or damaged: {problem}")
-    return header
-
-
-def _check_version(version: object, name: str) -> None:
-    if type(version) is not int:
-        raise _bad(name, f"damaged: expected format_version to be a whole number, got {str(version)[:60]}")
-    if version > FORMAT_VERSION:
-        raise EngineError(
-            f"{name}: made by a newer gpu_runtime: format {version}; this one reads {FORMAT_VERSION}. "
-            "Update gpu_runtime, or build the engine again with this one"
-        )
-    if version < FORMAT_VERSION:
-        raise EngineError(
-            f"{name}: made by an older gpu_runtime: format {version}; this one reads {FORMAT_VERSION}. "
-            "Build the engine again with this gpu_runtime"
-        )
-
-
-def _check_size(arena: object, got: int, name: str) -> None:
-    """Whether the file has as many bytes of data as its header says."""
-    shape = arena.get("shape") if isinstance(arena, dict) else None
-    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
-        raise _bad(name, "damaged: its header has no valid entry for the arena")
-    if shape[0] != got:
-        what = "truncated" if got < shape[0] else "damaged: it has extra bytes at its end"
-        raise _bad(name, f"{what}: expected {shape[0]} bytes of data, got {got}")
-
-
-def _too_large(header: bytes) -> str | None:
-    """A sentence where a header is longer than a plan's, or holds more values, which take much more memory than its text."""
-    if len(header) > MAX_HEADER_BYTES:
-        return f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {len(header)}"
-    values = sum(header.count(mark) for mark in (b",", b"[", b"{"))
-    return f"expected a header of at most {MAX_HEADER_VALUES} values, got {values}" if values > MAX_HEADER_VALUES else None
-
-
-def _verify(arena: np.ndarray, sections: Sequence[Section], name: str) -> None:
-    for s in sections:
-        if _sha256(_section(arena, s)) != s.sha256:
-            raise _bad(name, f"damaged: the sha256 of section '{s.name}' differs from the one in the plan")
-        if arena[s.end : s.offset + padded(s.nbytes)].any():
-            raise _bad(name, f"damaged: the padding after section '{s.name}' is not zero")
-
-
-def _bad(name: str, what: str) -> EngineError:
-    return EngineError(f"{name}: {what}. Copy the file again, or build the engine again")
-
-
-def _json(data: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data.decode("ascii"))
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise EngineError(f"{what} is not a JSON object. Copy the file again, or build the engine again")
-    return value
-
-
-def _layout_problem(sections: Sequence[Section], arena_bytes: int) -> str | None:
-    """What is wrong with the sections' names, kinds or places in an arena of that size, or None."""
-    end = 0
-    for s in sections:
-        if s.offset != end:
-            return f"section '{s.name}': expected offset {end}, got {s.offset}"
-        end += padded(s.nbytes)
-    if len({(s.kind, s.name) for s in sections}) < len(sections):
-        return "two sections have the same name"
-    kinds = [s.kind for s in sections]
-    if kinds != sorted(kinds, reverse=True):
-        return "machine code comes before weights"
-    if end != arena_bytes:
-        return f"the sections end at byte {end}, the arena at {arena_bytes}"
-    return None
-
-
-def _section(arena: np.ndarray, section: Section) -> np.ndarray:
-    return arena[section.offset : section.end]
-
-
-def _sha256(data: np.ndarray) -> str:
-    return hashlib.sha256(data.data).hexdigest()
-
-
-def _canonical(data: object) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _plan_sha256(plan: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical({k: v for k, v in plan.items() if k != "plan_sha256"}).encode()).hexdigest()
-
-
-def _header(plan: Mapping[str, Any], arena_bytes: int) -> bytes:
-    arena = {"data_offsets": [0, arena_bytes], "dtype": "U8", "shape": [arena_bytes]}
-    header = _canonical({"__metadata__": {"plan": _canonical(plan)}, "arena": arena}).encode()
-    return header + b" " * (-(8 + len(header)) % ALIGN)
+    return Engine(record, weights, {s.name: section_of(arena, s).tobytes() for s in coded}, is_checkable(record))

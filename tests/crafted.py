@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_runtime import engine, pipeline
+from gpu_runtime import engine, engine_header, pipeline
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer
@@ -84,9 +84,9 @@ def sealed(plan: dict, arena: bytes) -> bytes:
     for s in plan["sections"] if isinstance(plan["sections"], list) else ():
         at, size = (s.get("offset"), s.get("nbytes")) if isinstance(s, dict) else (None, None)
         if type(at) is int and type(size) is int and 0 <= at <= len(arena):
-            s["sha256"] = engine._sha256(np.frombuffer(bytes(arena[at : at + max(size, 0)]), np.uint8))
-    plan["plan_sha256"] = engine._plan_sha256(plan)
-    header = engine._header(plan, len(arena))
+            s["sha256"] = engine_header.sha256(np.frombuffer(bytes(arena[at : at + max(size, 0)]), np.uint8))
+    plan["plan_sha256"] = engine_header.plan_sha256(plan)
+    header = engine_header.header_of(plan, len(arena))
     return struct.pack("<Q", len(header)) + header + bytes(arena)
 
 

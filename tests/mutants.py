@@ -184,10 +184,10 @@ def alter(rng, plan: dict) -> str:
 
 def reseal(plan: dict, arena: bytes) -> bytes:
     """A file with this plan in which all hashes fit."""
-    from gpu_runtime import engine
+    from gpu_runtime import engine_header
 
-    plan["plan_sha256"] = engine._plan_sha256(plan)
-    header = engine._header(plan, len(arena))
+    plan["plan_sha256"] = engine_header.plan_sha256(plan)
+    header = engine_header.header_of(plan, len(arena))
     return struct.pack("<Q", len(header)) + header + arena
 
 

@@ -6,23 +6,78 @@ allocated, compiled or launched.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gpu_runtime.runtime.fields import LARGEST
 from gpu_runtime.runtime.findings import ChoiceRow, Choices
-from gpu_runtime.runtime.plan_record import Bound, Container, EngineRecord, Layer, PlanRecord, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, Container, EngineRecord, Layer, PlanRecord, Profile, TensorPlace
+from gpu_runtime.runtime.sizes import batch_of
 
 MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
+MOST_PLANS = 16  # of an engine
 
 
 def fault(record: EngineRecord) -> str | None:
     """The first fault of an engine, or None: "layers[3]: tensor 'x' ends at byte ..."."""
     if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
         return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
-    return next(_faults(record.plan), None)
+    if problem := next(_profiles(record), None):
+        return problem
+    several = bool(record.plans[1:])
+    found = (
+        f"plans[{number}]: {text}" if several else text
+        for number, plan in enumerate(record.plans)
+        for text in _faults(plan, {s.name for s in record.sections if s.kind == "weights"})
+    )
+    return next(found, None)
 
 
-def _faults(plan: PlanRecord) -> Iterator[str]:
+def _profiles(record: EngineRecord) -> Iterator[str]:
+    """Each plan belongs to one profile, and profiles have the batches of their plans."""
+    if not 1 <= len(record.plans) <= MOST_PLANS:
+        yield f"expected 1 to {MOST_PLANS} plans, got {len(record.plans)}"
+    elif record.shown >= len(record.plans):
+        yield f"shown: there is no plan {record.shown}, but only {len(record.plans)}"
+    listed = [number for p in record.profiles for number in p.plans]
+    if sorted(listed) != list(range(len(record.plans) if record.profiles or record.plans[1:] else 0)):
+        yield f"profiles: expected each of {len(record.plans)} plans in one profile, got {listed}"
+        return
+    for i, p in enumerate(record.profiles):
+        at, plans = f"profiles[{i}]", [record.plans[number] for number in p.plans]
+        if not p.plans:
+            yield f"{at}: expected at least one plan"
+            continue
+        ends = {b.name: b.shape for b in (*plans[0].inputs, *plans[0].outputs)}
+        if not p.batched or not any(b.name in p.batched for b in plans[0].inputs) or any(not ends.get(n) for n in p.batched):
+            yield f"{at}.batched: expected inputs and outputs that have a first size, got {', '.join(p.batched)[:60]!r}"
+            continue
+        try:
+            batches = [batch_of(plan, p) for plan in plans]
+        except (LookupError, ValueError):
+            yield f"{at}: its plans have other inputs and outputs than its first"
+            continue
+        if not p.min <= p.opt <= p.max or batches != sorted(set(batches)) or batches[-1] != p.max:
+            got = f"{p.min}, {p.opt}, {p.max}, {batches}"
+            yield f"{at}: expected min <= opt <= max, and plans of rising batches up to max, got {got}"
+        for plan, batch in zip(plans, batches, strict=True):
+            yield from _of_one_size(at, p, plan, plans[-1], batch)
+
+
+def _of_one_size(at: str, profile: Profile, plan: PlanRecord, largest: PlanRecord, batch: int) -> Iterator[str]:
+    """Inputs and outputs are those of the largest plan, but for the batch."""
+    for kind, some, others in (("inputs", plan.inputs, largest.inputs), ("outputs", plan.outputs, largest.outputs)):
+        if [(b.name, b.dtype) for b in some] != [(b.name, b.dtype) for b in others]:
+            yield f"{at}: the {kind} of its plans have different names or types"
+            return
+        for b, whole in zip(some, others, strict=True):
+            scaled = (whole.shape[0] * batch, *whole.shape[1:]) if b.name in profile.batched else whole.shape
+            have = (b.shape[0] * profile.max, *b.shape[1:]) if b.name in profile.batched else b.shape
+            if have != scaled:
+                shapes = f"{list(b.shape)} at batch {batch}, {list(whole.shape)} at {profile.max}"
+                yield f"{at}: {kind} {b.name[:40]!r} has shape {shapes}"
+
+
+def _faults(plan: PlanRecord, sections: Collection[str]) -> Iterator[str]:
     end = plan.memory.activation_bytes
     for i, layer in enumerate(plan.layers):
         yield from _layer(layer, end, f"layers[{i}]")
@@ -31,6 +86,8 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
             yield from _bound(t, end, f"{kind}[{i}]")
     if bad := [span for span in plan.memory.zeros if sum(span) > end]:
         yield f"memory: expected bytes within {end}, got {list(bad[0])}"
+    if missing := set(plan.renamed.values()).difference(sections):
+        yield f"renamed: there is no section {min(missing)[:60]!r}"
     if plan.choices:
         yield from _choices(plan.choices)
 

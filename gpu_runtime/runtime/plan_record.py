@@ -1,9 +1,9 @@
 """The contents of an engine's file as frozen records: one definition for writing, reading, checking and documenting it.
 
 An EngineRecord is the file's header: its model and device, the origin of its times, the sections of its arena of weights, and
-the plans that share them (one, so far). A PlanRecord is one network at one shape: layers in execution order, the place of each
-tensor, and the reason for each layer's choice. Launches are derived from it, see verify.py. tactics.codec converts records to
-JSON and back; docs/engine.md lists them. bounds.py checks conditions across fields.
+the plans that share them, one for each size of its inputs. A PlanRecord is one network at one size: layers in execution order,
+the place of each tensor, and the reason for each layer's choice. Launches are derived from it, see verify.py. tactics.codec
+converts records to JSON and back; docs/engine.md lists them. bounds.py checks conditions across fields.
 
 shape4 is NCHW as kernels see it; times are in microseconds, sizes and offsets in bytes, offsets of tensors in the arena of
 activations.
@@ -37,7 +37,7 @@ from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # fmt: off
 TYPES = {
     "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
@@ -130,9 +130,34 @@ class Bound:
         return TensorSpec(self.name, self.shape, DTYPES[self.format.dtype])
 
 
+class Batch(int):
+    """The first size of an input or output that takes several: as a number the one that the plan was optimized for.
+
+    >>> Batch(8, (1, 64)), Batch(8, (1, 64)) + 1, Batch(2, (1, 4), (1, 2, 4))
+    (1..64, 9, 1|2|4)
+    """
+
+    min: int
+    max: int
+    exact: tuple[int, ...]  # the sizes that it takes; empty where it takes any from min to max
+
+    def __new__(cls, opt: int, limits: tuple[int, int], exact: tuple[int, ...] = ()) -> Batch:
+        made = super().__new__(cls, opt)
+        (made.min, made.max), made.exact = limits, exact
+        return made
+
+    def __repr__(self) -> str:
+        return "|".join(map(str, self.exact)) or f"{self.min}..{self.max}"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (int(self), (self.min, self.max), self.exact)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The required caller's array for an input or output."""
+    """The required caller's array for an input or output; the first size is a Batch where the engine takes several."""
 
     name: str
     shape: tuple[int, ...]
@@ -294,7 +319,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRecord(Shown):
-    """The plan of a network at one shape. `layers` are in execution order; `range`: null where nothing was looked at."""
+    """The plan of a network at one size. `layers` are in execution order; `range`: null where nothing was looked at;
+    `renamed`: the section that holds a layer's weights, where it is not the one of their name: plans share equal weights."""
 
     # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
     # makes them from the layers. Both are empty of a plan that was not derived.
@@ -306,13 +332,29 @@ class PlanRecord(Shown):
     sparsity: SparsityRecord
     range: RangeRecord | None = None
     choices: Choices | None = None
+    renamed: Mapping[Text, Text] = field(default_factory=dict)
     steps: tuple[Step, ...] = field(default=(), metadata=DERIVED)
     frees: tuple[tuple[int, tuple[Span, ...]], ...] = field(default=(), metadata=DERIVED)
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The batches that an engine takes at one size of image: from `min` to `max`, shown at `opt`. `plans`: the numbers of its
+    plans, by rising batch; `batched`: the inputs and outputs whose first size is the batch, or a multiple of it; `exact`: why
+    it takes no batches but the plans' own, null where others are padded to the next plan's."""
+
+    min: Count
+    opt: Count
+    max: Count
+    plans: tuple[Size, ...]
+    batched: tuple[Text, ...]
+    exact: Text | None = None
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineRecord(Shown):
-    """The header. `source_hash`: of all kernel sources; `plans`: exactly one, so far; all share the sections of weights."""
+    """The header. `source_hash`: of all kernel sources; `plans`: all share the sections of weights; `profiles`: which plan
+    takes which sizes, empty for an engine of one size; `shown`: the number of the plan that is shown."""
 
     model: Model
     device: Device
@@ -321,12 +363,19 @@ class EngineRecord(Shown):
     source_hash: Text
     flags: Flags
     sections: tuple[Section, ...]
-    plans: tuple[PlanRecord]
+    plans: tuple[PlanRecord, ...]
+    profiles: tuple[Profile, ...] = ()
+    shown: Size = 0
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan that is run and shown; readers use only this property."""
-        return self.plans[0]
+        """The plan that is shown, and the one that runs where a caller names no size."""
+        return self.plans[self.shown]
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile of the plan that is shown."""
+        return next((p for p in self.profiles if self.shown in p.plans), None)
 
     @property
     def sparsity(self) -> SparsityRecord:

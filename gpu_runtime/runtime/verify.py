@@ -18,7 +18,7 @@ from gpu_runtime.runtime import dataflow, derive
 from gpu_runtime.runtime.compatibility import planned_device
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, Span
-from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Memory, Section, Step, TensorPlace
+from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
 from tactics.candidates import accepts
 from tactics.format import DTYPES, LAYOUTS, canonical, part_format
 from tactics.kernels import KERNELS
@@ -42,14 +42,25 @@ Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares 
 
 
 def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRecord:
-    """The record with the steps of its plan, and the memory that is free after each. Raises Fault if the record contradicts its
-    layers. The record is within its bounds; `weights`: its arena, whose tables are checked if it is given."""
+    """The record with the steps of its plans, and the memory that is free after each. Raises Fault if the record contradicts
+    its layers. The record is within its bounds; `weights`: its arena, whose tables are checked if it is given."""
     try:
         device = planned_device(record.device)
     except EngineError as e:
         raise Fault(str(e)) from None
-    plan, sections = record.plan, record.weight_sections
-    held = sum(s.nbytes for s in sections.values())
+    plans = []
+    for number, plan in enumerate(record.plans):
+        try:
+            plans.append(_derived(plan, device, record.weight_sections, weights))
+        except Fault as e:
+            raise Fault(f"plans[{number}]: {e}" if record.plans[1:] else str(e)) from None
+    return replace(record, plans=tuple(plans))
+
+
+def _derived(plan: PlanRecord, device: Device, stored: Mapping[str, Section], weights: np.ndarray | None) -> PlanRecord:
+    """A plan with its steps; `stored`: the file's sections of weights."""
+    held = sum(s.nbytes for s in stored.values())
+    sections = {**stored, **{name: stored[other] for name, other in plan.renamed.items()}}
     todo: list[Work] = []
     for i, layer in enumerate(plan.layers):
         try:
@@ -68,7 +79,7 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
         if freed[i] and steps:
             frees.setdefault(len(steps) - 1, []).extend(freed[i])
     rows = tuple((step, tuple(sorted(spans))) for step, spans in frees.items())
-    return replace(record, plans=(replace(plan, steps=tuple(steps), frees=rows),))
+    return replace(plan, steps=tuple(steps), frees=rows)
 
 
 # ---- a layer

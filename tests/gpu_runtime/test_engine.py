@@ -15,6 +15,7 @@ import pytest
 
 from cuda_kernels.device import Device
 from gpu_runtime import engine as eng
+from gpu_runtime import engine_header
 from gpu_runtime.engine import Engine, EngineError
 from gpu_runtime.runtime import compatibility
 from tests.example_plan import example_plan, record
@@ -48,9 +49,9 @@ def reheaded(data, change):
     (length,) = struct.unpack("<Q", data[:8])
     plan = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["plan"])
     change(plan)
-    plan["plan_sha256"] = eng._plan_sha256(plan)
+    plan["plan_sha256"] = engine_header.plan_sha256(plan)
     arena = data[8 + length :]
-    header = eng._header(plan, len(arena))
+    header = engine_header.header_of(plan, len(arena))
     return struct.pack("<Q", len(header)) + header + arena
 
 
@@ -96,7 +97,7 @@ def test_file_is_safetensors(tmp_path):
     with safetensors.safe_open(path, "numpy") as file:
         assert list(file.keys()) == ["arena"] and list(file.metadata()) == ["plan"]
         plan, arena = json.loads(file.metadata()["plan"]), file.get_tensor("arena")
-    assert plan["model"]["name"] == engine.record.model.name and plan["format_version"] == eng.FORMAT_VERSION
+    assert plan["model"]["name"] == engine.record.model.name and plan["format_version"] == engine_header.FORMAT_VERSION
     data = path.read_bytes()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     assert start % 256 == 0 and data[start:] == arena.tobytes()
@@ -160,8 +161,8 @@ def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
             lambda p: p["plans"][0]["layers"][0].update(name=7),
             r"plans\[0\].layers\[0\].name: expected a text of at most .* got 7",
         ),
-        (lambda p: p["plans"].append(p["plans"][0]), "plans: expected a list of 1, got"),
-        (lambda p: p["plans"].clear(), "plans: expected a list of 1, got"),
+        (lambda p: p["plans"].append(p["plans"][0]), r"profiles: expected each of 2 plans in one profile, got \[\]"),
+        (lambda p: p["plans"].clear(), "expected 1 to 16 plans, got 0"),
     ],
 )
 def test_what_no_record_has_is_refused(change, sentence):
@@ -227,14 +228,14 @@ def test_each_failure_has_its_sentence():
         "without a plan": rest(plain),
         "the plan in its header is not a JSON object": rest(b'{"__metadata__":{"plan":"[1]"}}'),
         "format_version to be a whole number, got None": rest(b'{"__metadata__":{"plan":"{}"}}'),
-        "made by a newer gpu_runtime: format 9; this one reads 4. Update": reheaded(data, lambda p: p.update(format_version=9)),
-        "made by an older gpu_runtime: format 2; this one reads 4. Build the engine again": reheaded(
+        "made by a newer gpu_runtime: format 9; this one reads 5. Update": reheaded(data, lambda p: p.update(format_version=9)),
+        "made by an older gpu_runtime: format 2; this one reads 5. Build the engine again": reheaded(
             data, lambda p: p.update(format_version=2, min_reader=2)
         ),
-        "made by an older gpu_runtime: format 3; this one reads 4. Build the engine again": reheaded(
+        "made by an older gpu_runtime: format 3; this one reads 5. Build the engine again": reheaded(
             data, lambda p: (p.update(format_version=3), p["plans"][0].update(steps=[]))
         ),
-        "no valid entry for the arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":4}"}}'),
+        "no valid entry for the arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":5}"}}'),
         "its header does not match its plan": data[: 8 + length - 1] + b"\n" + data[8 + length :],
         "sha256 of its plan differs": data.replace(b"1.5", b"2.5"),
         "in its plan, plans\\[0\\]: has no 'layers'": reheaded(data, lambda p: p["plans"][0].pop("layers")),
@@ -262,7 +263,7 @@ def test_odd_headers(text):
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", "1" * 5000])
 def test_odd_numbers(value):
-    plan = json.dumps({"format_version": 4}).replace("}", f', "x": {value}}}')
+    plan = json.dumps({"format_version": 5}).replace("}", f', "x": {value}}}')
     header = json.dumps({"__metadata__": {"plan": plan}, "arena": {"shape": [0]}}).encode()
     with pytest.raises(EngineError):
         decode(struct.pack("<Q", len(header)) + header)

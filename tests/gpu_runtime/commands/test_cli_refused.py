@@ -15,6 +15,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
 from gpu_runtime import engine as engines
+from gpu_runtime import engine_header
 from gpu_runtime.commands import targets
 from tests.gpu_runtime.commands.test_cli import ENV, SHAPES, contents, program, start
 from tests.reference_run import model, node
@@ -328,7 +329,7 @@ def test_engines_that_cannot_be_used(files, refused, monkeypatch):
     (files / "flipped.engine").write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
     engines.Engine(replace(loaded.record, source_hash="0" * 64), loaded.weights).save(files / "other.engine")
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "FORMAT_VERSION", 9)
+        patch.setattr(engine_header, "FORMAT_VERSION", 9)
         engines.Engine(loaded.record, loaded.weights).save(files / "newer.engine")
     coded = engines.Engine(loaded.record, loaded.weights, {"pool(V=1)": b"\x7fELF"})
     coded.save(files / "coded.engine")

@@ -1,0 +1,125 @@
+"""Which plan of an engine takes which sizes of inputs.
+
+An engine of one size has one plan. One of a range has a profile for each size of image, and in it a plan for each of some
+batches: a batch in between runs by the next larger plan, padded, unless images depend on each other.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_runtime.runtime.plan_record import Batch, Bound, EngineRecord, PlanRecord, Profile, TensorSpec
+from gpu_runtime.text import printable
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The plan for some inputs, by its number: `rows` of its `batch` are theirs."""
+
+    plan: int
+    rows: int
+    batch: int
+
+
+def batch_of(plan: PlanRecord, profile: Profile) -> int:
+    """The batch of a profile's plan: the first size of its first input that has one."""
+    return next(b.shape[0] for b in plan.inputs if b.name in profile.batched)
+
+
+def batches(record: EngineRecord, profile: Profile) -> tuple[int, ...]:
+    """Of the profile's plans, rising."""
+    return tuple(batch_of(record.plans[number], profile) for number in profile.plans)
+
+
+def specs(record: EngineRecord, ends: Sequence[Bound]) -> tuple[TensorSpec, ...]:
+    """What callers see of the inputs or outputs of the plan that is shown: of a range, the first size is a Batch."""
+    profile = record.profile
+    return tuple(_spec(record, profile, b) if profile and b.name in profile.batched else b.spec for b in ends)
+
+
+def _spec(record: EngineRecord, profile: Profile, end: Bound) -> TensorSpec:
+    first, batch = end.shape[0], batch_of(record.plan, profile)
+    opt, low, high, *all_ = (first * n // batch for n in (profile.opt, profile.min, profile.max, *batches(record, profile)))
+    size = Batch(opt, (low, high), tuple(all_) if profile.exact else ())
+    return replace(end.spec, shape=(size, *end.shape[1:]))
+
+
+def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
+    """The shapes of the inputs that have a batch, at another one, for the size of image that is shown; of an engine of one size
+    those of its first input."""
+    profile, inputs = record.profile, record.plan.inputs
+    if profile is None:
+        return {b.name: (batch, *b.shape[1:]) for b in inputs[:1]}
+    own = batch_of(record.plan, profile)
+    return {b.name: (b.shape[0] // own * batch, *b.shape[1:]) for b in inputs if b.name in profile.batched}
+
+
+def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
+    """The plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
+    tried = []
+    for profile in record.profiles:
+        found = _fit(record, profile, shapes)
+        if isinstance(found, Fit):
+            return found
+        tried.append(found)
+    if not tried:
+        for end in record.plan.inputs:
+            if (got := shapes.get(end.name, end.shape)) != end.shape:
+                raise ValueError(
+                    printable(f"{end.name}: expected {_dims(end.shape)}, the engine's only size, got {_dims(got)}")
+                )
+        return Fit(0, 1, 1)
+    # The sentence of the size of image that is meant, or all sizes.
+    meant = [text for text, close in tried if close] if len(tried) > 1 else [text for text, _ in tried]
+    raise ValueError(printable(meant[0] if len(meant) == 1 else _sizes_text(record, shapes)))
+
+
+def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) -> Fit | tuple[str, bool]:
+    """The plan of that profile; or why it has none, and whether only the batch is wrong."""
+    largest = record.plans[profile.plans[-1]]
+    rows: dict[str, int] = {}
+    for end in largest.inputs:
+        got = shapes.get(end.name)
+        if got is None:
+            continue
+        if end.name not in profile.batched:
+            if got != end.shape:
+                return f"{end.name}: expected {_dims(end.shape)}, got {_dims(got)}", False
+            continue
+        each = end.shape[0] // profile.max  # a batched input has the batch, or a multiple of it
+        if len(got) != len(end.shape) or got[1:] != end.shape[1:] or got[0] % each:
+            return f"{end.name}: expected {_range(record, profile)} rows of {_dims(end.shape[1:])}, got {_dims(got)}", False
+        rows[end.name] = got[0] // each
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{n} in {name}" for name, n in rows.items())
+        return f"expected the same number of rows in all inputs, got {listed}", True
+    count = next(iter(rows.values()), profile.opt)
+    for number, batch in zip(profile.plans, batches(record, profile), strict=True):
+        if batch == count or (profile.min <= count < batch and not profile.exact):
+            return Fit(number, count, batch)
+    name = next(iter(rows), "")
+    dims = next((_dims(b.shape[1:]) for b in largest.inputs if b.name == name), "")
+    why = f": {profile.exact}" if profile.exact and profile.min <= count <= profile.max else ""
+    return f"{name}: expected {_range(record, profile)} rows of {dims}, got {count}{why}", True
+
+
+def _range(record: EngineRecord, profile: Profile) -> str:
+    if profile.exact:
+        *some, last = map(str, batches(record, profile))
+        return f"{', '.join(some)} or {last}" if some else last
+    return f"{profile.min} to {profile.max}" if profile.min < profile.max else str(profile.max)
+
+
+def _sizes_text(record: EngineRecord, shapes: Mapping[str, Shape]) -> str:
+    def texts() -> Iterator[str]:
+        for profile in record.profiles:
+            ends = [b for b in record.plans[profile.plans[-1]].inputs if b.name in shapes]
+            yield ", ".join(f"{b.name} {_range(record, profile)} x {_dims(b.shape[1:])}" for b in ends)
+
+    got = ", ".join(f"{name} {_dims(shape)}" for name, shape in shapes.items())
+    return f"expected one of the engine's sizes, {'; '.join(texts())}, got {got}"
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
