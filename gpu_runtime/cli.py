@@ -26,13 +26,14 @@ from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.report import report_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
+from gpu_runtime.commands.triton_repo import triton_repo_command
 from gpu_runtime.errors import InternalError
 from gpu_runtime.text import WIDTH
 
 # fmt: off
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command, compare_command, bench_command, doctor_command,
+    prune_command, compare_command, bench_command, doctor_command, triton_repo_command,
 )
 # fmt: on
 

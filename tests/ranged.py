@@ -6,33 +6,21 @@ from types import SimpleNamespace
 import numpy as np
 
 import gpu_runtime as gr
-
-
-class Batch(int):
-    """The first dimension of an engine of a range."""
-
-    def __new__(cls, low: int, high: int):
-        made = super().__new__(cls, high)
-        made.min, made.max = low, high
-        return made
-
-    def __repr__(self) -> str:
-        return f"{self.min}..{self.max}"
-
-    __str__ = __repr__
+from gpu_runtime.engine import seal
+from gpu_runtime.runtime.plan_record import Batch, Profile
 
 
 class Ranged:
-    def __init__(self, engine: gr.Engine, low: int = 1):
+    def __init__(self, engine: gr.Engine, low: int = 1, takes: tuple[int, ...] = ()):
         self.engine, self.record = engine, engine.record
-        self.points = (engine.inputs[0].shape[0],)
-        batch = Batch(low, *self.points)
+        most = engine.inputs[0].shape[0]
+        self.points, batch = takes or (most,), Batch(low, (low, most), takes)
         self.inputs, self.outputs = (
             tuple(replace(spec, shape=(batch, *spec.shape[1:])) for spec in specs) for specs in (engine.inputs, engine.outputs)
         )
 
     def context(self, **options):
-        context, most = self.engine.context(**options), self.points[0]
+        context, most = self.engine.context(**options), self.points[-1]
 
         def run(inputs):
             rows = len(next(iter(inputs.values())))
@@ -40,3 +28,12 @@ class Ranged:
             return {name: y[:rows] for name, y in context.run(padded).items()}
 
         return SimpleNamespace(run=run, nonfinite=context.nonfinite, device=context.device, close=context.close)
+
+
+def of_range(engine: gr.Engine) -> gr.Engine:
+    """An engine of one batch as an engine of the range from 1 to it, which pads to its one plan."""
+    batch, plan = engine.inputs[0].shape[0], engine.plan
+    names = tuple(b.name for b in (*plan.inputs, *plan.outputs))
+    profile = Profile(min=1, opt=batch, max=batch, plans=(0,), batched=names)
+    record = seal(replace(engine.record, profiles=(profile,)), engine.weights)
+    return replace(engine, record=record)

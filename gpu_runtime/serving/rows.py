@@ -6,6 +6,7 @@ anything runs.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels.driver_errors import is_fatal
-from gpu_runtime.engine import Engine
+from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.arrays import check_names, dims, kind
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.plan_record import TensorSpec
+from gpu_runtime.runtime.plan_record import Batch, TensorSpec
 from gpu_runtime.text import printable
 
 Arrays = Mapping[str, np.ndarray]
@@ -28,15 +29,23 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The rows that one run takes: `least` to `most`; fewer than a point are padded to it. `points` ascend to `most`."""
+    """The rows of one run: `least` to `most`, padded to the next of `points`. Not `together`: a request's rows depend on each
+    other, so it runs alone, and only at a point."""
 
     least: int
     most: int
     points: tuple[int, ...]
+    together: bool = True
 
-    def point(self, rows: int) -> int:
-        """The batch size at which that many rows run."""
-        return next(p for p in self.points if p >= rows)
+    def point(self, rows: int) -> int | None:
+        """The batch size at which that many rows run, None where they do not."""
+        if not self.together:
+            return rows if rows in self.points else None
+        return next(p for p in self.points if p >= rows) if rows >= self.least else None
+
+    def __str__(self) -> str:
+        either = f"{self.least} to {self.most}" if self.least < self.most else str(self.most)
+        return either if self.together else " or ".join(map(str, self.points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,21 @@ def sizes(engine: Engine) -> Sizes:
             f"{', '.join(map(str, specs))}: export the model with its batch first"
         )
     rows = specs[0].shape[0]
-    least, most = getattr(rows, "min", int(rows)), getattr(rows, "max", int(rows))
-    return Sizes(least, most, getattr(engine, "points", (most,)))
+    if isinstance(rows, Batch):
+        return Sizes(rows.min, rows.max, engine.points, not rows.exact)
+    return Sizes(rows, rows, (rows,))
+
+
+def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
+    """The engine in that file, and a context there: EngineError where none can be. Warns where the engine's tactics were chosen
+    on another GPU of the architecture."""
+    engine = load(path)
+    sizes(engine)
+    context = engine.context(device=device)
+    if context.device.title != (built := engine.record.device.title):
+        text = f"{path}: its tactics were chosen for {built}, this is {context.device.title}: build it here to be faster"
+        warnings.warn(printable(text), UserWarning, stacklevel=2)
+    return engine, context
 
 
 def checked(inputs: Sequence[TensorSpec], most: int, request: object) -> int:
@@ -112,19 +134,19 @@ def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Join
         except (TypeError, ValueError) as e:
             answers[i] = Failure("request", str(e))
     runs: list[Run] = []
-    groups = _groups(counts, size.most)
+    groups = _groups(counts, size.most) if size.together else [[i] for i in counts]
     while groups:
         group = groups.pop(0)
         rows = sum(counts[i] for i in group)
-        if rows < size.least:
-            few = f"expected {size.least} rows to run at, got {rows} from {len(group)} requests that waited together"
-            cure = "send more rows in a request, let requests wait longer, or build an engine for a range of batches"
+        if (point := size.point(rows)) is None:
+            few = f"expected {size} rows in a run, got {rows} from {len(group)} requests that waited together"
+            cure = "send as many in one request, let requests wait longer, or build an engine for a range of batches"
             answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
             continue
         try:
-            outputs, run = _run(context, [requests[i] for i in group], rows, size)  # type: ignore[misc]
+            outputs, run = _run(context, [requests[i] for i in group], rows, point)  # type: ignore[misc]
         except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
-            if len(group) > 1 and min(counts[i] for i in group) >= size.least and not is_fatal(e):
+            if len(group) > 1 and all(size.point(counts[i]) for i in group) and not is_fatal(e):
                 groups[:0] = [[i] for i in group]
             else:
                 answers |= dict.fromkeys(group, Failure("fatal" if is_fatal(e) else "run", str(e) or type(e).__name__))
@@ -146,7 +168,7 @@ def _groups(counts: Mapping[int, int], most: int) -> list[list[int]]:
     return groups
 
 
-def _run(context: Context, requests: Sequence[Arrays], rows: int, size: Sizes) -> tuple[dict[str, Any], Run]:
+def _run(context: Context, requests: Sequence[Arrays], rows: int, point: int) -> tuple[dict[str, Any], Run]:
     """One run of these requests' rows."""
     together = requests[0] if len(requests) == 1 else {n: np.concatenate([r[n] for r in requests]) for n in requests[0]}
     start = time.perf_counter()
@@ -154,4 +176,4 @@ def _run(context: Context, requests: Sequence[Arrays], rows: int, size: Sizes) -
         warnings.simplefilter("ignore", RuntimeWarning)  # of infinite values and NaN: each run reports them
         outputs = context.run(together)
     seconds = time.perf_counter() - start
-    return outputs, Run(rows, size.point(rows), seconds, tuple(context.nonfinite()))
+    return outputs, Run(rows, point, seconds, tuple(context.nonfinite()))

@@ -95,7 +95,7 @@ def test_an_exact_batch_runs_only_where_it_is_filled(exact):
         joined = answer(exact, context, [request(rng, n) for n in (5, 8, 6, 3, 1)])
     assert [run.rows for run in joined.runs] == [8, 8]
     few = joined.answers[2]
-    assert isinstance(few, Failure) and few.message.startswith("expected 8 rows to run at, got 7 from 2 requests")
+    assert isinstance(few, Failure) and few.message.startswith("expected 8 rows in a run, got 7 from 2 requests")
     assert [isinstance(a, Failure) for a in joined.answers] == [False, False, True, False, True]
 
 
@@ -104,6 +104,13 @@ def test_a_range_that_begins_above_one_takes_smaller_requests_together(exact):
     joined = answer(engine, engine.context(**QUICK), [request(rng, n) for n in (2, 1)])
     assert [run.rows for run in joined.runs] == [3]
     assert isinstance(answer(engine, engine.context(**QUICK), [request(rng, 2)]).answers[0], Failure)
+
+
+def test_requests_whose_rows_depend_on_each_other_run_alone(exact):
+    rng, engine = np.random.default_rng(0), Ranged(exact, low=2, takes=(2, 8))
+    joined = answer(engine, engine.context(**QUICK), [request(rng, n) for n in (2, 3, 2)])
+    assert [(run.rows, run.point) for run in joined.runs] == [(2, 2), (2, 2)]
+    assert joined.answers[1].message.startswith("expected 2 or 8 rows in a run, got 3 from 1 request")
 
 
 def test_layers_that_stored_nan_are_reported(exact):
