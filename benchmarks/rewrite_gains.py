@@ -28,7 +28,7 @@ from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
-from gpu_runtime.planning import io_formats
+from gpu_runtime.planning import io_formats, stages
 from gpu_runtime.progress import ignore
 from gpu_runtime.rewrites.alternatives import alternatives
 from gpu_runtime.target import make_timer
@@ -93,11 +93,11 @@ def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = Fal
     """The row of one network; `fires`: without plans."""
 
     def read() -> Network:
-        return pipeline._fitted(importer.load(path, prune=sparsity == "force"), shapes, None, ignore)[0]
+        return stages.fit(importer.load(path, prune=sparsity == "force"), shapes, None, ignore)[0]
 
     def total(network: Network) -> float:
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-        planner = pipeline._Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, ignore)
+        planner = stages.Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, ignore)
         return planner(network)[1].total_ps / 1e6
 
     target, plain = named(device), read()

@@ -46,7 +46,7 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 
 
 Smaller = Callable[[bool], Network | None]
-Known = dict[tuple[tuple[int, ...], ...], dict[str, float]]  # shapes of inputs -> what a run on random values of them reaches
+Known = dict[tuple[tuple[int, ...], ...], dict[str, float]]  # image sizes -> what a run on random values reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _reached(
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
     if run is not network:
         source += f", for inputs of {', '.join('x'.join(map(str, t.shape)) for t in run.inputs)}"
-    if (sizes := tuple(t.shape for t in run.inputs)) not in earlier:
+    if (sizes := tuple(t.shape[1:] for t in run.inputs)) not in earlier:  # other batches are stored in the same types
         rng = np.random.default_rng(0)
         earlier[sizes] = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
     return {t: v for t, v in earlier[sizes].items() if t in network.tensors}, source

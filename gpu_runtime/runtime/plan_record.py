@@ -294,12 +294,14 @@ class Producer:
 @dataclass(frozen=True, slots=True)
 class Flags:
     """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use;
-    `risk`: how likely a sparse kernel had to be the faster one, where times are predicted."""
+    `risk`: how likely a sparse kernel had to be the faster one, where times are predicted; `batch_invariant`: whether all plans
+    of a profile have the same tactics."""
 
     sparsity: Text
     shapes: Mapping[Text, tuple[Exponent, ...]] = field(default_factory=dict)
     workspace: Size | None = None
     risk: Number | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,7 +339,7 @@ def test_engines_that_cannot_be_used(files, refused, monkeypatch):
         ("flipped", "flipped.engine: damaged: ", "Copy the file again, or build the engine again"),
         (
             "newer",
-            "newer.engine: made by a newer gpu_runtime: format 9; this one reads 4.",
+            "newer.engine: made by a newer gpu_runtime: format 9; this one reads 5.",
             "Update gpu_runtime",
         ),
     ):

@@ -1,0 +1,270 @@
+"""The stages between a model and the contents of its engine, in order: load, fit into types, plan, compare, explain. Each takes
+the records of the one before; pipeline.py calls them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from cuda_kernels.compile import installed_nvrtc, source_hash
+from cuda_kernels.device import Device
+from gpu_runtime import installed_version
+from gpu_runtime.engine import Engine
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.queries import name_of, shape_of
+from gpu_runtime.frontend.source import Source
+from gpu_runtime.progress import Listener, Progress, compiling
+from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
+from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
+from gpu_runtime.runtime.sizes import batch_of
+from gpu_runtime.target import timing_record
+from gpu_runtime.text import clipped, printable
+from tactics import predict
+from tactics.format import DTYPES
+
+if TYPE_CHECKING:
+    from gpu_runtime import deviations
+    from gpu_runtime.assembly import assemble
+    from gpu_runtime.network import Network
+    from gpu_runtime.planning import io_formats, tables
+    from gpu_runtime.precision import ranges
+    from tactics.format import Format
+    from tactics.planner.plan import Plan
+
+Shapes = Mapping[str, tuple[int, ...]]
+ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
+
+    target: Device
+    sparsity: Sparsity
+    timer: tables.Timer
+    ends: Mapping[str, tuple[Format, ...]]
+    progress: Listener
+    exhaustive: bool = False
+    scratch: int | None = None
+    risk: float | None = predict.RISK
+
+    def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
+        from gpu_runtime.planning import tables
+        from tactics.planner.plan import solve
+
+        table = tables.tabulate(
+            network,
+            self.target,
+            self.timer,
+            sparse=self.sparsity != "disable",
+            io=self.ends,
+            exhaustive=self.exhaustive,
+            scratch=self.scratch,
+            risk=self.risk,
+            progress=lambda *op: self.progress(Progress("time", *op)),
+        )
+        self.progress(Progress("plan", network.name))
+        return table, solve(table.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan that was chosen, and what the network's tensors reach."""
+
+    table: tables.Table
+    chosen: Plan
+    reached: ranges.Ranges
+
+
+def load(
+    source: Path | Source,
+    sizes: Callable[[importer.Loaded], list[Shapes | None]],
+    prune: bool,
+    save_pruned: BinaryIO | None = None,
+) -> tuple[importer.Loaded, list[Shapes | None]]:
+    """The model, and the sizes of its inputs for each plan; pruned, branches that may become one convolution with one pattern
+    for all of them, which takes an import before to find."""
+    loaded = importer.load(source)
+    points = sizes(loaded)
+    if not prune:
+        return loaded, points
+    from gpu_runtime.fusion import fuse
+
+    before = importer.sized(loaded, points[0])
+    points[0] = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
+    return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
+
+
+def fit(
+    loaded: importer.Loaded,
+    shapes: Shapes | None,
+    calibration: Mapping[str, Any] | None,
+    progress: Listener,
+    known: ranges.Known | None = None,
+) -> tuple[Network, ranges.Ranges]:
+    """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
+    cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
+    from gpu_runtime.fusion import fuse
+    from gpu_runtime.lowering import lower
+    from gpu_runtime.precision import cliffs, execution, ranges, sample
+
+    imported = importer.sized(loaded, shapes)
+    progress(Progress("lower", imported.name))
+    lowered = lower.lower(fuse.fuse(imported))
+    progress(Progress("range", imported.name))
+    smaller = functools.partial(sample.smaller, loaded, lowered)
+    network, found = ranges.fit(lowered, calibration, smaller, loaded.maskable, known)
+    progress(Progress("range", found.source))
+    if not found.seen:
+        text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
+    if found.stuck:
+        reached = dict(found.high)
+        reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
+        text = f"{network.name}: on {found.source}, {reaching}: FP16's maximum is {ranges.FP16_MAX:g}"
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
+    if calibration is None or (large := execution.too_large(network, execution.PLAN)):
+        if calibration is not None:
+            found = replace(found, compared=Compared(f"{large}: instead, operators with known numerical risks compute in FP32"))
+        network, kept = cliffs.keep(network)
+        found = replace(found, single=(*found.single, *kept.items()))
+    return network, found
+
+
+def ends_of(
+    network: Network, reached: ranges.Ranges, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
+) -> dict[str, tuple[Format, ...]]:
+    """The formats that each input and output may have; warns of an output that FP16 cannot hold."""
+    from gpu_runtime.planning import io_formats
+
+    ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
+    for t in network.outputs:
+        if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+            text = f"{network.name}: {dict(reached.single)[t.name]}: request this output as fp32"
+            warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
+    return ends
+
+
+def settle(
+    network: Network,
+    found: ranges.Ranges,
+    calibration: Mapping[str, Any] | None,
+    planner: Planner,
+    first: Network | None = None,
+) -> Planned:
+    """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
+    most; `found` is completed with what was compared. `first`: of another batch, whose equal weights are taken."""
+    from gpu_runtime.planning.points import shared
+    from gpu_runtime.rewrites.alternatives import alternatives
+
+    options = alternatives(network)
+    table, chosen = planner(shared(options, first) if first else options)
+    if calibration is None or found.compared:
+        return Planned(table, chosen, found)
+    from gpu_runtime.precision import cliffs
+
+    for done in range(ROUNDS + 1):
+        planner.progress(Progress("compare", network.name))
+        result = _deviation(table, chosen, calibration, planner)
+        grown, more = cliffs.heed(network, result.causes)
+        if done == ROUNDS or (grown.wide, grown.reads_wide) == (network.wide, network.reads_wide):
+            break
+        network, found = grown, replace(found, single=(*found.single, *more.items()))
+        table, chosen = planner(alternatives(network))
+    if result.far:
+        text = "; ".join(result.text(t) for t in result.far[:3])
+        warnings.warn(printable(f"{network.name}: on the calibration input, {text}"), RuntimeWarning, stacklevel=5)
+    compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
+    return Planned(table, chosen, replace(found, compared=compared))
+
+
+def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
+    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    from gpu_runtime import deviations
+    from gpu_runtime.assembly import assemble
+
+    target, compiled = planner.target, compiling(planner.progress)
+    data, arena = assemble.assemble(table, chosen)
+    unexplained = SparsityRecord("disable", (), (), ())
+    plans = (plan_record(data, (unexplained, solution_of(chosen))),)
+    engine = Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+    feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
+    with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
+        return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
+
+
+def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tuple[SparsityRecord, Solution]:
+    """Everything that is known before weights are packed."""
+    from gpu_runtime.explain import reasons
+    from gpu_runtime.planning.counterfactuals import counterfactuals
+
+    table, chosen = planned.table, planned.chosen
+    planner.progress(Progress("explain", table.network.name))
+    others = counterfactuals(table, chosen)
+    explained = reasons.sparsity(
+        table,
+        chosen,
+        others,
+        planner.sparsity,
+        measured=table.device.measured,
+        single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
+        stored=loaded.stored,
+    )
+    energy = loaded.before.lost_energy if loaded.before else None
+    explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
+    return explained, replace(solution_of(chosen), rivals=others.rivals)
+
+
+def plan_record(
+    data: assemble.Assembled,
+    explained: tuple[SparsityRecord, Solution],
+    reached: ranges.Ranges | None = None,
+    choices: Choices | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> PlanRecord:
+    sparsity, solution = explained
+    return PlanRecord(
+        data.inputs,
+        data.outputs,
+        data.layers,
+        data.memory,
+        solution,
+        sparsity,
+        _range_record(reached) if reached else None,
+        choices,
+        dict(renamed),
+    )
+
+
+def engine_record(
+    model: Model,
+    target: Device,
+    flags: Flags,
+    sections: tuple[Section, ...],
+    plans: Sequence[PlanRecord],
+    profiles: tuple[Profile, ...] = (),
+) -> EngineRecord:
+    """The record that shows the plan of the first profile's optimal batch."""
+    producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target), 0
+    if profiles:
+        shown = next(number for number in profiles[0].plans if batch_of(plans[number], profiles[0]) == profiles[0].opt)
+    return EngineRecord(model, target, timing, producer, source_hash(), flags, sections, tuple(plans), profiles, shown)
+
+
+def _range_record(found: ranges.Ranges) -> RangeRecord:
+    """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
+    high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
+    single, stuck = (tuple((t, clipped(why)) for t, why in rows) for rows in (found.single, found.stuck))
+    return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)
+
+
+def solution_of(chosen: Plan) -> Solution:
+    return Solution(chosen.us, chosen.status, chosen.method, chosen.width, chosen.gap)
