@@ -1,4 +1,4 @@
-"""A virtual environment for each server, with pinned versions, under ROOT/.venv-NAME: made once, and again when the pins change."""
+"""A virtual environment for each server, ROOT/.venv-NAME with pinned versions: made again only when these change."""
 
 import subprocess
 import sys
