@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from pydantic import BaseModel, Field
 from ray import serve
 from ray.exceptions import RayActorError
@@ -18,6 +19,7 @@ from starlette.responses import Response
 
 from gpu_runtime.commands.targets import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
+from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.plan_record import TensorSpec
 from gpu_runtime.serving.metrics import COUNTERS, Count, counts
 from gpu_runtime.serving.rows import Arrays, Failure, Joined, answer, checked, opened, sizes
@@ -137,6 +139,8 @@ def app(args: Arguments) -> serve.Application:
     """The application. EngineError for a file that cannot be served, here and not in a replica."""
     path, engine = str(Path(args.engine).resolve()), load(args.engine)
     most = sizes(engine).most
+    if not args.emulate and not ray.cluster_resources().get("GPU"):  # else its replicas would wait for one without a word
+        raise EngineError("no node of this Ray cluster has a GPU: add one, or run with emulate=true, which is for tests")
     server = serve.deployment(EngineServer).options(
         num_replicas=args.replicas,
         ray_actor_options={"num_cpus": 1, "num_gpus": 0 if args.emulate else 1},
