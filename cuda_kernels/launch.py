@@ -1,9 +1,10 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
-Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
+Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array); zero(address, nbytes);
 read(address, nbytes) -> uint8 array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes;
 launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
-synchronize(); record(run) -> replay, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
+synchronize(); record(run) -> replay, after a first run, a CUDA graph where there is a GPU; close(); `with here()`: work for
+that device.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an
 address; `call` stores function(module, arrays) as `out`'s type; the arrays belong to `module`, NumPy or CuPy. If it stores
 infinity or NaN, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
@@ -151,6 +152,9 @@ class Emulated:
     def write(self, address: int, array: np.ndarray) -> None:
         self._memory.write(address, np.ascontiguousarray(array).view(np.uint8).reshape(-1))
 
+    def zero(self, address: int, nbytes: int) -> None:
+        self.write(address, np.zeros(nbytes, np.uint8))
+
     def read(self, address: int, nbytes: int) -> np.ndarray:
         return self._memory.read(address, nbytes)
 
@@ -184,6 +188,7 @@ class Emulated:
         pass
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
         return run
 
     def close(self) -> None:
@@ -347,9 +352,8 @@ class Cuda:
         self.stream.synchronize()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once (kernels load lazily), then capture into a CUDA graph; returns a function that replays it on the stream."""
+        """Queue one run (kernels load lazily), then capture a CUDA graph; returns a function that replays it on the stream."""
         run()
-        self.synchronize()
         with self.current():
             self.stream.begin_capture()
             try:

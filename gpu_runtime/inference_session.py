@@ -24,18 +24,10 @@ from gpu_runtime import file_kinds
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.plan_record import Bound
+from gpu_runtime.runtime.plan_record import Batch, TensorSpec
 from gpu_runtime.text import printable
-from tactics.format import DTYPES
 
-ORT_TYPES = {
-    "fp32": "tensor(float)",
-    "fp16": "tensor(float16)",
-    "uint8": "tensor(uint8)",
-    "int32": "tensor(int32)",
-    "int64": "tensor(int64)",
-    "bool": "tensor(bool)",
-}
+ORT_TYPES = {"float32": "tensor(float)"}  # where it is not tensor(NumPy's name)
 # onnxruntime's providers -> where that is here.
 PROVIDERS = {"TensorrtExecutionProvider": "cuda", "CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "emulator"}
 NAMES = {"cuda": "CUDAExecutionProvider", "emulator": "CPUExecutionProvider"}
@@ -62,11 +54,12 @@ class NodeArg:
 
     name: str
     type: str
-    shape: list[int]
+    shape: list[int | str]  # a size that may vary has a name
 
     @staticmethod
-    def of(info: Bound) -> NodeArg:
-        return NodeArg(info.name, ORT_TYPES[info.dtype], list(info.shape))
+    def of(info: TensorSpec) -> NodeArg:
+        shape = ["batch" if isinstance(n, Batch) else n for n in info.shape]
+        return NodeArg(info.name, ORT_TYPES.get(info.dtype.name, f"tensor({info.dtype})"), shape)
 
 
 class InferenceSession:
@@ -99,10 +92,10 @@ class InferenceSession:
         return f"InferenceSession({self.engine!r})"
 
     def get_inputs(self) -> list[NodeArg]:
-        return [NodeArg.of(info) for info in self.engine.plan.inputs]
+        return [NodeArg.of(info) for info in self.engine.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        return [NodeArg.of(info) for info in self.engine.plan.outputs]
+        return [NodeArg.of(info) for info in self.engine.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """None: an engine's weights are constants."""
@@ -120,14 +113,13 @@ class InferenceSession:
         """Arrays by input name -> NumPy arrays of the outputs named, in that order; of all for None or an empty list. Raises
         ValueError or TypeError for a wrong name, shape or type."""
         _no_effect("run_options", run_options)
-        known = {info.name: info for info in self.engine.plan.outputs}
+        known = [info.name for info in self.engine.outputs]
         if not isinstance(output_names, Sequence | None) or isinstance(output_names, (str, bytes)):
             raise TypeError(f"output_names: expected a list of names or None, got {arrays.kind(output_names)}")
         wanted = list(output_names or known)
-        arrays.check_known("output_names", list(known), wanted)
-        found = {name: np.empty(known[name].shape, DTYPES[known[name].dtype]) for name in wanted}
-        self.context.run(input_feed, out=found)
-        return [found[name] for name in wanted]
+        arrays.check_known("output_names", known, wanted)
+        found = self.context.run(input_feed)
+        return [a if isinstance(a, np.ndarray) else a.get() for a in map(found.__getitem__, wanted)]
 
     def close(self) -> None:
         self.context.close()

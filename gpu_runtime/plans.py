@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from cuda_kernels import files
-from gpu_runtime.explain import batches as by_batch
 from gpu_runtime.explain import side_by_side
+from gpu_runtime.report import batches as by_batch
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
+from polygraphy.common.struct import BoundedShape
 from polygraphy.tools.args import ModelArgs
 from polygraphy.tools.args import util as args_util
 from polygraphy.tools.args.base import BaseRunnerArgs
@@ -18,8 +19,13 @@ from polygraphy.tools.script import Script, make_invocable
 
 import gpu_runtime
 from gpu_runtime.pipeline import SPARSITY
+from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime.context import Context
-from tactics.format import DTYPES
+from gpu_runtime.runtime.plan_record import Batch
+
+
+def _batch(first: tuple[int, ...]) -> Batch | None:
+    return first[0] if first and isinstance(first[0], Batch) else None
 
 
 class GpuRuntimeRunner(BaseRunner):
@@ -41,8 +47,10 @@ class GpuRuntimeRunner(BaseRunner):
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
-        for info in self.context.plan.inputs:
-            metadata.add(info.name, dtype=np.dtype(DTYPES[info.dtype]), shape=info.shape)
+        for info in sizes.specs(self.context.engine.record, self.context.plan.inputs):
+            first, rest = info.shape[:1], info.shape[1:]
+            shape = BoundedShape([-1, *rest], min=(b.min, *rest), max=(b.max, *rest)) if (b := _batch(first)) else info.shape
+            metadata.add(info.name, dtype=info.dtype, shape=shape)
         return metadata
 
     def infer_impl(self, feed_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import onnx
 
 from benchmarks.light import light, open_batch
 from gpu_runtime import pipeline
-from gpu_runtime.explain.batches import text
+from gpu_runtime.report.batches import text
 
 
 @click.command()

@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.options import at, shown_at
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.progress import Progress, compiling
@@ -173,7 +174,10 @@ def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
 @click.option("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
 @click.option("--verbose", is_flag=True, help="Explain each line.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
-def bench_command(engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool) -> None:
+@shown_at
+def bench_command(
+    engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool, shown: str
+) -> None:
     """Time inferences of ENGINE on a GPU: throughput, latency, and the shares of the host, the copies and the kernels in it.
 
     Inferences are measured, after a warm-up, until there are --iterations of them and --duration has passed. Ctrl-C ends it
@@ -183,7 +187,7 @@ def bench_command(engine: str, wanted: Wanted, device: str | None, predict: bool
         raise click.UsageError(f"--predict runs nothing: leave out {', '.join(wanted.results)}")
     if predict and wanted.typed:
         say(f"ignored: {', '.join(wanted.typed)}: --predict runs nothing", err=True)
-    bench(engine, wanted, device=device, predict=predict, verbose=verbose, allow_cubins=allow_cubins)
+    bench(engine, wanted, device=device, predict=predict, verbose=verbose, allow_cubins=allow_cubins, shown=shown)
 
 
 def bench(
@@ -194,17 +198,19 @@ def bench(
     predict: bool = False,
     verbose: bool = False,
     allow_cubins: bool = False,
+    shown: str = "",
 ) -> None:
-    """Time the engine of a file, or predict."""
+    """Time the engine of a file, or predict, at the sizes of `shown`."""
     paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()
-    engine = load_engine(name, device, progress, allow_cubins=allow_cubins)
+    engine = at(load_engine(name, device, progress, allow_cubins=allow_cubins), shown)
     if not predict:
         return time_engine(engine, name, wanted, paths, progress, verbose)
     from gpu_runtime.benchmark import summary, wording
+    from gpu_runtime.explain import points
 
     progress.end()
-    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}")
+    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{points.at_text(engine.record)}")
     say(wording.predicted_text(summary.predicted(engine.record)))
 
 
@@ -234,6 +240,7 @@ def time_engine(
     from cuda_kernels import device as devices
     from gpu_runtime.benchmark import inputs, summary, wording
     from gpu_runtime.errors import EngineError
+    from gpu_runtime.explain import points
 
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
@@ -252,7 +259,7 @@ def time_engine(
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    say(f"Timing {name} on {where.title} ({where.sm}): {wording.title(wanted.settings)}")
+    say(f"Timing {name} on {where.title} ({where.sm}){points.at_text(engine.record)}: {wording.title(wanted.settings)}")
     _say(measured, found, wanted, verbose)
     for option in contents:
         if option in paths:

@@ -17,18 +17,19 @@ from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import (
     HELP,
+    at,
     flag,
     gathered,
     given,
-    one_size,
     parse_pools,
     quiet_option,
     risk_option,
+    shapes_of,
     version_option,
 )
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import KEPT, check_targets, read_arrays, write_all
-from gpu_runtime.commands.trtexec_flags import TrtexecCommand
+from gpu_runtime.commands.trtexec_flags import PROFILES, TrtexecCommand
 from gpu_runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -66,9 +67,17 @@ class Asked:
         "--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, as for inputs."
     )
     shapes: str = flag("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-    opt_shapes: str = flag("--optShapes", default="", metavar="SIZES", hidden=True)
-    min_shapes: str = flag("--minShapes", default="", metavar="SIZES", hidden=True)
-    max_shapes: str = flag("--maxShapes", default="", metavar="SIZES", hidden=True)
+    min_shapes: str = flag("--minShapes", default="", metavar="SIZES", help="The smallest batch of a range, as --shapes.")
+    opt_shapes: str = flag(
+        "--optShapes", default="", metavar="SIZES", help="The batch that is shown and gets a plan of its own."
+    )
+    max_shapes: str = flag("--maxShapes", default="", metavar="SIZES", help="The largest batch.")
+    profile: str | None = flag(
+        "--profile", metavar="N", help="The sizes behind it are one of several: one profile, 0, 1, ..., for each size of image."
+    )
+    batch_invariant: bool = flag(
+        "--batchInvariant", is_flag=True, help="One tactic per layer for all batches: an image gets the same bits in each."
+    )
     device: str | None = flag(
         "--device",
         metavar="NAME",
@@ -128,9 +137,12 @@ class Asked:
     wanted: Wanted = given(bench_options(hidden=True))
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        texts = {"--shapes": self.shapes, "--optShapes": self.opt_shapes, "--minShapes": self.min_shapes}
-        return one_size(texts | {"--maxShapes": self.max_shapes})
+    def sizes(self) -> Any:
+        """`build`'s argument `shapes`."""
+        if several := click.get_current_context().meta.get(PROFILES):
+            return [shapes_of(texts) for texts in several]
+        texts = {"--shapes": self.shapes, "--minShapes": self.min_shapes, "--optShapes": self.opt_shapes}
+        return shapes_of(texts | {"--maxShapes": self.max_shapes})
 
     @property
     def exports(self) -> dict[str, str | None]:
@@ -179,6 +191,7 @@ def build_command(asked: Asked) -> None:
         sparsity=asked.sparsity,
         device=target,
         shapes=sizes,
+        batch_invariant=asked.batch_invariant,
         timing_cache=asked.timing_cache,
         save_pruned=pruned if asked.save_pruned else None,
         embed_cubins=asked.embed_cubins,
@@ -267,7 +280,7 @@ def _unused(wanted: Wanted, why: str, cure: str) -> None:
 NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
 # fmt: off
 OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_layers", "dump_profile", "export_layers",
-             "export_profile", "export_trace", "verbose", "fp16")
+             "export_profile", "export_trace", "verbose", "fp16", "shapes")
 # fmt: on
 
 
@@ -293,7 +306,7 @@ def _loaded(asked: Asked, name: str) -> None:
         _unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
     progress = listening(asked.verbose)
-    engine = load_engine(name, asked.device, progress)
+    engine = at(load_engine(name, asked.device, progress), asked.shapes)
     from gpu_runtime.explain import report
 
     times = _layer_times(engine, wanted) if asked.profiled else None

@@ -6,7 +6,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import labels_option, quiet_option
+from gpu_runtime.commands.options import at, labels_option, quiet_option, shown_at
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays, split_labels
 
@@ -31,6 +31,7 @@ NOT_PASSED = 5  # exit code
     "--atol: 8 times the error of storing tensors in FP16, by norms.",
 )
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute error allowed for each element.")
+@shown_at
 @click.option("--all-layers", is_flag=True, help="Print every layer, not only the worst.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
@@ -46,6 +47,7 @@ def compare_command(
     seed: int,
     rtol: float | None,
     atol: float | None,
+    shown: str,
     all_layers: bool,
     emulate: bool,
     allow_cubins: bool,
@@ -61,10 +63,11 @@ def compare_command(
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime import EngineError, load
     from gpu_runtime.accuracy import compare, wording
+    from gpu_runtime.explain.points import at_text
     from gpu_runtime.text import several
 
     try:
-        loaded = load(engine, allow_cubins=allow_cubins)
+        loaded = at(load(engine, allow_cubins=allow_cubins), shown)
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
     progress = listening()
@@ -87,8 +90,8 @@ def compare_command(
     else:
         source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        count = several(found.samples, "sample")
-        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {count} of {source}\n")
+        count, plan = several(found.samples, "sample"), at_text(loaded.record)
+        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {count} of {source}{plan}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:
         context.exit(NOT_PASSED)

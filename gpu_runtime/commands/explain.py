@@ -5,7 +5,7 @@ import json
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named
+from gpu_runtime.commands.options import at, named, shown_at
 
 
 @click.command("explain", short_help="Say why each layer of an engine runs sparse or dense.")
@@ -19,20 +19,24 @@ from gpu_runtime.commands.options import named
     help="Plan again with a layer forced to sparse, dense, a format (hwc8) or two ('chw->hwc8'), and show the changes; may be "
     "repeated.",
 )
+@shown_at
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:
+def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], shown: str, as_json: bool) -> None:
     """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it.
 
     LAYER may be a pattern: 'layer3.*', or 'layer{1..3}/conv' as the log of a build has it.
     """
     wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
     from gpu_runtime import load
+    from gpu_runtime.explain.points import at_text
 
-    loaded = load(engine, allow_cubins=True)  # only read, never run
+    loaded = at(load(engine, allow_cubins=True), shown)  # only read, never run
     found = loaded.what_if(wanted) if wanted else None
     account = loaded.explain(layers or None) if layers or not wanted else None
     if as_json:
         answer = found.to_dict() if found else None
-        shown = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
-        return say(json.dumps(shown, indent=1))
+        document = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
+        return say(json.dumps(document, indent=1))
+    if loaded.record.profiles:
+        say(f"{engine}: {loaded.record.model.name}{at_text(loaded.record)}\n")
     say("\n".join(str(part) for part in (account, found) if part), nl=False)

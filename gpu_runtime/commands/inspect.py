@@ -23,11 +23,12 @@ NOT_PASSED = 5  # exit code
 @click.option(
     "--gap", is_flag=True, help="For an engine: the times of its launches and their lower bounds at the GPU's peak rates."
 )
+@options.shown_at
 @options.trace_option
 @options.onnx_option
 @click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
 def inspect_command(
-    file: str, as_json: bool, gap: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
+    file: str, as_json: bool, gap: bool, shown: str, export_trace: str | None, export_onnx: str | None, onnx: str | None
 ) -> None:
     """Show the contents of FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its
     opset, inputs, operators and weights, and whether and how an engine can be built of it."""
@@ -38,7 +39,7 @@ def inspect_command(
     except (OSError, ValueError):
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
-        return _engine(file, as_json, gap, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
+        return _engine(file, as_json, gap, shown, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -50,21 +51,21 @@ def inspect_command(
         began = head[:8].hex(" ")
         text = f"{file}: neither an engine nor an ONNX model: it begins with the bytes {began}; give one of them"
         raise ValueError(text) from None
-    if export_trace or export_onnx or gap:
+    if export_trace or export_onnx or gap or shown:
         raise click.UsageError(
-            f"--gap, {options.TRACE} and {options.ONNX} need an engine, but {file} is a model: build one first"
+            f"--gap, --shapes, {options.TRACE} and {options.ONNX} need an engine, but {file} is a model: build one first"
         )
     say(json.dumps(asdict(info) | {"command": info.command}, indent=1) if as_json else model_info.text(info), nl=as_json)
 
 
-def _engine(file: str, as_json: bool, gap: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
+def _engine(file: str, as_json: bool, gap: bool, shown: str, wanted: Mapping[str, str | None], model: str | None) -> None:
     if bool(model) != bool(wanted[options.ONNX]):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
     paths = check_targets(wanted, [file, *([model] if model else [])], {options.ONNX: "onnx"})
     from gpu_runtime import load
     from gpu_runtime.explain import gaps, report
 
-    loaded = load(file, allow_cubins=True)  # only read, never run
+    loaded = options.at(load(file, allow_cubins=True), shown)  # only read, never run
     contents = options.exported(loaded.record, model)
     write_all({path: contents[option]() for option, path in paths.items()})
     if as_json:

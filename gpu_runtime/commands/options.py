@@ -13,6 +13,7 @@ import click
 from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
+    from gpu_runtime.engine import Engine
     from gpu_runtime.runtime.plan_record import EngineRecord
 
 
@@ -106,20 +107,68 @@ def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ..
     return shapes
 
 
-def one_size(texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """The sizes of inputs out of --shapes and trtexec's --minShapes, --optShapes and --maxShapes, by option, as `parse_shapes`
-    reads each. Raises UsageError where two of them differ."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for option, text in texts.items():
-        for name, shape in parse_shapes(text, option).items():
-            first, other = found.setdefault(name, (option, shape))
-            if other != shape:
-                pair = f"{'x'.join(map(str, other))} and {option} {'x'.join(map(str, shape))}"
-                raise click.UsageError(
-                    f"input {name!r}: {first} gives {pair}: an engine has one size; give it with --shapes=NAME:SIZES, and "
-                    "build an engine for each"
-                )
-    return {name: shape for name, (_, shape) in found.items()}
+SIZES = ("--shapes", "--minShapes", "--optShapes", "--maxShapes")
+
+
+def profiles(args: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
+    """The arguments of a command without trtexec's --profile=N and the sizes behind each; and these sizes, by option, in the
+    order of N. Raises UsageError.
+
+    >>> profiles(["m.onnx", "--profile=0", "--shapes=x:1x8", "--fp16", "--profile=1", "--shapes", "x:1x9"])
+    (['m.onnx', '--fp16'], [{'--shapes': 'x:1x8'}, {'--shapes': 'x:1x9'}])
+    """
+    rest: list[str] = []
+    found: dict[int, dict[str, str]] = {}
+    current: dict[str, str] | None = None
+    left = iter(args)
+    for arg in left:
+        name, equals, value = arg.partition("=")
+        if name == "--profile":
+            number = value if equals else next(left, "")
+            if not re.fullmatch(r"[0-9]{1,2}", number) or int(number) in found:
+                raise click.UsageError(f"--profile: expected a number of its own for each profile, from 0 on, got {number!r}")
+            current = found[int(number)] = {}
+        elif current is not None and name in SIZES:
+            current[name] = value if equals else next(left, "")
+        else:
+            rest.append(arg)
+    if found and sorted(found) != list(range(len(found))):
+        raise click.UsageError(f"--profile: expected the numbers 0 to {len(found) - 1}, got {', '.join(map(str, found))}")
+    if found and any(arg.partition("=")[0] in SIZES for arg in rest):
+        raise click.UsageError(f"{', '.join(SIZES)}: expected behind the --profile=N that they belong to")
+    return rest, [found[number] for number in sorted(found)]
+
+
+def shapes_of(texts: Mapping[str, str]) -> dict[str, Any]:
+    """`build`'s argument `shapes` out of the texts of --shapes and of trtexec's --minShapes, --optShapes and --maxShapes. As to
+    trtexec, --optShapes alone is --shapes. Raises UsageError where one of the three is missing."""
+    exact, low, opt, high = (parse_shapes(texts.get(option, ""), option) for option in SIZES)
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys((*exact, *low, *opt, *high)):
+        three = [sizes[name] for sizes in (low, opt, high) if name in sizes]
+        given = {*three, *([exact[name]] if name in exact else [])}
+        if len(given) > 1 and (len(three) < 3 or name in exact):
+            typed = [option for option, sizes in zip(SIZES, (exact, low, opt, high), strict=True) if name in sizes]
+            text = "expected --minShapes, --optShapes and --maxShapes for a range of batches, or --shapes for one size"
+            raise click.UsageError(f"input {name!r}: {text}, got {', '.join(typed)}")
+        found[name] = tuple(three) if len(given) > 1 else given.pop()
+    return found
+
+
+shown_at = click.option(
+    "--shapes",
+    "shown",
+    default="",
+    metavar="SIZES|BATCH",
+    help="Of an engine for several sizes: the plan for these inputs, x:8x3x224x224, or for this batch. Default: --optShapes.",
+)
+
+
+def at(engine: Engine, text: str) -> Engine:
+    """The engine, showing the plan for those sizes."""
+    if not text:
+        return engine
+    return engine.at(int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text))
 
 
 def parse_pools(text: str) -> int | None:

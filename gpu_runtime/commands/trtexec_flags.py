@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import click
 
+from gpu_runtime.commands import options
 from gpu_runtime.commands.console import say
 
 Verdict = Literal["accepted", "ignored", "refused"]
@@ -42,7 +43,7 @@ NO_TYPES = (
     "--calibration=FILE.npz measures; leave it out"
 )
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
-NO_PROFILES = "an engine has one size: build one engine for each, with --shapes=NAME:SIZES"
+NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
 NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
 NO_VERSIONS = "an engine runs on one architecture and with the gpu_runtime that built it: build it again on the target"
 NO_SAFE = "there is no safety runtime or restricted build: leave it out"
@@ -65,10 +66,10 @@ def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
 
 # fmt: off
 TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
-    *_rows("accepted", "", "--onnx= --saveEngine= --shapes= --minShapes= --optShapes= --maxShapes= --inputIOFormats= "
-           "--outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose --profilingVerbosity= "
-           "--dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= --skipInference --buildOnly "
-           "--help"),
+    *_rows("accepted", "", "--onnx= --saveEngine= --shapes= --minShapes= --optShapes= --maxShapes= --profile= "
+           "--inputIOFormats= --outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose "
+           "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
+           "--skipInference --buildOnly --help"),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -101,7 +102,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("refused", "gpu-runtime inspect ENGINE shows which version built it", "--getPlanVersionOnly"),
     *_rows("refused", NO_REFIT, "--refit --dumpRefit --refitFromOnnx= --stripWeights --stripAllWeights --weightless "
            "--allowWeightStreaming --weightStreamingBudget="),
-    *_rows("refused", NO_PROFILES, "--profile= --useProfile= --dumpOptimizationProfile"),
+    *_rows("refused", NO_PROFILES, "--useProfile= --dumpOptimizationProfile"),
     *_rows("refused", NO_VERSIONS, "--versionCompatible --vc --hardwareCompatibilityLevel= --runtimePlatform="),
     *_rows("refused", NO_SAFE, "--safe --restricted --consistency --std --serialized= --dumpKernelText"),
     *_rows("refused", NO_DEBUG, "--markDebug= --markUnfusedTensorsAsDebugTensors --saveDebugTensors= --saveAllDebugTensors="),
@@ -120,6 +121,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
 )
 # fmt: on
 BY_NAME = {flag.name: flag for flag in TRTEXEC_FLAGS}
+PROFILES = "gpu_runtime.profiles"  # in the context's meta: the sizes behind each --profile=N
 SEEN = "gpu_runtime.trtexec_ignored"  # in the context's meta: what was given and ignored, as typed
 WRITES = ("--save", "--export", "--timingCacheFile")  # of options that name a file to write
 
@@ -135,6 +137,7 @@ class TrtexecCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         known = [name for p in self.params for name in p.opts]
         _check_dashes(args, known)
+        args, ctx.meta[PROFILES] = options.profiles(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as e:

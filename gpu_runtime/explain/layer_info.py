@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from gpu_runtime.explain import points
 from gpu_runtime.explain.facts import facts_of
 from gpu_runtime.explain.figures import ms_of, sureness, surenesses, tactic_value
 from gpu_runtime.explain.wording import sentence
@@ -51,6 +52,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
+        **({"Points": points.data(record)} if record.profiles else {}),
         **_network_keys(plan),
         **({"LeftOut": "; ".join(f"{what}: {why}" for what, why in record.device.left_out)} if record.device.left_out else {}),
     }

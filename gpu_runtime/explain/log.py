@@ -19,6 +19,7 @@ from gpu_runtime.explain.figures import (
     whose_text,
 )
 from gpu_runtime.explain.names import fitting, grouped, packed
+from gpu_runtime.explain.points import batches_text
 from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.explain.wording import ELIGIBLE_LINE, PICKED_LINE
 from gpu_runtime.runtime.findings import SparsityRow
@@ -97,6 +98,8 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     time = f"{us_text(record.solution.total_us, timing)}, {proof_text(record.plan, timing)}"
     facts = [("pruning", text)] if (text := gain_text(record)) else []
     facts += [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
+    if record.profiles:
+        facts.append(("batches", batches_text(record)))
     if library := library_text(record):
         facts.append(("library", library))
     if ceiling := ceiling_text(record):

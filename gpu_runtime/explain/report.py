@@ -5,6 +5,7 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 
 from gpu_runtime.explain.facts import ends_of, facts_of
 from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text
+from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, Bound, EngineRecord, Flags, Memory
@@ -127,7 +128,8 @@ def inspect_text(record: EngineRecord, checked: bool = False) -> str:
         *(("output", _io_text(t)) for t in record.plan.outputs),
     ]
     lines = [line for key, value in facts for line in wrap(f"{key:8} {printable(value)}", indent=9)]
-    return "\n".join([*lines, "", plan_text(record), sparsity_text(record)]).rstrip() + "\n"
+    sizes = [points_text(record)] if record.profiles else []
+    return "\n".join([*lines, "", *sizes, plan_text(record), sparsity_text(record)]).rstrip() + "\n"
 
 
 def _flags(flags: Flags) -> str:
@@ -138,7 +140,8 @@ def _flags(flags: Flags) -> str:
         "shapes": sizes,
         "sparsity": flags.sparsity,
     }
-    return " ".join(f"--{name}={value}" for name, value in given.items() if value)
+    alike = " --batchInvariant" if flags.batch_invariant else ""
+    return " ".join(f"--{name}={value}" for name, value in given.items() if value) + alike
 
 
 def _io_text(t: Bound) -> str:

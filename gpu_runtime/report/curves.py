@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from gpu_runtime.explain.batches import LEGEND, SERIES, by_device, text
+from gpu_runtime.report.batches import LEGEND, SERIES, by_device, text
 from gpu_runtime.report.page import HERE, sha256_of
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable

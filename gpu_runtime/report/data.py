@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_runtime.explain.facts import LayerFacts, facts_of
 from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text, us_text
+from gpu_runtime.explain.points import batches_text
 from gpu_runtime.explain.wording import layer_facts, network_lines
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
@@ -253,6 +254,7 @@ def environment(record: EngineRecord) -> list[Named]:
         ("planner", ", ".join(filter(None, (plan.solution.method, plan.solution.status)))),
         ("weights", size_text(record.weight_bytes)),
         ("activations", size_text(plan.memory.activation_bytes)),
+        *([("sizes", batches_text(record))] if record.profiles else []),
         ("launches", f"{len(plan.steps)}" + (f", including {library} of a library" if library else "")),
         ("machine code", f"of {record.num_cubins} kernels embedded" if record.num_cubins else "compiled on loading"),
     ]

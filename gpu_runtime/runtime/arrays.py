@@ -79,6 +79,17 @@ def kind(a: object) -> str:
     return printable(text) + (f" of shape {dims(shape)}" if shape else "")
 
 
+def shape_of(a: Any) -> tuple[int, ...] | None:
+    """An input's shape before it is read; None where only reading it tells, or tells what is wrong with it."""
+    interface = getattr(a, "__cuda_array_interface__", None)
+    try:
+        if interface is not None or hasattr(a, "shape"):
+            return tuple(map(int, interface["shape"] if interface else a.shape))
+        return None if hasattr(a, "__dlpack__") else np.shape(a)
+    except (*UNREADABLE, LookupError, RuntimeError):
+        return None
+
+
 def dims(shape: Sequence[int]) -> str:
     return "x".join(str(d) for d in shape) or "()"
 

@@ -48,14 +48,11 @@ def _profiles(record: EngineRecord) -> Iterator[str]:
             yield f"{at}: expected at least one plan"
             continue
         ends = {b.name: b.shape for b in (*plans[0].inputs, *plans[0].outputs)}
-        if not p.batched or not any(b.name in p.batched for b in plans[0].inputs) or any(not ends.get(n) for n in p.batched):
+        alone = not p.batched and len(plans) == p.max == 1
+        if not alone and (not any(b.name in p.batched for b in plans[0].inputs) or any(not ends.get(n) for n in p.batched)):
             yield f"{at}.batched: expected inputs and outputs that have a first size, got {', '.join(p.batched)[:60]!r}"
             continue
-        try:
-            batches = [batch_of(plan, p) for plan in plans]
-        except (LookupError, ValueError):
-            yield f"{at}: its plans have other inputs and outputs than its first"
-            continue
+        batches = [batch_of(plan, p) for plan in plans]
         if not p.min <= p.opt <= p.max or batches != sorted(set(batches)) or batches[-1] != p.max:
             got = f"{p.min}, {p.opt}, {p.max}, {batches}"
             yield f"{at}: expected min <= opt <= max, and plans of rising batches up to max, got {got}"
@@ -70,9 +67,9 @@ def _of_one_size(at: str, profile: Profile, plan: PlanRecord, largest: PlanRecor
             yield f"{at}: the {kind} of its plans have different names or types"
             return
         for b, whole in zip(some, others, strict=True):
-            scaled = (whole.shape[0] * batch, *whole.shape[1:]) if b.name in profile.batched else whole.shape
-            have = (b.shape[0] * profile.max, *b.shape[1:]) if b.name in profile.batched else b.shape
-            if have != scaled:
+            scaled = b.name in profile.batched and b.shape and whole.shape  # the largest plan's has as many rows for each image
+            fits = not scaled or b.shape[0] * profile.max == whole.shape[0] * batch
+            if not fits or b.shape[bool(scaled) :] != whole.shape[bool(scaled) :]:
                 shapes = f"{list(b.shape)} at batch {batch}, {list(whole.shape)} at {profile.max}"
                 yield f"{at}: {kind} {b.name[:40]!r} has shape {shapes}"
 

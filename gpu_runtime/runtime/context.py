@@ -7,11 +7,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
-from itertools import groupby
+from itertools import accumulate
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,17 +21,16 @@ from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
+from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime import steps as launched
+from gpu_runtime.runtime.arrays import check_names, shape_of
 from gpu_runtime.runtime.compatibility import check_source
-from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
+from gpu_runtime.runtime.feeds import Checked, Key, Ready, Rows
 from gpu_runtime.runtime.future import Ran, RunFuture
-from gpu_runtime.runtime.plan_record import Bound, CallStep, EngineData, LaunchStep, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, EngineData, PlanRecord
+from gpu_runtime.runtime.point import NAN_HALF, Point, Shared, kernel_keys
 from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable, size_text
-from tactics.format import DTYPES, from_memory
-from tactics.problems.array_functions import bound
-
-NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
 def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
@@ -71,13 +70,16 @@ class Context:
     Threads may share a context: its calls run one after the other, because they share its memory. `nonfinite` and `tensor`
     describe the last run, so threads that call them need a context each; so do threads that run at the same time.
 
-    `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates. `graph=False` launches
-    kernels one by one (debugging). `nvtx=True` does so too, each layer inside an NVTX range of its name, for Nsight Systems;
-    without package nvtx it only warns. `poison=True` fills free memory of the plan with NaN, so that a read of a dead tensor
-    shows. `progress(done, total)` reports compiled kernels. Further options go to the emulator and have no effect on a GPU:
-    `checks=False` is faster, `threads` is the number of emulator threads (None: one per core), `async_mode`, `seed` and
-    `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError if the engine is for another device, or if
-    "cuda" finds no GPU.
+    `device`: None runs on a GPU if there is one, otherwise in the emulator; "emulator" always emulates. The first run records a
+    CUDA graph; `warm=True` does it before. `graph=False` launches kernels one by one (debugging). `nvtx=True` does so too, each
+    layer inside an NVTX range of its name, for Nsight Systems; without package nvtx it only warns. `poison=True` fills free
+    memory of the plan with NaN, so that a read of a dead tensor shows. `progress(done, total)` reports compiled kernels. Other
+    options go to the emulator and have no effect on a GPU: `checks=False` is faster, `threads` is the number of its threads
+    (None: one per core), `async_mode`, `seed` and `resident_blocks` are from cuda_kernels.emulator.Options. Raises EngineError
+    if the engine is for another device, or if "cuda" finds no GPU.
+
+    An engine of a range has a plan for each of some batches. The smallest one with room runs, and copies of the last row fill
+    it; outputs have the rows of the inputs. `plan`, `replay`, `outputs`, `tensor` and `trace` are of the plan of the last run.
 
     Close a context, or use it in a `with`, to free its memory. A context that is garbage-collected while open gives a
     ResourceWarning; one that lives until the script ends does not. It belongs to the process that made it, not to a forked
@@ -92,6 +94,7 @@ class Context:
         *,
         device: str | None = None,
         graph: bool = True,
+        warm: bool = False,
         nvtx: bool = False,
         poison: bool = False,
         progress: Counter | None = None,
@@ -102,49 +105,50 @@ class Context:
         self._process = os.getpid()
         self.device = launched.device_for(engine, device)
         check_source(engine.record, source_hash())
-        self.plan = launched.plan_of(engine)
+        plans = launched.plans_of(engine)
         self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
         self._thread: ThreadPoolExecutor | None = None  # run_async's thread in the emulator, and its last run
         self._last: concurrent.futures.Future[Ran] | None = None
-        self._poison = poison
         self._nonfinite: list[str] = []
-        steps = self.plan.steps
-        kernels = self._load(progress)
-        self._kernels = [kernels[s.key] if isinstance(s, LaunchStep) else None for s in steps]
-        self._allocate()
-        bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
-        self._params = {i: launched.struct(self.gpu, s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
-        self._arrays = {i: launched.arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
-        self._frees = dict(self.plan.frees) if poison else {}
-        spare = self._flags + 4 * len(steps)
-        self._feeds: HostFeeds | DeviceFeeds = (
-            DeviceFeeds(self.gpu, self.plan, self._arena, kernels, spare)
-            if isinstance(self.gpu, Cuda)
-            else HostFeeds(self.gpu, self.plan, self._arena)
-        )
-        self._range = _ranges() if nvtx else nullcontext
-        self._titles = [" || ".join(self.plan.layers[k].name for k in step.covers) for step in steps]
-        self._replay = self._launch_all if not graph or nvtx or poison else self._recorded()
-        self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))  # recording ran kernels on arbitrary memory
+        ranges = _ranges() if nvtx else nullcontext
+        graph = graph and not nvtx and not poison
+        weights, arena, self._flags = self._allocate(plans)
+        shared = Shared(self.gpu, weights, arena, self._load(plans, progress), graph, poison, ranges)
+        self._arena = arena
+        firsts = [0, *accumulate(len(plan.steps) for plan in plans)]
+        spare = self._flags + 4 * firsts[-1]
+        rows = [Rows(*sizes.batched(engine.record, number)) for number in range(len(plans))]
+        self._points = [Point(shared, p, r, self._flags + 4 * i, spare) for p, r, i in zip(plans, rows, firsts, strict=False)]
+        self._point = self._points[engine.record.shown]  # of the last run
+        self._point.enter()
+        if warm and graph and not self.emulated:
+            for point in self._points:
+                point.record(calls=False)
+            self.gpu.zero(self._flags, 4 * firsts[-1])  # recording ran kernels on arbitrary memory
         self._closed = False
 
-    def _allocate(self) -> None:
-        """Memory for weights, activations and the steps' flags."""
-        weights, memory = self.engine.weights, self.plan.memory
+    def _allocate(self, plans: Sequence[PlanRecord]) -> tuple[int, int, int]:
+        """The addresses of weights, activations, and the steps' flags of infinity or NaN: a word each, and a spare."""
+        weights, most = self.engine.weights, max(plan.memory.activation_bytes for plan in plans)
+        words = 1 + sum(len(plan.steps) for plan in plans)
         try:
-            self._weights = self.gpu.allocate(weights.nbytes, constant=True)
-            self.gpu.write(self._weights, weights)
-            self._arena = self.gpu.allocate(memory.activation_bytes)
-            self._fill(0, memory.activation_bytes)
-            self._flags = self.gpu.allocate(4 * (len(self.plan.steps) + 1))  # a word per step: infinity or NaN; a spare
+            stored = self.gpu.allocate(weights.nbytes, constant=True)
+            self.gpu.write(stored, weights)
+            arena, flags = self.gpu.allocate(most), self.gpu.allocate(4 * words)
+            self.gpu.write(arena, np.full(-(-most // 2), NAN_HALF).view(np.uint8)[:most])
         except (MemoryError, OverflowError, ValueError):
             raise EngineError(
-                f"the engine takes {weights.nbytes} bytes for weights and {memory.activation_bytes} for activations, "
+                f"the engine takes {weights.nbytes} bytes for weights and {most} for activations, "
                 "more than are available: free memory, or build it for smaller inputs"
             ) from None
-        for offset, nbytes in memory.zeros:
-            self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
+        self.gpu.zero(flags, 4 * words)
+        return stored, arena, flags
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The plan of the last run; before the first one, the engine's."""
+        return self._point.plan
 
     @property
     def emulated(self) -> bool:
@@ -191,12 +195,13 @@ class Context:
         emulator a thread of the context executes the runs.
         """
         with self._entered():
-            if isinstance(self._feeds, DeviceFeeds):
+            if isinstance(self.gpu, Cuda):
                 try:
-                    return self._queued(self._feeds, inputs, out, stream)
+                    return self._queued(self.gpu, inputs, out, stream)
                 except (EngineError, MemoryError, RuntimeError) as e:  # errors of the plan or the GPU, not of the arguments
                     return futures.failed(e)
-            given = self._feeds.copied(inputs, out)
+            _, call = self._checked(inputs, out)
+            given = {name: g.array.copy() for name, g in call.given.items()}
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu_runtime")
             self._last = self._thread.submit(self._run_behind, given, out)
@@ -204,7 +209,7 @@ class Context:
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
         """One run; waits for its end if an output goes to the host."""
-        with self._feeds.bound(inputs, out, stream) as ready:
+        with self._bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
             self._nonfinite = []
@@ -219,16 +224,36 @@ class Context:
         self._nonfinite = []
         return ran
 
-    def _queued(
-        self, feeds: DeviceFeeds, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object
-    ) -> RunFuture:
+    def _checked(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> tuple[Point, Checked]:
+        """The point that takes a call's arrays: the one with the smallest batch that has room."""
+        record = self.engine.record
+        if not record.profiles:
+            return self._point, self._point.feeds.checked(inputs, out, 1)
+        check_names(self.plan.inputs, inputs)
+        fit = sizes.fit(record, {name: shape for name, a in inputs.items() if (shape := shape_of(a)) is not None})
+        return self._points[fit.plan], self._points[fit.plan].feeds.checked(inputs, out, fit.rows)
+
+    @contextmanager
+    def _bound(
+        self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object, **how: bool
+    ) -> Iterator[Ready]:
+        """A call's inputs are in the memory of the point that takes them, which is the one of the last run from then on."""
+        point, call = self._checked(inputs, out)
+        if point is not self._point:
+            point.enter()
+        self._point, point.rows = point, call.rows
+        with point.feeds.bound(call, stream, **how) as ready:
+            yield ready
+
+    def _queued(self, gpu: Cuda, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> RunFuture:
         """One run, without waiting for its end."""
-        gpu, flags = feeds.gpu, feeds.gpu.pinned((len(self._kernels),), np.dtype(np.uint32))
-        with feeds.bound(inputs, out, stream, wait=False) as ready:
+        with self._bound(inputs, out, stream, wait=False) as ready:
+            point = self._point
             self._replay()
             found = ready.fetch()
-            gpu.read_later(flags, self._flags)
-            gpu.zero(self._flags, flags.nbytes)
+            flags = gpu.pinned((len(point.plan.steps),), np.dtype(np.uint32))
+            gpu.read_later(flags, point.flags)
+            gpu.zero(point.flags, flags.nbytes)
             event = gpu.keep([*ready.used, *found.values(), flags])
 
         def finish() -> Ran:
@@ -237,8 +262,8 @@ class Context:
             }  # copy from pinned memory
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
-            layers = launched.flagged(self.plan, flags)
-            return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
+            layers = point.flagged(flags)
+            return Ran({**outputs, **(out or {})}, layers, launched.warning(point.plan, layers, ready.on_host, outputs))
 
         return futures.of_event(gpu.cupy, event, finish)
 
@@ -247,6 +272,9 @@ class Context:
         """Run the whole plan on the present inputs; on a GPU as a CUDA graph, without waiting."""
         self._replay()
 
+    def _replay(self) -> None:
+        self._point.replay()
+
     @_one_thread
     def nonfinite(self) -> list[str]:
         """The layers that stored infinite values or NaN in the last run, in order; with CuPy arrays, in all runs since the last
@@ -254,10 +282,15 @@ class Context:
         return self._read_nonfinite()
 
     def _read_nonfinite(self) -> list[str]:
-        flags = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
+        flags = self.gpu.read(self._flags, 4 * sum(len(point.plan.steps) for point in self._points)).view(np.uint32)
         if flags.any():
-            self.gpu.write(self._flags, np.zeros_like(flags))
-            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *launched.flagged(self.plan, flags))))
+            self.gpu.zero(self._flags, flags.nbytes)
+            names, first = list(self._nonfinite), 0
+            for point in self._points:
+                last = first + len(point.plan.steps)
+                names += point.flagged(flags[first:last])
+                first = last
+            self._nonfinite = list(dict.fromkeys(names))
         return list(self._nonfinite)
 
     @_one_thread
@@ -266,33 +299,13 @@ class Context:
         if not isinstance(self.gpu, Cuda):
             raise ValueError("profile: layer times are measured on a GPU only; here they are predicted, see the plan")
         self.run(inputs)
-        cupy, layers = self.gpu.cupy, len(self.plan.layers)
-        rows = []
-        for _ in range(iterations):
-            events = [cupy.cuda.Event() for _ in range(len(self.plan.steps) + 1)]
-            events[0].record(self.gpu.stream)
-            for i in range(len(self.plan.steps)):
-                self._launch(i)
-                events[i + 1].record(self.gpu.stream)
-            self.gpu.synchronize()
-            row = [0.0] * layers
-            for i, step in enumerate(self.plan.steps):
-                us = 1e3 * cupy.cuda.get_elapsed_time(events[i], events[i + 1])
-                for layer in step.covers:
-                    row[layer] += us / len(step.covers)
-            rows.append(row)
-        return rows
+        return self._point.times(iterations)
 
     @_one_thread
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
-        steps, layers = self.plan.steps, self.plan.layers
-        found: dict[str, np.ndarray] = {}
-        last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
-        with self._feeds.bound(inputs, to_host=True):
-            for i, step in enumerate(steps):
-                self._launch(i)
-                found |= {layers[k].name: self._values(layers[k].outputs[0]) for k in step.covers if last[k] == i}
+        with self._bound(inputs, None, None, to_host=True):
+            found = self._point.trace()
         self.nonfinite()
         self._nonfinite = []
         return found
@@ -304,23 +317,12 @@ class Context:
     @_one_thread
     def outputs(self) -> dict[str, np.ndarray]:
         """The network's outputs as `run` or `trace` left them, on the host."""
-        return self._feeds.outputs()
+        return self._point.feeds.outputs(self._point.rows)
 
     @_one_thread
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, if no later layer has reused its memory."""
-        for layer in reversed(self.plan.layers):
-            for out in layer.outputs:
-                if out.name == name:
-                    return self._values(out)
-        raise ValueError(f"no layer writes a tensor {name!r}")
-
-    def _values(self, out: TensorPlace) -> np.ndarray:
-        """The present content of a layer's output memory, as NCHW."""
-        whole, first = out.whole, out.inside.channel if out.inside else 0
-        flat = self.gpu.read(self._arena + whole.offset, whole.nbytes)
-        values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
-        return values[:, first : first + out.shape4[1]]
+        return self._point.tensor(name)
 
     def close(self) -> None:
         """Free the memory after the queued work has ended; using the context afterwards is an error. Does nothing in a forked
@@ -379,12 +381,9 @@ class Context:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _load(self, progress: Counter | None) -> dict[Key, Kernel]:
-        """The steps' kernels, ready to launch, and on a GPU the kernels that convert inputs and outputs."""
-        keys = [s.key for s in self.plan.steps if isinstance(s, LaunchStep)]
-        if not self.emulated:
-            keys += [(s.kernel, s.values) for s in reformats(self.plan).values()]
-        distinct = list(dict.fromkeys(keys))
+    def _load(self, plans: Sequence[PlanRecord], progress: Counter | None) -> dict[Key, Kernel]:
+        """The kernels of all plans, ready to launch, each once."""
+        distinct = list(dict.fromkeys(key for plan in plans for key in kernel_keys(plan, not self.emulated)))
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
         made = compile_many(((kernel, dict(values), self.gpu.arch) for kernel, values in missing), progress=progress)
         compiled = dict(zip(missing, made, strict=True))
@@ -392,49 +391,3 @@ class Context:
             if k not in compiled:
                 compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")
         return {k: self.gpu.load(c) for k, c in compiled.items()}
-
-    def _launch(self, i: int) -> None:
-        step = self.plan.steps[i]
-        with self._range(self._titles[i]):
-            if isinstance(step, CallStep):
-                return self._call(i, step)
-            kernel = self._kernels[i]
-            assert kernel is not None  # a launch has one
-            self.gpu.launch(kernel, step.grid, step.block, step.smem, self._params[i])
-
-    def _call(self, i: int, step: CallStep) -> None:
-        """A library function. Its arrays may hold invalid values: indices out of range, a zero divisor."""
-        ins, out = self._arrays[i]
-        function = bound(step.function, step.attributes, step.part)
-        try:
-            self.gpu.call(function, ins, out, self._flags + 4 * i)
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            names = ", ".join(self.plan.layers[k].name for k in step.covers)
-            why = f"{names}: {step.function} cannot run on its inputs: {e}"
-            raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
-
-    def _recorded(self) -> Callable[[], None]:
-        """A graph of all steps; with library functions, whose allocations graphs exclude, one graph per sequence of kernels."""
-        parts: list[Callable[[], object]] = []
-        for library, run in groupby(range(len(self._kernels)), key=lambda i: self._kernels[i] is None):
-            launch = partial(self._launch_some, tuple(run))
-            parts.append(launch if library else self.gpu.record(launch))
-
-        def replay() -> None:
-            for part in parts:
-                part()
-
-        return replay
-
-    def _launch_some(self, steps: tuple[int, ...]) -> None:
-        for i in steps:
-            self._launch(i)
-
-    def _launch_all(self) -> None:
-        for i in range(len(self._kernels)):
-            self._launch(i)
-            for offset, nbytes in self._frees.get(i, ()):
-                self._fill(offset, nbytes)
-
-    def _fill(self, offset: int, nbytes: int) -> None:
-        self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])

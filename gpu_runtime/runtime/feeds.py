@@ -2,10 +2,15 @@
 
 Arrays have ONNX's shape and the type of the plan's input or output, independent of the plan's format. On a GPU the kernel that
 changes formats inside plans also converts inputs and outputs, and no call waits for it.
+
+Of a plan's batch a call may use the first rows: copies of its last row fill the others, as real data, so that no layer meets a
+zero divisor that the caller did not give; the outputs of these rows are not read.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,47 +41,69 @@ class Ready(NamedTuple):
     landing: Mapping[str, np.ndarray] = {}
 
 
+class Rows(NamedTuple):
+    """The batch of a plan, and the inputs and outputs whose first size is this batch or a multiple of it."""
+
+    batch: int = 1
+    names: Sequence[str] = ()
+
+    def cut(self, ends: Sequence[Bound], rows: int) -> list[Bound]:
+        """Inputs or outputs with the first size that a caller's arrays of so many rows have."""
+        return [self._cut(b, rows) if b.name in self.names and rows < self.batch else b for b in ends]
+
+    def _cut(self, end: Bound, rows: int) -> Bound:
+        return replace(end, shape=(end.shape[0] // self.batch * rows, *end.shape[1:]))
+
+
+class Checked(NamedTuple):
+    """A call's arrays by name, of the right sizes and types, and its number of rows."""
+
+    given: dict[str, arrays.Given]
+    outs: dict[str, arrays.Given]
+    rows: int
+
+
 class HostFeeds:
     """Feeds of an emulated plan: NumPy converts formats. `arena`: the activations' address."""
 
-    def __init__(self, gpu: Emulated, plan: PlanRecord, arena: int) -> None:
-        self._gpu, self._plan, self._arena = gpu, plan, arena
+    def __init__(self, gpu: Emulated, plan: PlanRecord, arena: int, rows: Rows) -> None:
+        self._gpu, self._plan, self._arena, self._rows = gpu, plan, arena, rows
 
     @contextmanager
-    def bound(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = True
-    ) -> Iterator[Ready]:
-        """Copy the inputs to the plan's memory. Outputs go to `out`, else to new arrays."""
-        given, outs = self._checked(inputs, out)
+    def bound(self, call: Checked, stream: object = None, to_host: bool = True) -> Iterator[Ready]:
+        """Copy the inputs to the plan's memory. Outputs go to those of the call, else to new arrays."""
+        given = {name: g.array for name, g in call.given.items()}
         for info in self._plan.inputs:
-            self._gpu.write(self._arena + info.offset, to_memory(given[info.name].reshape(info.shape4), info.format))
-        yield Ready(partial(self._filled, outs), True, given)
+            x = given[info.name]
+            if x.shape != info.shape:
+                each = info.shape[0] // self._rows.batch
+                x = np.concatenate([x, *[x[-each:]] * (self._rows.batch - call.rows)])
+            self._gpu.write(self._arena + info.offset, to_memory(x.reshape(info.shape4), info.format))
+        yield Ready(partial(self._filled, call.outs, call.rows), True, given)
 
-    def copied(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-        """Copies of the inputs for a later run; errors of inputs and `out` are raised now."""
-        return {name: a.copy() for name, a in self._checked(inputs, out)[0].items()}
-
-    def _checked(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
-    ) -> tuple[dict[str, np.ndarray], dict[str, arrays.Given]]:
-        given = arrays.host_inputs(self._plan.inputs, inputs)
-        outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
+    def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
+        """A call's arrays. ValueError or TypeError names the one that is wrong."""
+        given = arrays.host_inputs(self._rows.cut(self._plan.inputs, rows), inputs)
+        ends = arrays.named(self._rows.cut(self._plan.outputs, rows), out)
+        outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in ends}
         arrays.check_no_overlap(outs)
-        return given, outs
+        return Checked({name: arrays.Given(a, False) for name, a in given.items()}, outs, rows)
 
-    def outputs(self) -> dict[str, Any]:
-        """By name, as the last run left them."""
-        return self._filled({})
+    def outputs(self, rows: int) -> dict[str, Any]:
+        """By name, as the last run of so many rows left them."""
+        return self._filled({}, rows)
 
-    def _filled(self, outs: Mapping[str, arrays.Given]) -> dict[str, Any]:
-        found = {info.name: self._fetch(info) for info in self._plan.outputs}
+    def _filled(self, outs: Mapping[str, arrays.Given], rows: int) -> dict[str, Any]:
+        ends = zip(self._plan.outputs, self._rows.cut(self._plan.outputs, rows), strict=True)
+        found = {info.name: self._fetch(info, end.shape) for info, end in ends}
         for name, given in outs.items():
             given.array[...] = found[name]
         return found
 
-    def _fetch(self, info: Bound) -> np.ndarray:
+    def _fetch(self, info: Bound, shape: tuple[int, ...]) -> np.ndarray:
         flat = self._gpu.read(self._arena + info.offset, info.nbytes).view(DTYPES[info.dtype])
-        return from_memory(flat, info.format, info.shape4).reshape(info.shape)
+        whole = from_memory(flat, info.format, info.shape4).reshape(info.shape)
+        return whole if shape == info.shape else whole[: shape[0]].copy()
 
 
 # ---- on a GPU
@@ -102,32 +129,25 @@ class DeviceFeeds:
     """Feeds of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`; `spare`: the address
     of a word for their flags of infinity and NaN, which the plan's own kernels report."""
 
-    def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, kernels: Mapping[Key, Kernel], spare: int) -> None:
-        self.gpu, self._plan, self._arena, self._spare = gpu, plan, arena, spare
+    def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, rows: Rows, kernels: Mapping[Key, Kernel], spare: int) -> None:
+        self.gpu, self._plan, self._arena, self._rows, self._spare = gpu, plan, arena, rows, spare
         self._reformats = {edge: (kernels[s.kernel, s.values], s) for edge, s in reformats(plan).items()}
 
     @contextmanager
-    def bound(
-        self,
-        inputs: Mapping[str, Any],
-        out: Mapping[str, Any] | None = None,
-        stream: object = None,
-        to_host: bool = False,
-        wait: bool = True,
-    ) -> Iterator[Ready]:
-        """Copy the inputs to the plan's memory, after their computation. Outputs go to `out`; others are CuPy's if all inputs
-        are on the GPU, else (or with `to_host`) NumPy's. At the end the caller's streams wait for the queued work: `stream`,
-        else CuPy's current stream, and the streams that arrays name. Without `wait`, `fetch` returns pinned arrays for outputs
-        on the host, which are filled when the queued work has ended."""
+    def bound(self, call: Checked, stream: object = None, to_host: bool = False, wait: bool = True) -> Iterator[Ready]:
+        """Copy the inputs to the plan's memory, after their computation. Outputs go to those of the call; others are CuPy's if
+        all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end the caller's streams wait for the queued work:
+        `stream`, else CuPy's current stream, and the streams that arrays name. Without `wait`, `fetch` returns pinned arrays
+        for outputs on the host, which are filled when the queued work has ended."""
         self.gpu.let_go()
         theirs = arrays.handle_of(self.gpu.cupy, stream)
-        given, outs = self._checked(inputs, out)
+        given, outs, rows = call
         if not wait:
             given = {name: g if g.on_gpu else self._pinned(g.array) for name, g in given.items()}
         used = (*given.values(), *outs.values())
         on_host = _on_host(given)
         if not to_host and given and not on_host:
-            outs |= self._new(outs, theirs)
+            outs = outs | self._new(outs, rows, theirs)
         streams = {theirs, *(g.stream for g in used if g.stream is not None)} if any(g.on_gpu for g in used) else set()
         with ExitStack() as afterwards:
             if foreign := [g.array for g in used if g.foreign]:
@@ -138,27 +158,27 @@ class DeviceFeeds:
             for info in self._plan.inputs:
                 self._bind(info, given[info.name], wait)
             waits = any(i.name not in outs or not outs[i.name].on_gpu for i in self._plan.outputs)
-            yield Ready(partial(self._filled, outs, wait), waits, on_host, [g.array for g in used], _on_host(outs))
+            yield Ready(partial(self._filled, outs, rows, wait), waits, on_host, [g.array for g in used], _on_host(outs))
 
-    def _checked(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
-    ) -> tuple[dict[str, arrays.Given], dict[str, arrays.Given]]:
-        """Inputs and outputs as given."""
+    def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
+        """A call's arrays, as given. ValueError or TypeError names the one that is wrong."""
         arrays.check_names(self._plan.inputs, inputs)
-        given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
-        outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
+        ends = self._rows.cut(self._plan.inputs, rows)
+        given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in ends}
+        named = arrays.named(self._rows.cut(self._plan.outputs, rows), out)
+        outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in named}
         arrays.check_no_overlap(outs)
-        return given, outs
+        return Checked(given, outs, rows)
 
-    def _new(self, outs: Mapping[str, arrays.Given], stream: int | None) -> dict[str, arrays.Given]:
+    def _new(self, outs: Mapping[str, arrays.Given], rows: int, stream: int | None) -> dict[str, arrays.Given]:
         """CuPy arrays for the outputs without an array, allocated for the caller's stream."""
-        missing = [i for i in self._plan.outputs if i.name not in outs]
+        missing = [i for i in self._rows.cut(self._plan.outputs, rows) if i.name not in outs]
         with nullcontext() if stream is None else self.gpu.current(stream):
             return {i.name: arrays.Given(self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]), True) for i in missing}
 
-    def outputs(self) -> dict[str, Any]:
-        """By name, as the last run left them, on the host; waits for it."""
-        return self._filled({}, True)
+    def outputs(self, rows: int) -> dict[str, Any]:
+        """By name, as the last run of so many rows left them, on the host; waits for it."""
+        return self._filled({}, rows, True)
 
     def _pinned(self, array: np.ndarray) -> arrays.Given:
         """A copy that the caller cannot change."""
@@ -176,54 +196,74 @@ class DeviceFeeds:
         """Copy an input to the plan's memory."""
         gpu, to = self.gpu, self._arena + info.offset
         x: Any = given.array
-        if not given.on_gpu and info.format.layout == "chw":
-            return self._upload(to, x, wait)
         with gpu.current():
-            if not given.on_gpu:
-                x = gpu.cupy.empty(info.shape, DTYPES[info.dtype])
-                self._upload(_address(x), given.array, wait)
             if info.format.layout == "chw":
-                gpu.array(Array(to, DTYPES[info.dtype], info.shape))[...] = x
-            elif (info.name, True) in self._reformats:
+                return self._place(info, given, to, wait)
+            if not given.on_gpu or x.shape != info.shape:
+                x = gpu.cupy.empty(info.shape, DTYPES[info.dtype])
+                self._place(info, given, _address(x), wait)
+            if (info.name, True) in self._reformats:
                 x = gpu.cupy.ascontiguousarray(x)
                 self._reformat(info, True, _address(x), to)
             else:
                 flat = to_memory(x.reshape(info.shape4), info.format, gpu.cupy)
                 gpu.copy(to, _address(flat), flat.nbytes)
 
-    def _filled(self, outs: Mapping[str, arrays.Given], wait: bool) -> dict[str, Any]:
+    def _place(self, info: Bound, given: arrays.Given, to: int, wait: bool) -> None:
+        """Copy an input to linear memory for the whole batch; only its own rows travel, copies of the last one double there."""
+        x: Any = given.array
+        if given.on_gpu:
+            self.gpu.array(Array(to, x.dtype, x.shape))[...] = x
+        else:
+            self._upload(to, x, wait)
+        whole = math.prod(info.shape) * x.dtype.itemsize
+        done = row = whole // self._rows.batch
+        last = to + x.nbytes - row
+        while last + done < to + whole:
+            more = min(done, to + whole - last - done)
+            self.gpu.copy(last + done, last, more)
+            done += more
+
+    def _filled(self, outs: Mapping[str, arrays.Given], rows: int, wait: bool) -> dict[str, Any]:
         """The outputs: into `outs`, the others on the host; GPU outputs first, without waiting. Without `wait`, host outputs go
         to pinned memory, later."""
-        for info in self._plan.outputs:
+        ends = list(zip(self._plan.outputs, self._rows.cut(self._plan.outputs, rows), strict=True))
+        for info, _ in ends:
             if info.name in outs and outs[info.name].on_gpu:
-                self._store(info, arrays.address(outs[info.name]))
-        return {i.name: self._found(i, outs.get(i.name), wait) for i in self._plan.outputs}
+                to: Any = outs[info.name].array
+                self._store(info, arrays.address(outs[info.name]), to.nbytes)
+        return {info.name: self._found(info, end.shape, outs.get(info.name), wait) for info, end in ends}
 
-    def _found(self, info: Bound, out: arrays.Given | None, wait: bool) -> Any:
+    def _found(self, info: Bound, shape: tuple[int, ...], out: arrays.Given | None, wait: bool) -> Any:
         """An output at its destination."""
         if out and out.on_gpu:
             return out.array
-        gpu, at, dtype = self.gpu, self._arena + info.offset, DTYPES[info.dtype]
+        gpu, dtype = self.gpu, DTYPES[info.dtype]
         with gpu.current():
-            if info.format.layout != "chw":
-                linear = gpu.cupy.empty(info.shape, dtype)
-                at = _address(linear)
-                self._store(info, at)
+            at, _held = self._linear(info)
             if not wait:
-                later = gpu.pinned(info.shape, dtype)
+                later = gpu.pinned(shape, dtype)
                 gpu.read_later(later, at)
                 return later
-            found = out.array if out else np.empty(info.shape, dtype)
+            found = out.array if out else np.empty(shape, dtype)
             gpu.read_into(found, at)
             return found
 
-    def _store(self, info: Bound, to: int) -> None:
-        """Copy an output to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
-        at = self._arena + info.offset
+    def _store(self, info: Bound, to: int, nbytes: int) -> None:
+        """Copy an output's first bytes to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
+        if info.format.layout != "chw" and nbytes == math.prod(info.shape) * DTYPES[info.dtype].itemsize:
+            return self._reformat(info, False, self._arena + info.offset, to)
+        with self.gpu.current():
+            at, _held = self._linear(info)
+            self.gpu.copy(to, at, nbytes)
+
+    def _linear(self, info: Bound) -> tuple[int, Any]:
+        """The address of an output, linear, and the array that holds it if the plan's memory does not."""
         if info.format.layout == "chw":
-            self.gpu.copy(to, at, info.nbytes)
-        else:
-            self._reformat(info, False, at, to)
+            return self._arena + info.offset, None
+        linear = self.gpu.cupy.empty(info.shape, DTYPES[info.dtype])
+        self._reformat(info, False, self._arena + info.offset, _address(linear))
+        return _address(linear), linear
 
     def _reformat(self, info: Bound, inward: bool, source: int, to: int) -> None:
         kernel, step = self._reformats[info.name, inward]

@@ -23,13 +23,19 @@ class Fit:
 
 
 def batch_of(plan: PlanRecord, profile: Profile) -> int:
-    """The batch of a profile's plan: the first size of its first input that has one."""
-    return next(b.shape[0] for b in plan.inputs if b.name in profile.batched)
+    """The batch of a profile's plan: the first size of its first input that has one; 1 where it takes its shapes alone."""
+    return next((b.shape[0] for b in plan.inputs if b.name in profile.batched and b.shape), 1)
 
 
 def batches(record: EngineRecord, profile: Profile) -> tuple[int, ...]:
     """Of the profile's plans, rising."""
     return tuple(batch_of(record.plans[number], profile) for number in profile.plans)
+
+
+def batched(record: EngineRecord, number: int) -> tuple[int, tuple[str, ...]]:
+    """The batch of the plan of that number, and the inputs and outputs that have it; (1, ()) of an engine of one size."""
+    profile = next((p for p in record.profiles if number in p.plans), None)
+    return (batch_of(record.plans[number], profile), profile.batched) if profile else (1, ())
 
 
 def specs(record: EngineRecord, ends: Sequence[Bound]) -> tuple[TensorSpec, ...]:
@@ -49,7 +55,7 @@ def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
     """The shapes of the inputs that have a batch, at another one, for the size of image that is shown; of an engine of one size
     those of its first input."""
     profile, inputs = record.profile, record.plan.inputs
-    if profile is None:
+    if profile is None or not profile.batched:
         return {b.name: (batch, *b.shape[1:]) for b in inputs[:1]}
     own = batch_of(record.plan, profile)
     return {b.name: (b.shape[0] // own * batch, *b.shape[1:]) for b in inputs if b.name in profile.batched}
@@ -115,7 +121,8 @@ def _sizes_text(record: EngineRecord, shapes: Mapping[str, Shape]) -> str:
     def texts() -> Iterator[str]:
         for profile in record.profiles:
             ends = [b for b in record.plans[profile.plans[-1]].inputs if b.name in shapes]
-            yield ", ".join(f"{b.name} {_range(record, profile)} x {_dims(b.shape[1:])}" for b in ends)
+            ranges = {b.name: f"{_range(record, profile)} x {_dims(b.shape[1:])}" for b in ends if b.name in profile.batched}
+            yield ", ".join(f"{b.name} {ranges.get(b.name) or _dims(b.shape)}" for b in ends)
 
     got = ", ".join(f"{name} {_dims(shape)}" for name, shape in shapes.items())
     return f"expected one of the engine's sizes, {'; '.join(texts())}, got {got}"

@@ -21,7 +21,7 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
     if not isinstance(engine, EngineData):
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
-        known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
+        known = ("device", "graph", "warm", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
         raise TypeError(f"context: unknown option {unknown!r}, expected one of {', '.join(known)}{suggest([unknown], known)}")
 
 
@@ -39,13 +39,13 @@ def device_for(engine: EngineData, device: str | None) -> Device:
     return current
 
 
-def plan_of(engine: EngineData) -> PlanRecord:
-    """The plan with its steps. EngineError if a plan that is not from a file contradicts its layers."""
+def plans_of(engine: EngineData) -> tuple[PlanRecord, ...]:
+    """The plans with their steps. EngineError if a plan that is not from a file contradicts its layers."""
     if engine.checked:
-        return engine.plan
+        return engine.record.plans
     from gpu_runtime.runtime import verify  # imports every family of kernels
 
-    return verify.checked(engine.record, engine.weights).plan
+    return verify.checked(engine.record, engine.weights).plans
 
 
 def struct(gpu: Cuda | Emulated, step: LaunchStep, bases: Mapping[str, int]) -> bytes:

@@ -29,13 +29,13 @@ def cupy():
     return cupy
 
 
-def network(folder, name="net", channels=16, library=False):
+def network(folder, name="net", channels=16, library=False, batch=SHAPE[0]):
     """conv - relu - conv, and with `library` a function of CuPy's in between; saved."""
     rng = np.random.default_rng(1)
     w = {i: (rng.standard_normal((channels, channels, 3, 3)) / 12).astype(np.float32) for i in "ab"}
     between = [node("Hardmax", "t", "u", axis=1)] if library else [node("Relu", "t", "u")]
     nodes = [node("Conv", "x a", "t", pads=[1, 1, 1, 1]), *between, node("Conv", "u b", "y", pads=[1, 1, 1, 1])]
-    onnx.save(model(nodes, {"x": (SHAPE[0], channels, *SHAPE[2:])}, "y", w), folder / f"{name}.onnx")
+    onnx.save(model(nodes, {"x": (batch, channels, *SHAPE[2:])}, "y", w), folder / f"{name}.onnx")
     return folder / f"{name}.onnx"
 
 

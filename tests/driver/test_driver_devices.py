@@ -163,7 +163,7 @@ except RuntimeError as e:
 @only_emulated
 @pytest.mark.parametrize("graph", (True, False))
 def test_a_fault_says_that_the_process_is_lost(engine, graph):
-    told = says(engine, FAULT.replace("GRAPH", str(graph)), faults=(Fault("conv*", 4 if graph else 2, "illegal_address"),))
+    told = says(engine, FAULT.replace("GRAPH", str(graph)), faults=(Fault("conv*", 3 if graph else 2, "illegal_address"),))
     assert "True\n" in told and "an illegal memory access" in told and "start a new process" in told
     assert told.endswith("True\n")
 
@@ -192,6 +192,6 @@ command = [sys.executable, "-m", "gpu_runtime", "run", sys.argv[1], "--input", f
 done = subprocess.run([*command, "--output", sys.argv[1] + ".npz"], capture_output=True, text=True)
 print(done.returncode, done.stderr)
 """
-    told = says(engine, script, faults=(Fault("conv*", 2, "misaligned_address"),))
+    told = says(engine, script, faults=(Fault("conv*", 1, "misaligned_address"),))
     assert told.startswith("1 ") and "error: the CUDA driver: cudaErrorMisalignedAddress" in told, told
     assert "This process can no longer use the GPU (a misaligned address)" in told and "Traceback" not in told

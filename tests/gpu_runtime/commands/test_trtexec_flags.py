@@ -20,7 +20,7 @@ VALUES = {
     "--onnx": "nope.onnx", "--saveEngine": "FILE", "--timingCacheFile": "FILE", "--exportLayerInfo": "FILE",
     "--exportProfile": "FILE", "--shapes": "x:1x2", "--minShapes": "x:1x2", "--optShapes": "x:1x2", "--maxShapes": "x:1x2",
     "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
-    "--device": "h200", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
+    "--device": "h200", "--profile": "0", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
     "--exportTimes": "FILE", "--exportOutput": "FILE",
 }
 # fmt: on
@@ -126,7 +126,7 @@ def test_options_of_a_build_are_ignored_with_an_engine(files, cli):
     code, _, err = cli("build --loadEngine=tiny.engine --skipInference --sparsity=enable --shapes=x:1x8x6x6 --avgTiming=8")
     assert code == 0 and err.splitlines() == [
         "ignored: --avgTiming=8: every tactic that may be the fastest is timed, until its times agree",
-        "ignored: --sparsity, --shapes: --loadEngine builds nothing",
+        "ignored: --sparsity: --loadEngine builds nothing",
     ]
 
 
@@ -204,10 +204,56 @@ def test_equal_sizes_are_the_size(given, files, cli):
 
 
 @pytest.mark.parametrize("given", ["--minShapes=x:1x1x8x8 --maxShapes=x:8x1x8x8", "--shapes=x:2x1x8x8 --optShapes=x:4x1x8x8"])
-def test_a_range_of_sizes_is_refused(given, files, cli):
+def test_half_a_range_is_refused(given, files, cli):
     code, _, err = cli(f"build sparse.onnx -o two.engine {given}")
-    assert code == 2 and "Error: input 'x': --" in err and "an engine has one size; give it with --shapes=NAME:SIZES, " in err
+    assert code == 2 and "Error: input 'x': expected --minShapes, --optShapes and --maxShapes for a range of batches" in err
     assert cli("build sparse.onnx --optShapes=x:0")[2].count("--optShapes: expected name:1x3x224x224") == 1
+
+
+RANGE = "--minShapes=x:{}x1x8x8 --optShapes=x:{}x1x8x8 --maxShapes=x:{}x1x{}x8"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (RANGE.format(9, 8, 64, 8), 1, "error: x: expected 1 <= min <= opt <= max, got 9, 8 and 64 rows"),
+        (
+            RANGE.format(1, 8, 64, 9),
+            1,
+            "x: expected sizes that differ in the batch alone, got 1x1x8x8, 8x1x8x8, 64x1x9x8: inner",
+        ),
+        ("--profile=1 --shapes=x:1x1x8x8", 2, "--profile: expected the numbers 0 to 0, got 1"),
+        (
+            "--profile=0 --profile=0 --shapes=x:1x1x8x8",
+            2,
+            "--profile: expected a number of its own for each profile, from 0 on",
+        ),
+        ("--shapes=x:1x1x8x8 --profile=0", 2, "expected behind the --profile=N that they belong to"),
+        (" ".join(f"--profile={i} --shapes=x:{i + 1}x1x8x8" for i in range(17)), 1, "expected 1 to 16 sizes in all"),
+    ],
+)
+def test_ranges_that_have_no_answer(given, code, words, files, cli):
+    got, _, err = cli(f"build sparse.onnx -o two.engine {given}")
+    assert got == code and words in err and not (files / "two.engine").exists()
+
+
+@pytest.mark.slow
+def test_a_range_and_two_profiles(files, cli):
+    """The plan of another batch is shown by --shapes, in each command that shows one."""
+    assert cli(f"build sparse.onnx -o range.engine --device h200 --sparsity=enable {RANGE.format(1, 8, 64, 8)}")[::2] == (0, "")
+    shown = cli("inspect range.engine")[1]
+    assert "x 8x1x8x8 (shown)" in shown and "A context takes the largest arena" in shown
+    assert "x 64x1x8x8 (shown)" in cli("inspect range.engine --shapes 64")[1]
+    assert json.loads(cli("inspect range.engine --json --shapes x:64x1x8x8")[1])["Points"][-1]["shown"]
+    assert "range.engine: sparse, batch 64 of x 1..64x1x8x8: ~" in cli("explain range.engine --shapes 64")[1]
+    assert ", batch 64 of x 1..64x1x8x8: ~" in cli("bench range.engine --predict --shapes 64")[1]
+    assert cli("report range.engine -o r.html --shapes 64")[::2] == (0, "")
+    for command in ("inspect {}", "explain {}", "bench {} --predict", "report {} -o r.html"):
+        code, _, err = cli(f"{command.format('range.engine')} --shapes 65")
+        assert code == 1 and err.endswith("error: x: expected 1 to 64 rows of 1x8x8, got 65\n"), err
+    both = f"--profile=0 {RANGE.format(1, 2, 4, 8)} --profile=1 --shapes=x:9x1x8x8"
+    assert cli(f"build sparse.onnx -o both.engine --device h200 {both}")[::2] == (0, "")
+    assert "x 9x1x8x8 (shown)" in cli("inspect both.engine --shapes x:9x1x8x8")[1]
 
 
 # ---- --device=N

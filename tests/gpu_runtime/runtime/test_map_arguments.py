@@ -45,7 +45,7 @@ def test_a_map_is_made_for_each_contexts_memory(plain, monkeypatch):
             assert np.array_equal(context.run({"x": x})["y"], x)
         (step,) = one.plan.steps
         assert ("map", replace(MAPPED, of=("arena", one.plan.layers[0].inputs[0].offset))) in step.args
-        assert one._params[0] != other._params[0]
+        assert one._point._params[0] != other._point._params[0]
 
 
 def test_no_file_has_a_map(plain, monkeypatch):

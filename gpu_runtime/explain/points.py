@@ -1,0 +1,113 @@
+"""The plans of an engine for several sizes of inputs, beside each other: time, time per image, memory and weights of each."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_runtime.explain.figures import us_text
+from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
+from gpu_runtime.runtime.sizes import batch_of, specs
+from gpu_runtime.text import printable, size_text, table, wrap
+from tactics.launches import section_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan of an engine: its `batch` runs `first` to `batch` images of those `inputs`; `weight_bytes`: of its sections, of
+    which `own_bytes` no other plan reads."""
+
+    inputs: str
+    first: int
+    batch: int
+    us: float
+    us_per_image: float
+    arena_bytes: int
+    weight_bytes: int
+    own_bytes: int
+    shown: bool
+
+
+def points(record: EngineRecord) -> tuple[Point, ...]:
+    """Of each profile, by rising batch; one for an engine of one size."""
+    used = [_sections(record, plan) for plan in record.plans]
+    profiles = record.profiles or (Profile(1, 1, 1, (0,), (), None),)
+    found = []
+    for profile in profiles:
+        before = profile.min
+        for number in profile.plans:
+            plan = record.plans[number]
+            batch = batch_of(plan, profile) if profile.batched else (plan.inputs[0].shape[:1] or (1,))[0] if plan.inputs else 1
+            others = set().union(*(used[i] for i in range(len(used)) if i != number))
+            sizes = [s.nbytes for s in used[number].values()]
+            own = sum(s.nbytes for name, s in used[number].items() if name not in others)
+            us, memory = plan.solution.total_us, plan.memory.activation_bytes
+            shapes = ", ".join(f"{b.name} {'x'.join(map(str, b.shape))}" for b in plan.inputs)
+            first = batch if profile.exact or not profile.batched else before
+            shown = number == record.shown
+            found.append(Point(printable(shapes), first, batch, us, us / batch, memory, sum(sizes), own, shown))
+            before = batch + 1
+    return tuple(found)
+
+
+def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
+    """Name -> each section that a plan reads."""
+    found, stored = {}, record.weight_sections
+    for layer in plan.layers:
+        if layer.problem is not None and layer.tactic is not None:
+            for part in section_bytes(layer.problem, layer.tactic):
+                name = plan.renamed.get(f"{layer.name}.{part}", f"{layer.name}.{part}")
+                found[name] = stored[name]
+    return found
+
+
+def data(record: EngineRecord) -> list[dict[str, Any]]:
+    """As JSON has them."""
+    return [asdict(p) for p in points(record)]
+
+
+def points_text(record: EngineRecord) -> str:
+    """A table, a row for each plan, where there are profiles; else empty."""
+    if not record.profiles:
+        return ""
+    found, timing = points(record), record.timing
+    rows = [
+        [
+            f"{p.inputs}{' (shown)' if p.shown else ''}",
+            f"{p.first}..{p.batch}" if p.first < p.batch else str(p.batch),
+            us_text(p.us, timing, unit=""),
+            us_text(p.us_per_image, timing, unit=""),
+            size_text(p.arena_bytes),
+            size_text(p.weight_bytes),
+            size_text(p.own_bytes),
+        ]
+        for p in found
+    ]
+    lines = table(["plan", "images", "us", "us/image", "arena", "weights", "its own"], rows, right=(1, 2, 3, 4, 5, 6))
+    arena, weights = max(p.arena_bytes for p in found), size_text(record.weight_bytes)
+    lines += wrap(f"A context takes the largest arena, {size_text(arena)}, and all weights, {weights}, once for all plans.")
+    for profile in record.profiles:
+        if profile.exact:
+            lines += wrap(printable(f"No batch is padded: {profile.exact}."))
+    return "\n".join(lines) + "\n"
+
+
+def at_text(record: EngineRecord) -> str:
+    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown; empty for an engine of one size."""
+    if not record.profiles:
+        return ""
+    (p,) = (p for p in points(record) if p.shown)
+    ends = ", ".join(str(spec).rsplit(" ", 1)[0] for spec in specs(record, record.plan.inputs))
+    time = f"{us_text(p.us, record.timing)}, {us_text(p.us_per_image, record.timing)} an image"
+    memory = f"arena {size_text(p.arena_bytes)}, weights {size_text(p.weight_bytes)}"
+    return printable(f", batch {p.batch} of {ends}: {time}, {memory}")
+
+
+def batches_text(record: EngineRecord) -> str:
+    """The plans in one sentence: "4 plans, shown is that for batch 8; 1..8: 9.6 us, 9..64: 20.1 us"."""
+    found, timing = points(record), record.timing
+    shown = next(p for p in found if p.shown)
+    texts = [
+        f"{p.first}..{p.batch}: {us_text(p.us, timing)}" if p.first < p.batch else f"{p.batch}: {us_text(p.us, timing)}"
+        for p in found
+    ]
+    exact = "".join(f"; none is padded: {p.exact}" for p in record.profiles if p.exact)
+    return printable(f"{len(found)} plans, shown is the one for {shown.inputs}; images {', '.join(texts)}{exact}")

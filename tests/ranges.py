@@ -1,0 +1,36 @@
+"""Engines of several batches, joined by hand from engines of one size each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import onnx
+
+import gpu_runtime as gr
+from gpu_runtime.engine import Engine, join, seal
+from gpu_runtime.runtime.plan_record import Profile
+
+
+def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | None = None) -> Engine:
+    """One engine of all: a profile for each sequence of engines, which rise by the first size of their first input; every input
+    and output has the batch."""
+    engines = [engine for of_one in profiles for engine in of_one]
+    parts = [(e.weights, tuple(s for s in e.record.sections if s.kind == "weights")) for e in engines]
+    arena, sections, renamed = join(parts)
+    plans = tuple(replace(e.plan, renamed=names, steps=(), frees=()) for e, names in zip(engines, renamed, strict=True))
+    made, first = [], 0
+    for of_one in profiles:
+        most = of_one[-1].plan.inputs[0].shape[0]
+        names = tuple(b.name for b in (*of_one[0].plan.inputs, *of_one[0].plan.outputs))
+        low = of_one[0].plan.inputs[0].shape[0] if exact else least
+        made.append(Profile(low, most, most, tuple(range(first, first + len(of_one))), names, exact))
+        first += len(of_one)
+    record = replace(engines[0].record, sections=sections, plans=plans, profiles=tuple(made), shown=len(profiles[0]) - 1)
+    arena.setflags(write=False)
+    return Engine(seal(record, arena), arena, checked=True)
+
+
+def of_batches(
+    model: Callable[[int], onnx.ModelProto], batches: Sequence[int], device: str = "a100", **options: object
+) -> Engine:
+    """`model`: the network at a batch."""
+    return joined([[gr.build(model(n), device=device) for n in batches]], **options)
