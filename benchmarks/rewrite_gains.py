@@ -93,7 +93,8 @@ def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = Fal
     """The row of one network; `fires`: without plans."""
 
     def read() -> Network:
-        return stages.fit(importer.load(path, prune=sparsity == "force"), shapes, None, ignore)[0]
+        loaded = importer.load(path, prune=sparsity == "force")
+        return stages.fit(loaded, stages.lowered(loaded, shapes), None, ignore)[0]
 
     def total(network: Network) -> float:
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")

@@ -27,6 +27,7 @@ from gpu_runtime.text import WIDTH
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
     from gpu_runtime.precision import ranges
@@ -112,12 +113,16 @@ def _planned(
     """The profiles, and their plans that are worth a place in the engine. `formats`: of the inputs, and of the outputs;
     `alike`: whether one tactic per layer is to compute all batches."""
     planned: list[Planned] = []
-    exact: dict[int, str | None] = {}
     known: ranges.Known = {}
-    for cell, shapes in zip(points.cells(wanted), sizes, strict=True):
+    plain: list[Network] = []
+    for shapes in sizes:
+        planner.progress(Progress("lower", str(loaded.source)))
+        lowered = stages.lowered(loaded, shapes)
+        plain.append(stages.shared(lowered, plain[0]) if plain else lowered)
+    exact = points.meeting(loaded, wanted, plain)
+    for shapes, lowered in zip(sizes, plain, strict=True):
         rows = points.repeated(calibration, shapes) if wanted else calibration
-        network, reached = stages.fit(loaded, shapes, rows, planner.progress, known)
-        exact[cell.profile] = points.meeting(network) if wanted else None
+        network, reached = stages.fit(loaded, lowered, rows, planner.progress, known)
         planner = replace(planner, ends=stages.ends_of(network, reached, *formats))
         planned.append(stages.settle(network, reached, rows, planner, planned[0].table.network if planned else None))
     profiles, stay = points.kept(wanted, planned, exact)
@@ -187,7 +192,8 @@ def outlooks(
     found: list[Outlook] = []
     known: ranges.Known = {}  # networks too large for a run at each batch are run for one image
     for shape in sizes:
-        network, reached = stages.fit(loaded, shape, None, progress, known)
+        progress(Progress("lower", str(loaded.source)))
+        network, reached = stages.fit(loaded, stages.lowered(loaded, shape), None, progress, known)
         network = alternatives(network)
         inputs = {t.name: t.shape for t in network.inputs}
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")

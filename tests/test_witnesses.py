@@ -1,11 +1,13 @@
 """The suite can notice: where the emulator takes an instruction for something else, programs of others go wrong."""
 
+import json
 import re
+import signal
 
 import pytest
 
 from cuda_kernels.emulator import EmulatorError
-from tests.independent import packages
+from tests.independent import cuda_programs, packages, witnesses
 from tests.independent.faults import HINTS, faulty, form, forms
 from tests.independent.products import Mma, wrong
 from tests.independent.triton_programs import COMMITTED, all_kernels, committed, installed
@@ -52,6 +54,47 @@ def test_a_program_of_triton_notices(wanted):
 @pytest.mark.parametrize("wanted", BY_CUDA)
 def test_a_cuda_program_notices(wanted):
     assert program_notices(BY_CUDA[wanted], wanted)
+
+
+BEGUN = f"{cuda_programs.BEGINS}\n"
+
+
+@pytest.mark.parametrize(
+    "out, code, seen",
+    [
+        (BEGUN + "Passed", 0, False),
+        (BEGUN + "Failed", 1, True),
+        (BEGUN + "Traceback: StopIteration", 1, True),  # a reader that the fault has broken
+        (BEGUN, -signal.SIGSEGV, True),
+        ("no other meaning of it can be decoded", cuda_programs.UNMADE, ValueError),
+        ("Traceback: ModuleNotFoundError", 1, RuntimeError),
+    ],
+)
+def test_a_program_notices_by_how_it_ends(monkeypatch, out, code, seen):
+    monkeypatch.setattr(cuda_programs, "run", lambda *_: (out, code))
+    if isinstance(seen, bool):
+        assert program_notices("wgmma", "add.b32") == seen
+        return
+    with pytest.raises(seen, match="has not run with a fault in add.b32"):
+        program_notices("wgmma", "add.b32")
+
+
+def test_only_named_instructions_and_new_ones_are_asked(monkeypatch, tmp_path):
+    """The others keep their witness; the kernels that use them are found anew."""
+    rows = {"add.b32": {"witness": "old", "kernels": ["k"]}, "bra": {"witness": "old", "kernels": ["k"]}}
+    (tmp_path / "r.json").write_text(json.dumps({**rows, "gone": rows["bra"]}))
+    monkeypatch.setattr(witnesses, "RECORD", tmp_path / "r.json")
+    monkeypatch.setattr(witnesses, "why_not", lambda: "")
+    monkeypatch.setattr(witnesses, "all_kernels", dict)
+    monkeypatch.setattr(witnesses, "our_instructions", lambda: dict.fromkeys(("add.b32", "bra", "ret"), ["k", "l"]))
+    monkeypatch.setattr(witnesses, "witness", lambda form, programs: "new")
+    witnesses.main(["bra"])
+    assert {f: row["witness"] for f, row in record().items()} == {"add.b32": "old", "bra": "new", "ret": "new"}
+    assert all(row["kernels"] == ["k", "l"] for row in record().values())
+    with pytest.raises(SystemExit, match=r"no kernel uses mul\.f32; they use add\.b32, bra, ret"):
+        witnesses.main(["mul.f32"])
+    witnesses.main([])
+    assert {row["witness"] for row in record().values()} == {"new"}
 
 
 # ---- wrong readings of mma.sp's operands; %i12 is the metadata, {%i4 .. %i7} B, of an instruction with 13 registers
@@ -124,7 +167,7 @@ def test_which_of_hoppers_instructions_are_asked():
 
 @pytest.mark.full
 def test_the_record_has_the_instructions_of_our_kernels():
-    """One tile of each family: what the record lacks has come with a new kernel (python -m tests.independent.witnesses)."""
+    """One tile of each kind: what the record lacks has come with a new kernel (python -m tests.independent.witnesses)."""
     for used, kernels in our_instructions(some=True).items():
         assert set(kernels) <= set(RECORD[used]["kernels"])
 
@@ -136,7 +179,7 @@ def test_the_record_is_complete():
 
 def test_our_instructions_have_a_witness():
     """It may only grow: what an instruction means to us alone, nobody has confirmed. Hints change no result."""
-    assert len(witnessed(RECORD)) >= 138
+    assert len(witnessed(RECORD)) >= 170
     assert {f for f, row in RECORD.items() if row["witness"] == HINT} == HINTS
     for row in RECORD.values():
         assert row["kernels"]
@@ -145,6 +188,11 @@ def test_our_instructions_have_a_witness():
 def test_forms():
     text = "@%p1 ld.global.L1::evict_last.v4.u32 {%r1, %r2}, [%rd1];\nbar.sync 0;\nadd.s32 %r1, %r2, 3; // mul %r1;\nret;"
     assert forms(text) == {"ld.global.v4.b32", "barrier.sync", "add.b32", "ret"}
+    assert form("mbarrier.arrive.release.cluster.shared::cluster.b64") == form("mbarrier.arrive.shared::cluster.b64")
+    assert form("mbarrier.arrive.shared::cluster.b64") != form("mbarrier.arrive.shared::cta.b64") == "mbarrier.arrive.b64"
+    assert form("barrier.cluster.arrive.release.aligned") == form("barrier.cluster.arrive.aligned")
+    assert form("barrier.cluster.arrive.relaxed.aligned") != form("barrier.cluster.arrive.aligned")
+    assert form("cp.async.bulk.tensor.2d.global.tile.mbarrier") == form("cp.async.bulk.tensor.2d.global.mbarrier")
     assert (form("setp.lt.s32"), form("cvt.u16.u32"), form("mul.rn.f32")) == ("setp.lt.s32", "cvt.u16.u32", "mul.f32")
     with pytest.raises(ValueError, match="there is no mul"):
         faulty(text, "mul.f32")

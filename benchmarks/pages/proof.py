@@ -38,7 +38,8 @@ PROGRAMS = {
     **{"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"},
     "wgmma": "CuTe's products for Hopper",
     "conv_sm90": "CUTLASS's convolution for Hopper",
-    "conv_sm90_2x1": "CUTLASS's convolution for Hopper, in clusters",
+    **dict.fromkeys(("conv_sm90_1x2", "conv_sm90_2x1"), "CUTLASS's convolution for Hopper, in clusters"),
+    "bulk_copies": "NVIDIA's wrappers for Hopper",
     "gemm_sm90_2x2": "CUTLASS's example 48, in clusters",
     "cluster_groups": "NVIDIA's cooperative groups",
 }

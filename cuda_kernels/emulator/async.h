@@ -12,9 +12,9 @@ struct MBarrier {
     u32 count, pending;       // arrivals that a phase expects, and that are missing
     s64 bytes = 0;            // transaction count
     u64 phase = 0;            // phases completed
-    u32 agent = 0, by, epoch; // of the copies that end here, from the first on; the warp that initialised it, and when
+    u32 agent = 0, by, lane, epoch;  // of the copies that end here, from the first on; the warp and lane that initialised it, and when
     u32 pc;                   // of the copy issued last
-    bool visible = false;     // to the asynchronous proxy: fence.mbarrier_init
+    bool visible = false;     // to the asynchronous proxy: fence.mbarrier_init, or that lane's fence.proxy.async
     bool awaited = true;      // somebody has waited since the phase of the last copy was completed
     u64 copied = 0;           // that phase
     u32 flying = 0;           // bytes of copies that have not landed
@@ -120,7 +120,7 @@ inline void init(Block& k, Warp& w, u32 at, u32 count, u32 lane, u32 pc, bool ch
     if (k.async->barriers.count(at)) fault("mbarrier", pc, 1u << lane, format("shared address 0x%x already holds an mbarrier", at));
     if (check) Shadow{k, w, pc}.write(at, 8, lane, PENDING | OBJECT);
     MBarrier b;
-    b.count = b.pending = count, b.by = w.number, b.epoch = w.epoch, b.pc = pc;
+    b.count = b.pending = count, b.by = w.number, b.lane = lane, b.epoch = w.epoch, b.pc = pc;
     k.async->barriers.emplace(at, b);
 }
 

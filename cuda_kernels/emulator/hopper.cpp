@@ -44,7 +44,10 @@ After asynchronous(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& found) 
             if (in.sub >= M_TRY)
                 for (u32 r = m; r; r &= r - 1) arrive_late<CHECK>(k, ((const u32*)operand(k, w, in.o[1]))[__builtin_ctz(r)]);
             return mbarrier<CHECK>(k, w, in, m, pc, found);
-        case K_FENCE_PROXY: fence_proxies(k, w, m); return NEXT;
+        case K_FENCE_PROXY:
+            fence_proxies(k, w, m);
+            for (auto& b : k.async->barriers) b.second.visible |= b.second.by == w.number && m >> b.second.lane & 1;
+            return NEXT;
         case K_FENCE_INIT: fence_init(k, w); return NEXT;
         case K_MAPA: map_address(k, w, in, m, pc); return NEXT;
         case K_CLUSTER_ARRIVE: arrive_cluster<CHECK>(k, w, in, m, pc); return NEXT;

@@ -32,7 +32,8 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError, load
-    from gpu_runtime.runtime.arrays import host_inputs
+    from gpu_runtime.explain.points import at_text
+    from gpu_runtime.runtime.arrays import check_names, host_inputs
     from gpu_runtime.text import not_finite
 
     progress(Progress("load", engine))
@@ -43,9 +44,15 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     if kind == "npy" and len(loaded.outputs) > 1:
         count = len(loaded.outputs)
         raise ValueError(f"--output {output}: a .npy file holds one array, the engine has {count} outputs: give an .npz file")
-    most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
+    largest = {b.name: b for plan in loaded.record.plans for b in plan.inputs}  # plans of a profile are in rising order
+    most = max((8 * math.prod(i.shape) for i in largest.values()), default=0)
     # What is wrong with them is said before a kernel is compiled or loaded.
-    arrays = host_inputs(loaded.plan.inputs, {name: read_array(f"--input {name}", path, most) for name, path in given.items()})
+    arrays = {name: read_array(f"--input {name}", path, most) for name, path in given.items()}
+    if loaded.record.profiles:
+        check_names(loaded.plan.inputs, arrays)
+        loaded = loaded.at({name: a.shape for name, a in arrays.items()})
+    else:
+        arrays = host_inputs(loaded.plan.inputs, arrays)
     try:
         context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
     except EngineError as e:
@@ -57,7 +64,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         results, wrong = ctx.run(arrays), ctx.nonfinite()
     write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
     progress.end()
-    say(f"Ran {engine} on {where}; wrote {output}")
+    say(f"Ran {engine} on {where}{at_text(loaded.record)}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]

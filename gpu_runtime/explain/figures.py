@@ -101,6 +101,8 @@ def sureness_text(sparsity: SparsityRecord) -> str:
 def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> str:
     """What is proven of the plan, or of another one of the engine with this `status`. Where times are predicted, a sparse
     kernel costs more than its time by what its doubt is worth."""
+    if status is None and plan.solution.rivals.own_us is not None:
+        return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
     if (status or plan.solution.status) == "proven":
         doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
         priced = ", with --risk's surcharge on doubtful sparse kernels" if doubt else ""

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.explain.figures import us_text
+from gpu_runtime.planning.sums import agreeing
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
-from gpu_runtime.runtime.sizes import batch_of, specs
+from gpu_runtime.runtime.sizes import batch_of, batches, specs
 from gpu_runtime.text import printable, size_text, table, wrap
 from tactics.launches import section_bytes
 
@@ -13,7 +14,7 @@ from tactics.launches import section_bytes
 @dataclass(frozen=True, slots=True)
 class Point:
     """A plan of an engine: its `batch` runs `first` to `batch` images of those `inputs`; `weight_bytes`: of its sections, of
-    which `own_bytes` no other plan reads."""
+    which `own_bytes` no other plan reads; `own_us`: the time without --batchInvariant."""
 
     inputs: str
     first: int
@@ -24,6 +25,7 @@ class Point:
     weight_bytes: int
     own_bytes: int
     shown: bool
+    own_us: float | None = None
 
 
 def points(record: EngineRecord) -> tuple[Point, ...]:
@@ -43,7 +45,8 @@ def points(record: EngineRecord) -> tuple[Point, ...]:
             shapes = ", ".join(f"{b.name} {'x'.join(map(str, b.shape))}" for b in plan.inputs)
             first = batch if profile.exact or not profile.batched else before
             shown = number == record.shown
-            found.append(Point(printable(shapes), first, batch, us, us / batch, memory, sum(sizes), own, shown))
+            alone = plan.solution.rivals.own_us
+            found.append(Point(printable(shapes), first, batch, us, us / batch, memory, sum(sizes), own, shown, alone))
             before = batch + 1
     return tuple(found)
 
@@ -87,7 +90,25 @@ def points_text(record: EngineRecord) -> str:
     for profile in record.profiles:
         if profile.exact:
             lines += wrap(printable(f"No batch is padded: {profile.exact}."))
+        if profile.plans[1:]:
+            lines += wrap(_bits_text(record, profile))
+    if own := [(p.us, p.own_us) for p in found if p.own_us is not None]:
+        total, alone = (sum(times) for times in zip(*own, strict=True))
+        lines += wrap(
+            f"One tactic per layer for all batches costs {100 * (total / alone - 1):.2f} % of the sum of their times."
+        )
     return "\n".join(lines) + "\n"
+
+
+def _bits_text(record: EngineRecord, profile: Profile) -> str:
+    """Which plans of a profile compute an image with the same bits."""
+    sizes = batches(record, profile)
+    groups = agreeing([record.plans[number].layers for number in profile.plans])
+    if not groups[1:]:
+        return "An image gets the same bits in all batches."
+    alike = [" and ".join(str(sizes[i]) for i in group) for group in groups if group[1:]]
+    also = f" but in the plans for {'; '.join(alike)}" if alike else ""
+    return f"An image may get other bits in other plans{also}: build with --batchInvariant for the same bits in all."
 
 
 def at_text(record: EngineRecord) -> str:

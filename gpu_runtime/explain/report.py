@@ -56,6 +56,7 @@ def _totals(record: EngineRecord) -> list[str]:
         ("without sparse tactics", p.rivals.all_dense_us),
         (f"one format, {single.format}" if single else "", single.us if single else None),
         ("layer by layer", p.rivals.greedy_us),
+        ("without --batchInvariant", p.rivals.own_us),
     ]
     texts = [f"{what} {us_text(us, timing)} ({versus(us, p.total_us)})" for what, us in named if us is not None]
     if texts:

@@ -4,23 +4,20 @@ A range of batches gets a plan at the powers of two in it, at its optimal batch 
 that are worth their place in the file. A batch in between is padded to the next larger plan's.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
+from gpu_runtime.planning import stages
+from gpu_runtime.planning.stages import Planned
 from gpu_runtime.runtime.bounds import MOST_PLANS
 from gpu_runtime.runtime.plan_record import Profile
-
-if TYPE_CHECKING:
-    from gpu_runtime.planning.stages import Planned
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -163,15 +160,24 @@ def _shapes(loaded: importer.Loaded, wanted: Asked, batch: int) -> Shapes:
     return found
 
 
-def meeting(network: Network) -> str | None:
-    """Why images of a batch depend on each other, so that none may be padded."""
+def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Network]) -> list[str | None]:
+    """For each profile, why images of a batch depend on each other, so that none may be padded: found in the networks of its
+    two largest batches, as lowered; `plain`: of all cells."""
     from gpu_runtime.planning import rows
 
-    return rows.meeting(network)
+    found: list[str | None] = []
+    for number, asked in enumerate(wanted):
+        of = [network for cell, network in zip(cells(wanted), plain, strict=True) if cell.profile == number and cell.batch > 1][
+            -2:
+        ]
+        if asked.ranged and len(of) < 2:
+            of.append(stages.lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
+        found.append(rows.meeting(*of) if asked.ranged else None)
+    return found
 
 
 def kept(
-    wanted: Sequence[Asked], planned: Sequence[Planned], exact: Mapping[int, str | None]
+    wanted: Sequence[Asked], planned: Sequence[Planned], exact: Sequence[str | None]
 ) -> tuple[tuple[Profile, ...], list[int]]:
     """The profiles, and the numbers of the plans that stay; `planned`: one for each cell; `exact`: why a profile takes no
     batches but its plans' own."""
@@ -201,7 +207,7 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
     for p in profiles:
         chosen = invariant.solve([planned[i].table for i in p.plans])
         for i, plan in zip(p.plans, chosen, strict=True):
-            found[i] = replace(planned[i], chosen=plan)
+            found[i] = replace(planned[i], chosen=plan, own_us=planned[i].chosen.us)
     return found
 
 
@@ -218,14 +224,3 @@ def repeated(calibration: Mapping[str, np.ndarray] | None, shapes: Shapes | None
         name: np.resize(x, shapes[name]) if name in shapes and np.shape(x)[1:] == shapes[name][1:] else x
         for name, x in calibration.items()
     }
-
-
-def shared(network: Network, first: Network) -> Network:
-    """The network with the very arrays of `first` where it has equal weights: plans of many batches hold them once."""
-    known = {op.name: op.weights for op in first.ops}
-
-    def same(name: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        others = known.get(name, {})
-        return {k: others[k] if k in others and np.array_equal(others[k], w, equal_nan=True) else w for k, w in weights.items()}
-
-    return replace(network, ops=tuple(replace(op, weights=same(op.name, op.weights)) for op in network.ops))

@@ -6,20 +6,23 @@ they meet. Along an axis of size 1 a label stands for all elements: those of mos
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, TensorInfo
+from gpu_runtime.network import Network, Op
 from tactics.problems import problem as problems
-from tactics.problems.array_functions import ALIKE, JOINED, bound
+from tactics.problems.array_functions import ALIKE, JOINED
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.protocol import Problem
 
 NONE = -1
+UNKNOWN = "is not known to compute each image by itself"
+EXACT = ("start", "step")  # fields that are no sizes
 LARGEST = 1 << 24  # elements of a tensor whose labels are looked at one by one: FP32 holds their numbers
 Labels = np.ndarray
 Shape = tuple[int, ...]
@@ -31,29 +34,36 @@ class _Meet(Exception):
 
 def meeting(network: Network, *others: Network) -> str | None:
     """None where each image of each output depends on the image of the same number of the inputs alone, in the same way; else a
-    sentence about where images meet, or about what is not known to keep them apart.
+    sentence about where images meet, or about an op that is not known to compute each by itself.
 
-    `network`: as lowered, at a batch above 1. `others`: the same at other batches above 1; without, what a model computes from
-    the size of its batch goes unnoticed.
+    `network`: as lowered, at a batch above 1. `others`: the same at other batches above 1; inputs of one shape at all of them
+    belong to all images. Without, every input has a batch, and what a model computes from its size goes unnoticed.
     """
-    batch = next((t.shape[0] for t in network.inputs if t.shape), 0)
+    named = [{t.name: t.shape for t in each.inputs} for each in (network, *others)]
+    batched = {t for t, shape in named[0].items() if not others or any(shapes[t] != shape for shapes in named[1:])}
     try:
-        labels = {t.name: _of_input(t, batch) for t in network.inputs}
-        for op in network.ops:
-            labels.setdefault(op.output, _of_output(op, [labels[t] for t in op.inputs]))
+        for each in (network, *others):
+            _check_apart(each, batched)
+            _check_alike(network, each)
     except _Meet as how:
         return str(how)
+    return None
+
+
+def _check_apart(network: Network, batched: Collection[str]) -> None:
+    batch = next((t.shape[0] for t in network.inputs if t.name in batched and t.shape), 0)
+    labels = {t.name: np.full((1, 1, 1, 1), NONE) for t in network.inputs}
+    for t in network.inputs:
+        if t.name in batched and t.shape[:1] != (batch,):
+            raise _Meet(f"input {t.name!r} {list(t.shape)}: expected a first size of {batch}, the batch")
+        if t.name in batched:
+            labels[t.name] = _viewed(np.arange(batch).reshape(-1, *(1,) * (len(t.shape) - 1)), t.shape, t.shape4)
+    for op in network.ops:
+        labels.setdefault(op.output, _of_output(op, [labels[t] for t in op.inputs]))
     for t in network.outputs:
         rows = np.broadcast_to(labels[t.name], t.shape4).reshape(*t.shape[:1], -1)
         if t.shape[:1] != (batch,) or ((rows != NONE) & (rows != np.arange(batch)[:, None])).any():
-            return f"output {t.name!r} {list(t.shape)} does not have image after image, {batch} along its first axis"
-    return next(filter(None, (_differing(network, other) for other in others)), None)
-
-
-def _of_input(t: TensorInfo, batch: int) -> Labels:
-    if t.shape[:1] != (batch,):
-        raise _Meet(f"input {t.name!r} {list(t.shape)}: expected a first size of {batch}, the batch")
-    return _viewed(np.arange(batch).reshape(-1, *(1,) * (len(t.shape) - 1)), t.shape, t.shape4)
+            raise _Meet(f"output {t.name!r} {list(t.shape)} does not have image after image, {batch} along its first axis")
 
 
 def _of_output(op: Op[Any], xs: list[Labels]) -> Labels:
@@ -75,8 +85,6 @@ def _of_output(op: Op[Any], xs: list[Labels]) -> Labels:
 
 
 # ---- labels
-
-UNKNOWN = "is not known to keep the images of a batch apart"
 
 
 def _joined(*parts: Labels) -> Labels:
@@ -125,20 +133,10 @@ def _alike(array: np.ndarray, labels: Labels) -> bool:
     return all(np.array_equal(rows[0], row) for row in rows)
 
 
-def _moved(xs: Sequence[Labels], shapes: Sequence[Shape], move: Callable[..., np.ndarray]) -> Labels:
-    """Of what only moves elements, each image's in the same way: its n-th element goes where the n-th of another goes. `move`
-    takes arrays of labels, with `shapes` those of all elements."""
-    if shapes and max(map(math.prod, shapes)) > LARGEST:
+def _whole(labels: Labels, shape: Shape) -> Labels:
+    if math.prod(shape) > LARGEST:
         raise _Meet(f"moves the batch into other axes of more than {LARGEST} elements")
-    xs = [np.broadcast_to(x, shape) for x, shape in zip(xs, shapes, strict=True)] if shapes else xs
-    ranks = [np.full(x.shape, NONE) for x in xs]
-    for i, (x, rank) in enumerate(zip(xs, ranks, strict=True)):
-        for image in range(x.max() + 1):
-            rank[x == image] = np.arange((x == image).sum()) * len(xs) + i
-    found = move(*xs)
-    if not _alike(move(*ranks), found):
-        raise _Meet("moves the elements of each image in another way")
-    return _compact(found)
+    return np.broadcast_to(labels, shape)
 
 
 # ---- rules: of each kind of problem the labels of the output from those of the inputs
@@ -156,67 +154,47 @@ def _convolved(p: problems.ConvProblem, xs: list[Labels]) -> Labels:
     return _joined(*(_over(x, 1, *over) for x in xs))
 
 
-def _rows(p: problems.ReduceProblem | problems.NormalizeProblem, xs: list[Labels]) -> Labels:
-    return _over(_joined(*xs), *map("nchw".index, p.axes))
-
-
 def _product(p: problems.MatmulProblem, xs: list[Labels]) -> Labels:
     a, b = (x.swapaxes(2, 3) if turned else x for x, turned in zip(xs, (p.trans_a, p.trans_b), strict=True))
     return _joined(_over(a, 3), _over(b, 2))
 
 
 def _gathered(p: problems.GatherProblem, xs: list[Labels]) -> Labels:
-    def move(x: Labels) -> Labels:
-        x = x.transpose(p.perm)
-        for axis, table in enumerate(p.index):
-            if table and x.shape[axis] > 1:
-                missing = np.reshape([i < 0 for i in table], [-1 if a == axis else 1 for a in range(4)])
-                x = np.where(missing, NONE, x.take(np.maximum(table, 0), axis))
-        return x
-
-    return _moved(xs, (), move)
+    found = xs[0].transpose(p.perm)
+    for axis, table in enumerate(p.index):
+        if table and found.shape[axis] > 1:
+            missing = np.reshape([i < 0 for i in table], [-1 if a == axis else 1 for a in range(4)])
+            found = np.where(missing, NONE, found.take(np.maximum(table, 0), axis))
+    return _compact(found)
 
 
 def _in_images(p: problems.MoveProblem, xs: list[Labels]) -> Labels:
     if xs[0].size == xs[0].shape[0]:
         return xs[0]
-    return _moved(xs, p.in_shapes, lambda x: replace(p, fill=float(NONE)).reference(x).astype(int))
+    return _compact(replace(p, fill=float(NONE)).reference(_whole(xs[0], p.in_shapes[0])).astype(int))
 
 
 def _concatenated(p: problems.ConcatProblem, xs: list[Labels]) -> Labels:
     if all(x.shape == xs[0].shape and x.shape[p.axis] == 1 and (x == xs[0]).all() for x in xs):
         return xs[0]
-    return _moved(xs, p.in_shapes, lambda *parts: np.concatenate(parts, p.axis))
+    return _compact(np.concatenate([*map(_whole, xs, p.in_shapes)], p.axis))
 
 
-MOVES = frozenset(("Reshape", "Transpose", "Concat", "Slice", "Split", "Expand", "Tile"))
-ALONG = {
-    "ArgMax": 0,
-    "ArgMin": 0,
-    "CumSum": 0,
-    "Hardmax": -1,
-    "LpNormalization": -1,
-    "TopK": -1,
-}  # the axis where none is given
-ELEMENTWISE = frozenset(
-    ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Clip", "Neg", "Abs", "Identity", "Sign", *ALIKE, *JOINED)
-)
+ALONG = frozenset("ArgMax ArgMin CumSum Hardmax LpNormalization TopK".split())
+ELEMENTWISE = frozenset("Add Sub Mul Div Max Min Pow Clip Neg Abs Identity Sign".split()) | ALIKE.keys() | JOINED.keys()
 
 
 def _by_function(p: LibraryProblem, xs: list[Labels]) -> Labels:
     given: dict[str, Any] = dict(p.attributes)
     ts = [_viewed(x, four, shape) for x, four, shape in zip(xs, p.shapes4, p.shapes, strict=False)]
-    scalars = all(math.prod(shape) == 1 for shape, _ in p.constants)
-    if p.function in ELEMENTWISE and scalars:
+    if p.function in ELEMENTWISE and all(math.prod(shape) == 1 for shape, _ in p.constants):
         found = _joined(*(t.reshape(*(1,) * (len(p.shape) - t.ndim), *t.shape) for t in ts))
-    elif p.function in MOVES and not p.constants:
-        found = _moved(ts, p.shapes, lambda *arrays: bound(p.function, given, p.part)(np, list(arrays)))
     elif p.function in ALONG or p.function.startswith("Reduce"):
-        axes = given.get("axes", (given.get("axis", ALONG.get(p.function)),))
+        axes = given.get("axes", (given.get("axis", 0 if p.function.startswith("Arg") else -1),))
         found = _over(ts[0], *axes)
-        found = found if found.ndim == len(p.shape) else found.squeeze(tuple(axes))
-    elif p.function in ("LRN", "LpPool", "GlobalLpPool", "MaxPool", "GridSample"):
-        found = _joined(*(_over(t, *range(1, t.ndim)).reshape(-1, *(1,) * (len(p.shape) - 1)) for t in ts))
+        found = found if found.ndim == len(p.shape) else found.squeeze(axes)
+    elif p.function in ("LRN", "LpPool", "GlobalLpPool", "MaxPool"):
+        found = _over(ts[0], *range(1, ts[0].ndim))
     else:
         raise _Meet(UNKNOWN)
     return _viewed(found, p.shape, p.shapes4[-1])
@@ -227,8 +205,8 @@ RULES: Mapping[type[Problem], Callable[..., Labels]] = {
     problems.ConvTransposeProblem: lambda p, xs: _joined(*(_over(x, 1, 2, 3) for x in xs)),
     problems.PoolProblem: lambda p, xs: _over(xs[0], *_windows(p)),
     problems.ResizeProblem: lambda p, xs: _over(xs[0], 2, 3),
-    problems.ReduceProblem: _rows,
-    problems.NormalizeProblem: _rows,
+    problems.ReduceProblem: lambda p, xs: _over(xs[0], *map("nchw".index, p.axes)),
+    problems.NormalizeProblem: lambda p, xs: _over(_joined(*xs), *map("nchw".index, p.axes)),
     problems.PointwiseProblem: lambda p, xs: _joined(*xs),
     problems.MatmulProblem: _product,
     problems.ViewProblem: lambda p, xs: _viewed(xs[0], p.shape, p.out),
@@ -242,31 +220,23 @@ RULES: Mapping[type[Problem], Callable[..., Labels]] = {
 # ---- the same at another batch
 
 
-def _differing(a: Network, b: Network) -> str:
-    """How the network at another batch computes something else with an image, or an empty string."""
-    batches = a.inputs[0].shape[0], b.inputs[0].shape[0]
-    if [op.name for op in a.ops] != [op.name for op in b.ops]:
-        return f"the model has other ops at batch {batches[1]} than at batch {batches[0]}"
-    for x, y in zip(a.ops, b.ops, strict=True):
-        pairs = [(w, y.weights.get(name, np.empty(0))) for name, w in x.weights.items()]
-        same = all(np.array_equal(v, w) if v.shape == w.shape else set(np.unique(v)) == set(np.unique(w)) for v, w in pairs)
-        if not same or not _scaled(x.problem, y.problem, batches):
-            return f"op {x.name!r} computes with the size of the batch: {batches[1]} make another one than {batches[0]}"
-    return ""
+def _check_alike(a: Network, b: Network) -> None:
+    """Raises _Meet where the network at another batch computes something else with an image."""
+    n, m = next(((t.shape[0], u.shape[0]) for t, u in zip(a.inputs, b.inputs, strict=True) if t.shape != u.shape), (1, 1))
+    for x, y in zip_longest(a.ops, b.ops, fillvalue=a.ops[0]):
+        if x.name != y.name or not _scaled((x.problem, *x.weights.values()), (y.problem, *y.weights.values()), n, m):
+            raise _Meet(f"op {x.name!r} computes with the size of the batch: it is another one at another batch")
 
 
-def _scaled(a: Any, b: Any, batches: tuple[int, int]) -> bool:
-    """Whether two problems, or parts of them, are the same but for sizes that grow with the batch."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, problems.GatherProblem) and any(
-        len(s) == len(t) and s != t for s, t in zip(a.index, b.index, strict=True)
-    ):
-        return False
-    if is_dataclass(a):
-        return all(_scaled(getattr(a, f.name), getattr(b, f.name), batches) for f in fields(a))
-    if isinstance(a, tuple) and len(a) == len(b):
-        return all(_scaled(s, t, batches) for s, t in zip(a, b, strict=True))
-    if isinstance(a, tuple):
-        return len(a) * batches[1] == len(b) * batches[0]
-    return a == b or (type(a) is int and a * batches[1] == b * batches[0])
+def _scaled(a: Any, b: Any, n: int, m: int) -> bool:
+    """Whether two problems, or parts of them, are the same but for sizes that grow with the batch, n and m."""
+    if is_dataclass(a) and type(a) is type(b):
+        names = [f.name for f in fields(a)]
+        return all(_scaled(getattr(a, f), getattr(b, f), *((n, m) if f not in EXACT else (1, 1))) for f in names)
+    if isinstance(a, np.ndarray):  # it may be repeated for each image
+        return set(np.unique(a)) == set(np.unique(b)) if a.shape != b.shape else np.array_equal(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return all(_scaled(s, t, n, m) for s, t in zip(a, b, strict=True))
+    if isinstance(a, tuple) and isinstance(b, tuple):  # a table of indices
+        return all(type(v) is int for v in (*a, *b)) and len(a) * m == len(b) * n
+    return bool(a == b) or (type(a) is type(b) is int and a * m == b * n)

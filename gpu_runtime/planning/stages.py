@@ -77,11 +77,13 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach."""
+    """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
+    was chosen for all batches."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
+    own_us: float | None = None
 
 
 def load(
@@ -103,25 +105,28 @@ def load(
     return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
 
 
+def lowered(loaded: importer.Loaded, shapes: Shapes | None) -> Network:
+    """The network for inputs of these shapes, in FP16's types as they come."""
+    from gpu_runtime.fusion import fuse
+    from gpu_runtime.lowering import lower
+
+    return lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+
+
 def fit(
     loaded: importer.Loaded,
-    shapes: Shapes | None,
+    plain: Network,
     calibration: Mapping[str, Any] | None,
     progress: Listener,
     known: ranges.Known | None = None,
 ) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
-    from gpu_runtime.fusion import fuse
-    from gpu_runtime.lowering import lower
     from gpu_runtime.precision import cliffs, execution, ranges, sample
 
-    imported = importer.sized(loaded, shapes)
-    progress(Progress("lower", imported.name))
-    lowered = lower.lower(fuse.fuse(imported))
-    progress(Progress("range", imported.name))
-    smaller = functools.partial(sample.smaller, loaded, lowered)
-    network, found = ranges.fit(lowered, calibration, smaller, loaded.maskable, known)
+    progress(Progress("range", plain.name))
+    smaller = functools.partial(sample.smaller, loaded, plain)
+    network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"
@@ -153,6 +158,17 @@ def ends_of(
     return ends
 
 
+def shared(network: Network, first: Network) -> Network:
+    """The network with the very arrays of `first` where it has equal weights: plans of many batches hold them once."""
+    known = {op.name: op.weights for op in first.ops}
+
+    def same(name: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        others = known.get(name, {})
+        return {k: others[k] if k in others and np.array_equal(others[k], w, equal_nan=True) else w for k, w in weights.items()}
+
+    return replace(network, ops=tuple(replace(op, weights=same(op.name, op.weights)) for op in network.ops))
+
+
 def settle(
     network: Network,
     found: ranges.Ranges,
@@ -162,7 +178,6 @@ def settle(
 ) -> Planned:
     """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
     most; `found` is completed with what was compared. `first`: of another batch, whose equal weights are taken."""
-    from gpu_runtime.planning.points import shared
     from gpu_runtime.rewrites.alternatives import alternatives
 
     options = alternatives(network)
@@ -220,7 +235,7 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    return explained, replace(solution_of(chosen), rivals=others.rivals)
+    return explained, replace(solution_of(chosen), rivals=replace(others.rivals, own_us=planned.own_us))
 
 
 def plan_record(

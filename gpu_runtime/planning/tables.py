@@ -98,7 +98,7 @@ def tabulate(
     inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2, usable)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
-        _choices(network, times, inside, cost_of(device, risk)),
+        choices(network, times, inside, cost_of(device, risk)),
         network.groups,
         {},
         tuple(i.name for i in network.inputs),
@@ -222,11 +222,11 @@ class _Reformats:
         return self._known[hop]
 
 
-def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
+def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
     best: dict[int, list[tuple[Tactic, int, int]]] = {}
-    choices = []
+    made = []
     for op, rows in zip(network.ops, times, strict=True):
         homes, own = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(fitting(network, op, in_place(op, inside)))
         alike = id(rows), homes, own
@@ -234,8 +234,8 @@ def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tupl
             if id(rows) not in best:
                 best[id(rows)] = fastest(op.problem, rows, cost)
             found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
-        choices.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
-    return tuple(choices)
+        made.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
+    return tuple(made)
 
 
 # ---- what is asked of a table

@@ -46,7 +46,8 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 
 
 Smaller = Callable[[bool], Network | None]
-Known = dict[tuple[tuple[int, ...], ...], dict[str, float]]  # image sizes -> what a run on random values reaches
+# Image sizes -> what a run on random values reaches, and their description.
+Known = dict[tuple[tuple[int, ...], ...], tuple[dict[str, float] | None, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,18 @@ def _reached(
     if calibration is not None:
         _check_calibration(network, calibration, maskable)
         return _calibrated(network, calibration, smaller)
+    sizes = tuple(t.shape[1:] for t in network.inputs)
+    if sizes not in earlier:  # other batches are stored in the same types
+        found = _on_random_values(network, smaller)
+        if found[0] is None:
+            return found
+        earlier[sizes] = found
+    reached, source = earlier[sizes]
+    return {t: v for t, v in (reached or {}).items() if t in network.tensors}, source
+
+
+def _on_random_values(network: Network, smaller: Smaller) -> tuple[dict[str, float] | None, str]:
+    """What the network, or the same for smaller inputs, reaches, and on which inputs."""
     run = network
     if too_large(network, execution.QUICK):
         run = smaller(False) or network
@@ -165,10 +178,8 @@ def _reached(
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
     if run is not network:
         source += f", for inputs of {', '.join('x'.join(map(str, t.shape)) for t in run.inputs)}"
-    if (sizes := tuple(t.shape[1:] for t in run.inputs)) not in earlier:  # other batches are stored in the same types
-        rng = np.random.default_rng(0)
-        earlier[sizes] = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
-    return {t: v for t, v in earlier[sizes].items() if t in network.tensors}, source
+    rng = np.random.default_rng(0)
+    return largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs}), source
 
 
 def _calibrated(

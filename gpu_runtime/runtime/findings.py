@@ -227,12 +227,14 @@ class SingleFormat:
 @dataclass(frozen=True, slots=True, repr=False)
 class Rivals(Shown):
     """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
-    library's kernels, null where the network has no convolution that is estimated."""
+    library's kernels, null where the network has no convolution that is estimated; `own_us`: of this batch alone, where one
+    tactic per layer computes all batches."""
 
     all_dense_us: Number | None = None
     best_single_format: SingleFormat | None = None
     greedy_us: Number | None = None
     library: LibraryPlan | None = None
+    own_us: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -88,6 +88,7 @@ EXAMPLES = {
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
     "cluster_groups": Example("cluster_groups.cu", beside=True, capability=90),
+    "bulk_copies": Example("bulk_copies.cu", beside=True, capability=90, special="a"),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
@@ -127,6 +128,7 @@ GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".spl
 SPARSE_SM90 = "--m=256 --n=128 --k=256 --iterations=0".split()
 GEMM_SM90 = "--m=512 --n=256 --k=512 --iterations=0".split()  # two tiles of each block, more steps than stages
 DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
+BEGINS, UNMADE = "main begins", 3  # the line ahead of all that a program prints; the exit status where no fault can be made
 ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before them, and a seed starts them in any order
 
 
@@ -337,9 +339,12 @@ def main() -> int:
         text = aligned(text) if EXAMPLES[given.name].special else text
         for old, new in json.loads(given.replace or "{}").items():
             text = re.sub(old, new, text)
-        if given.fault in faults.forms(text):
-            text = faults.faulty(text, given.fault, *re.findall(r"\.entry\s+(\w+)", text))
-        return text
+        try:
+            wrong = given.fault in faults.forms(text)
+            return faults.faulty(text, given.fault, *re.findall(r"\.entry\s+(\w+)", text)) if wrong else text
+        except ValueError as e:
+            print(e, flush=True)
+            os._exit(UNMADE)  # an exception would end in the program that has registered its kernels
 
     mode = "late" if given.late else "eager"
     example = EXAMPLES[given.name]
@@ -349,7 +354,9 @@ def main() -> int:
     device = Device(options, example.capability, change)
     C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(device.hooks))
     argv = (C.c_char_p * (len(words) + 2))(given.name.encode(), *(w.encode() for w in words), None)
-    code = C.CDLL(str(program(given.name))).main(len(words) + 1, argv)
+    loaded = C.CDLL(str(program(given.name)))
+    print(BEGINS, flush=True)
+    code = loaded.main(len(words) + 1, argv)
     C.CDLL(None).fflush(None)
     print(f"main returned {code} after {device.mma} products of tensor cores", flush=True)
     os._exit(code & 255)  # without the program's destructors, which would call into a Python that ends

@@ -14,6 +14,8 @@ SIGNLESS = ("add.s", "add.u", "sub.s", "sub.u", "mul.lo.", "mad.lo.", "setp.eq.s
 ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "sys"}  # of atomics: one run cannot show them
 STEERS = {"bra", "brx", "ret", "exit", "call", "trap"}  # a program that ends right has them right
 HINTS = {"griddepcontrol.launch_dependents", "prefetch.global.L2"}  # when, not what: no result depends on them
+# Words of an opcode that mean what stands there without them, and the scope of an mbarrier's order: one run cannot show it.
+UNSAID = {"cp": {"tile"}, "barrier": {"release", "acquire"}, "mbarrier": {"release", "acquire", "cluster", "shared"}}
 SAME_BITS = re.compile(r"\.[usf](?=(8|16|32|64|128)$)")
 
 
@@ -23,6 +25,7 @@ def form(opcode: str) -> str:
     mods = [m for m in mods if not m.startswith(("L1::", "L2::")) and m not in ("aligned", "cta", "shared::cta")]
     if stem in ("atom", "red"):
         mods = [m for m in mods if m not in ORDERS]
+    mods = [m for m in mods if m not in UNSAID.get(stem, ())]
     text = ".".join(["barrier" if stem == "bar" and "warp" not in mods else stem, *mods])
     if stem in ("ld", "st", "mov", "selp") or text.startswith(SIGNLESS):
         return SAME_BITS.sub(".b", text)
@@ -73,6 +76,10 @@ def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
         yield f"{opcode.replace('.trans', '') if 'trans' in mods else opcode.replace('.m8n8', '.m8n8.trans')} {', '.join(ops)};"
     elif stem == "movmatrix":
         yield f"mov.b32 {', '.join(ops)};"
+    elif stem == "mapa":  # this block's, whichever is asked for
+        yield f"mov.b{mods[-1][1:]} {ops[0]}, {ops[1]};"
+    elif stem == "setmaxnreg":
+        yield f"{opcode} {int(ops[0]) + 8};"
     elif opcode.startswith(("cp.async.ca.", "cp.async.cg.")):
         yield f"{opcode} {', '.join(ops[:3])}{', 0' if len(ops) == 3 else ''};"
     elif stem in ("bar", "barrier", "cp", "griddepcontrol", "membar", "fence", "mbarrier", "st", "red", "wgmma"):

@@ -223,8 +223,9 @@ def shorts(x, w, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=0), tl.load(w + i, mask=i < n, other=0)
     hashed = (i * 40503).to(tl.uint16)
+    both = (b & hashed.to(tl.int16)).to(tl.float32) * 0.125
     total = a.to(tl.float32) * 0.5 + hashed.to(tl.float32) * 0.25 + tl.where(b != a.to(tl.int16), 1.0, 2.0)
-    tl.store(y + i, total + (b ^ hashed.to(tl.int16)).to(tl.float32), mask=i < n)
+    tl.store(y + i, total + both + (b ^ hashed.to(tl.int16)).to(tl.float32), mask=i < n)
 
 
 @triton.jit
@@ -270,6 +271,13 @@ def gathered(x, w, y, B: tl.constexpr):
     """By another's lane where one warp holds all, through shared memory where several do."""
     i = tl.arange(0, B)
     tl.store(y + i, tl.gather(tl.load(x + i), tl.load(w + i), 0))
+
+
+@triton.jit
+def turned(x, y, M: tl.constexpr, N: tl.constexpr):
+    """A matrix transposed, by two blocks of a cluster: half of what each of them stores is in the other's shared memory."""
+    i = tl.arange(0, M * N)
+    tl.store(y + i, tl.reshape(tl.trans(tl.reshape(tl.load(x + i), (M, N))), (M * N,)))
 
 
 @triton.jit
@@ -380,6 +388,7 @@ CASES = {
     "carried": Case(carried, {"x": INT, "y": INT, "n": "i32"}, {"B": 32}, warps=1),
     "gathered_lanes": Case(gathered, {"x": INT, "w": INT, "y": INT}, {"B": 32}, warps=1),
     "gathered_half": Case(gathered, {"x": HALF, "w": INT, "y": HALF}, {"B": 256}),
+    "turned_in_cluster": Case(turned, {"x": HALF, "y": HALF}, {"M": 64, "N": 32}, sm=90, options={"num_ctas": 2}),
     "rounded": Case(rounded, {"x": SINGLE, "w": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}),
     "roots": Case(roots, {"x": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}, options={"enable_reflect_ftz": False}),
 }

@@ -268,7 +268,8 @@ def shorts(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     a, b = rng.integers(0, 256, n), drawn(rng, 16, n)
     b[::4] = a[::4]
     hashed = np.arange(n) * 40503 & 0xFFFF
-    want = a * 0.5 + hashed * 0.25 + np.where(b != a, 1, 2) + (b.astype(np.int16) ^ hashed.astype(np.uint16).view(np.int16))
+    signed, short = hashed.astype(np.uint16).view(np.int16), b.astype(np.int16)
+    want = a * 0.5 + hashed * 0.25 + np.where(b != a, 1, 2) + (short ^ signed) + (short & signed) * 0.125
     yield Run((3, 1, 1), {"x": a, "w": b}, "y", want, {"n": n})
 
 
@@ -328,6 +329,11 @@ def gathers(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     yield Run((1, 1, 1), {"x": x, "w": at}, "y", x[at].astype(np.float64))
 
 
+def transposed_by_two(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x = whole(rng, k.constants["M"], k.constants["N"], most=2000)
+    yield Run((2, 1, 1), {"x": x}, "y", np.ascontiguousarray(x.T.astype(np.float64)))
+
+
 def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     x = np.exp2(rng.uniform(-40, 40, 300)).astype(np.float32)
     v = x.astype(np.float64)
@@ -340,6 +346,7 @@ RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
     "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
     "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,
+    "turned": transposed_by_two,
 }
 # fmt: on
 

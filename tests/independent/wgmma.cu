@@ -1,13 +1,18 @@
 // wgmma through CuTe's atoms: descriptors, swizzles, fragments and metadata are CuTe's; the host compares with three loops.
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // 224 columns
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include <cute/algorithm/gemm.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
 #include <cute/arch/mma_sm90_gmma_sparse.hpp>
+#include <cute/arch/mma_sm90_gmma_sparse_ext.hpp>
 #include <cute/atom/mma_atom.hpp>
+#include <cute/atom/mma_traits_sm90_gmma_ext.hpp>
 #include <cute/atom/mma_traits_sm90_gmma_sparse.hpp>
+#include <cute/atom/mma_traits_sm90_gmma_sparse_ext.hpp>
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
@@ -186,7 +191,10 @@ int main() {
     DENSE(256, MN, K, MN_SW32, K_SW128);
     DENSE(8, K, K, K_SW128, K_SW32);
     DENSE(192, K, K, K_SW128, K_SW128);
+    DENSE(16, K, K, K_SW128, K_SW128);
     DENSE(32, K, K, K_SW128, K_SW128);
+    DENSE(96, K, K, K_SW128, K_SW128);
+    DENSE(224, K, K, K_SW128, K_SW128);
     run_dense<FromRegisters, hlf, K128, K128, 64, 64, 64, 1, true>("A in registers");
     run_dense<MMA_64x64x16_F32F16F16_RS<Major::K, Major::MN>, hlf, K128, ATOM(MN_SW64), 64, 64, 64, 1, true>("A in registers, MN_SW64");
     run_dense<MMA_64x64x16_F16F16F16_SS<Major::K, Major::K>, hlf, K128, K64, 64, 64, 64>("sums of halves");
@@ -201,7 +209,11 @@ int main() {
     SPARSED(64, K, K_SW64, K_SW64);
     SPARSED(64, MN, K_SW32, MN_SW128);
     SPARSED(128, MN, K_INTER, MN_SW64);
+    SPARSED(16, K, K_SW128, K_SW128);
     SPARSED(32, K, K_SW128, K_SW128);
+    SPARSED(96, K, K_SW128, K_SW128);
+    SPARSED(192, K, K_SW128, K_SW128);
+    SPARSED(224, K, K_SW128, K_SW128);
     SPARSED(256, K, K_SW128, K_SW128);
     run_sparse<Sparse, K128, K128, 64, 128, true, Major::K>("sparse A in registers");
     printf("%s: %d of %d\n", failures ? "Failed" : "Passed", cases - failures, cases);

@@ -1,26 +1,28 @@
 """Which instructions of our kernels a program of others witnesses: it would notice if the emulator took them for others.
 
-    python -m tests.independent.witnesses      writes witnesses.json anew: some minutes
+    python -m tests.independent.witnesses                 writes witnesses.json anew: some minutes
+    python -m tests.independent.witnesses INSTRUCTION ... asks for these and for those that the record lacks
 
 The record says for each instruction which kernels of ours use it, and which program notices its fault: "" where none does, and
 HINT where none can.
 """
 
 import json
-import re
 import signal
 import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
 from cuda_kernels.compile import compile_kernel, virtual
 from cuda_kernels.device import named
 from cuda_kernels.emulator import EmulatorError, Options
-from gpu_runtime.doctor.cases import cases
+from gpu_runtime.doctor.cases import Case, cases
 from tactics.launches import launches
 from tactics.step import Call
 from tests.independent import cuda_programs, faults, packages
@@ -41,8 +43,10 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "wgmma": ([], ()),
     "conv_sm90": ([], ()),
     "conv_sm90_2x1": ([], ()),
+    "conv_sm90_1x2": ([], ()),
     "gemm_sm90_2x2": (GEMM_SM90, ()),
     "cluster_groups": ([], ()),
+    "bulk_copies": ([], ()),
 }
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
@@ -67,12 +71,17 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def kind(case: Case) -> tuple:
+    """Its kernel, and along which sides its tile has clusters: other instructions."""
+    return case.kernel, *(blocks > 1 for blocks in getattr(case.tactic.tile, "cluster", ()))
+
+
 def our_instructions(some: bool = False) -> dict[str, list[str]]:
-    """Form -> kernels, of what `doctor` runs: every family and every tile that is offered, or with `some` one tile of each."""
+    """Form -> kernels, of what `doctor` runs: all families and tiles that are offered, or with `some` one tile of a kind."""
     found: dict[str, set[str]] = defaultdict(set)
     known: dict = {}
     examined = cases(DEVICE)
-    for case in {c.kernel: c for c in examined}.values() if some else examined:
+    for case in {kind(c): c for c in examined}.values() if some else examined:
         for step in launches(case.problem, case.tactic):
             if isinstance(step, Call):
                 continue
@@ -103,15 +112,24 @@ def layout_notices(name: str, form: str) -> bool:
 
 
 def program_notices(name: str, form: str) -> bool:
-    """Whether a CUDA program fails by its own check, is refused or never ends."""
+    """Whether a CUDA program fails, by its own check or by ending in any other way, or never ends. Raises ValueError where
+    there is no such fault, RuntimeError where the program did not begin."""
     arguments, options = CUDA[name]
     try:
         out, code = cuda_programs.run(name, arguments, *options, "--fault", form)
     except subprocess.TimeoutExpired:
         return True
-    if code and ("Traceback" in out or not re.search("launch refused|Failed|Error|incorrect", out)):
-        raise RuntimeError(f"{name} was not run with a fault in {form}:\n{out}")
+    if cuda_programs.BEGINS not in out:
+        refusal = ValueError if code == cuda_programs.UNMADE else RuntimeError
+        raise refusal(f"{name} has not run with a fault in {form}:\n{out}")
     return code != 0
+
+
+@lru_cache
+def sound(name: str) -> bool:
+    """Whether it is right without a fault."""
+    arguments, options = CUDA[name]
+    return cuda_programs.run(name, arguments, *options)[1] == 0
 
 
 def witness(form: str, programs: dict[str, Triton]) -> str:
@@ -128,8 +146,14 @@ def witness(form: str, programs: dict[str, Triton]) -> str:
     name = LAYOUTS.get(form, "")
     if name and layout_notices(name, form):
         return name
-    asked = (name for name in CUDA if form in faults.forms(cuda_programs.ptx(name)) and program_notices(name, form))
-    return next((f"cuda: {name}" for name in asked), "")
+    for name in CUDA:
+        if form in faults.forms(cuda_programs.ptx(name)):
+            if not sound(name):
+                raise RuntimeError(f"{name} is wrong without a fault")
+            with suppress(ValueError):
+                if program_notices(name, form):
+                    return f"cuda: {name}"
+    return ""
 
 
 def record() -> dict[str, dict]:
@@ -140,16 +164,27 @@ def witnessed(rows: dict[str, dict]) -> list[str]:
     return [form for form, row in rows.items() if row["witness"] not in ("", HINT)]
 
 
-def main() -> None:
-    if not installed():
-        raise SystemExit("Triton is not installed: make truth")
-    if reason := packages.missing(packages.CUTLASS, *packages.TOOLKIT):
+def why_not() -> str:
+    """What is missing to ask all programs, or an empty text."""
+    return packages.missing(packages.CUTLASS, *packages.TOOLKIT) if installed() else "Triton is not installed: make truth"
+
+
+def main(named: Sequence[str]) -> None:
+    if reason := why_not():
         raise SystemExit(reason)
     programs = {name: committed(name) for name in COMMITTED} | all_kernels()
-    rows = {form: {"witness": witness(form, programs), "kernels": kernels} for form, kernels in our_instructions().items()}
+    kept, ours = record() if named else {}, our_instructions()
+    if unknown := set(named) - set(ours):
+        raise SystemExit(f"no kernel uses {', '.join(sorted(unknown))}; they use {', '.join(ours)}")
+    rows = {}
+    for form, kernels in ours.items():
+        asked = form in named or form not in kept
+        rows[form] = {"witness": witness(form, programs) if asked else kept[form]["witness"], "kernels": kernels}
+        if asked:
+            print(f"{form}: {rows[form]['witness'] or 'none'}", flush=True)
     RECORD.write_text("{\n" + ",\n".join(f"{json.dumps(form)}: {json.dumps(row)}" for form, row in rows.items()) + "\n}\n")
     print(f"{len(rows)} instructions, {len(witnessed(rows))} with a witness")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -188,8 +188,14 @@ def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
 
 
 def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
+    return _no_map(p, x, t.n // t.cluster[0], t.cluster[0], t.box)
+
+
+@lru_cache(maxsize=4096)
+def _no_map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> str:
+    """By all that decides a map: tiles have few different ones."""
     try:
-        _map(p, x, t)
+        _mapped(p, x, pixels, across, box)
     except ValueError as e:
         return f"no tensor map of the input: {e}"
     return ""
@@ -285,10 +291,15 @@ def launches(
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
     """For the copies of one of the blocks that have the same pixels. ValueError names the rule that it breaks."""
-    if not t.box:
-        return maps.input_map(p, x, K_STAGE, t.n // t.cluster[0])
-    images, rows, cols = t.box
-    return maps.box_map(p, x, K_STAGE, (images, (rows + WINDOW_ROWS - 1) // t.cluster[0], cols))
+    return _mapped(p, x, t.n // t.cluster[0], t.cluster[0], t.box)
+
+
+def _mapped(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> Map:
+    """`pixels` of a block; `across`: blocks that share a box of input pixels, if there is one."""
+    if not box:
+        return maps.input_map(p, x, K_STAGE, pixels)
+    images, rows, cols = box
+    return maps.box_map(p, x, K_STAGE, (images, (rows + WINDOW_ROWS - 1) // across, cols))
 
 
 def _model(t: Tile, sparse: bool) -> HopperTile:

@@ -1,0 +1,58 @@
+"""In which order a tactic adds up: whether an image's result has the same bits in different batches.
+
+An output element's sums are in an order that its tactic fixes, wherever the element stands in a tile or a batch, but for these:
+stream-K cuts the stages of all tiles evenly, and reductions share a row among more threads where rows are few. Blocks that
+go on from tile to tile change nothing: how many they are is left to each batch.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from cuda_kernels.params import members
+from gpu_runtime.runtime.plan_record import Layer
+from tactics.launches import launches
+from tactics.problems.problem import Problem
+from tactics.step import Call
+from tactics.tactic import Tactic, Tile
+
+APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing up
+SUMS = frozenset(("CumSum", "GlobalLpPool", "LpNormalization"))  # functions in whose rows a library adds in an order of its own
+PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
+# Arguments that count images, or say where they lie: by name, and all members of a struct.
+COUNTS = frozenset("n c.n tiles units map im2col batch inner a_outer b_outer rows".split())
+PLACES = ("kept.", "out.", "x.spread.", "added.", "source[", "q_at.", "k_at.", "v_at.", "y_at.", "mask_at.")
+
+
+def order(problem: Problem, tactic: Tactic) -> Hashable | None:
+    """What decides the order in which a tactic adds up, and is the same at each batch where the order is; None where that
+    depends on the batch in any case."""
+    if isinstance(tactic.tile, Tile) and tactic.tile.stream:
+        return None
+    found: list[Hashable] = []
+    for step in launches(problem, tactic):
+        if isinstance(step, Call):
+            if step.function in SUMS:
+                return None
+            found.append(step.function)
+        elif step.kernel in APART:
+            found.append(step.kernel)
+        else:
+            named = zip((m.name for m in members(step.kernel, step.values)), step.args, strict=True)
+            args = [(n, a) for n, a in named if a[0] != "f32" and n not in COUNTS and not n.startswith(PLACES)]
+            found.append((step.kernel, step.block, tuple(v for v in step.values if v[0] != PIXELS), tuple(args)))
+    return tuple(found)
+
+
+def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
+    """The numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
+    found: dict[Hashable, list[int]] = {}
+    for i, layers in enumerate(points):
+        launched = [(layer.name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
+        rows = tuple((name, steady(t), i if (how := order(p, t)) is None else how) for name, p, t in launched)
+        found.setdefault(rows, []).append(i)
+    return [tuple(alike) for alike in found.values()]
+
+
+def steady(tactic: Tactic) -> Tactic:
+    """Without the number of blocks that go on from tile to tile."""
+    return replace(tactic, tile=replace(tactic.tile, persist=0)) if isinstance(tactic.tile, Tile) else tactic
