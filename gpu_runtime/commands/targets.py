@@ -131,8 +131,8 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
 
 
 def arrays_in(file: BinaryIO, most: int) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file that anyone may have made. TooLargeError, before anything is decompressed, where they take more
-    than `most` bytes; else whatever a damaged file makes zipfile and NumPy raise."""
+    """The arrays of an .npz file that anyone may have made. TooLargeError, before anything is decompressed, where they take
+    more than `most` bytes; else whatever a damaged file makes zipfile and NumPy raise."""
     import numpy as np
 
     with zipfile.ZipFile(file) as archive:

@@ -17,14 +17,7 @@ if TYPE_CHECKING:
     from gpu_runtime.runtime.plan_record import TensorSpec
 
 OURS = "# Written by gpu-runtime triton-repo, which keeps it from then on: edit what you like below the outputs.\n"
-TYPES = {
-    "float32": "TYPE_FP32",
-    "float16": "TYPE_FP16",
-    "uint8": "TYPE_UINT8",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
-    "bool": "TYPE_BOOL",
-}
+TYPES = {"float32": "FP32", "float16": "FP16"}  # where it is not NumPy's name in capitals
 MODEL = '''"""The engine beside this file; the Python that Triton starts needs gpu-runtime and NumPy 1."""
 from gpu_runtime.serving.triton import TritonPythonModel  # noqa: F401
 '''
@@ -92,7 +85,8 @@ def _check_runs_here(engine: "Engine", kind: str) -> None:
 
 
 def _tensor(spec: "TensorSpec") -> str:
-    name, kind, dims = json.dumps(spec.name, ensure_ascii=False), TYPES[spec.dtype.name], list(spec.shape[1:])
+    name, dims = json.dumps(spec.name, ensure_ascii=False), list(spec.shape[1:])
+    kind = f"TYPE_{TYPES.get(spec.dtype.name, spec.dtype.name.upper())}"
     return f"{{ name: {name} data_type: {kind} dims: {dims or '[1] reshape { shape: [] }'} }}"
 
 

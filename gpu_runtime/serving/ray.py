@@ -82,7 +82,9 @@ class EngineServer:
 class Ingress:
     """Answers HTTP: checks each request before it joins others, and asks again where a replica died."""
 
-    def __init__(self, server: Any, inputs: Sequence[TensorSpec], most: int, timeout_s: float) -> None:
+    def __init__(self, server: Any, inputs: Sequence[TensorSpec], most: int, timeout_s: float, emulate: bool) -> None:
+        if not emulate and not ray.cluster_resources().get("GPU"):  # else the replicas would wait for one without a word
+            raise EngineError("no node of this Ray cluster has a GPU: add one, or run with emulate=true, which is for tests")
         self.server, self.inputs, self.most, self.timeout_s = server, inputs, most, timeout_s
         row = sum(int(np.prod(spec.shape[1:])) * spec.dtype.itemsize for spec in inputs)
         self.bytes = most * row + 4096 * len(inputs)  # an .npy file's header has 128 bytes
@@ -139,8 +141,6 @@ def app(args: Arguments) -> serve.Application:
     """The application. EngineError for a file that cannot be served, here and not in a replica."""
     path, engine = str(Path(args.engine).resolve()), load(args.engine)
     most = sizes(engine).most
-    if not args.emulate and not ray.cluster_resources().get("GPU"):  # else its replicas would wait for one without a word
-        raise EngineError("no node of this Ray cluster has a GPU: add one, or run with emulate=true, which is for tests")
     server = serve.deployment(EngineServer).options(
         num_replicas=args.replicas,
         ray_actor_options={"num_cpus": 1, "num_gpus": 0 if args.emulate else 1},
@@ -150,4 +150,4 @@ def app(args: Arguments) -> serve.Application:
     ingress = serve.deployment(Ingress).options(
         ray_actor_options={"num_cpus": 0}, max_ongoing_requests=args.queue + 4 * most * args.replicas
     )
-    return ingress.bind(server.bind(path, args.emulate, most, args.wait_s), engine.inputs, most, args.timeout_s)
+    return ingress.bind(server.bind(path, args.emulate, most, args.wait_s), engine.inputs, most, args.timeout_s, args.emulate)

@@ -37,16 +37,14 @@ def write(digits: Case, engine: str, repo: Path, *more: str) -> Path:
 
 
 class Triton(Server):
-    def __init__(self, python: Path, repo: Path, folder: Path, **variables: str):
+    def __init__(self, python: Path, repo: Path, folder: Path):
         site = next(python.glob("lib/python*/site-packages"))
         binary = site / "pytriton" / "tritonserver"
         backend = folder / "backends" / "python"
         shutil.copytree(binary / "backends" / "python", backend, dirs_exist_ok=True)
         shutil.copy(binary / "python_backend_stubs" / "3.11" / "triton_python_backend_stub", backend)
         self.http, self.counted = free_ports(2)
-        env = clean(
-            PATH=f"{python / 'bin'}:{os.environ['PATH']}", LD_LIBRARY_PATH=str(site / "nvidia_pytriton.libs"), **variables
-        )
+        env = clean(PATH=f"{python / 'bin'}:{os.environ['PATH']}", LD_LIBRARY_PATH=str(site / "nvidia_pytriton.libs"))
         words = [binary / "bin" / "tritonserver", f"--model-repository={repo}", f"--backend-directory={folder / 'backends'}"]
         words += [
             "--http-address=127.0.0.1",
@@ -176,7 +174,7 @@ def test_without_a_gpu_a_model_does_not_start_unless_it_emulates(python, digits,
 
 def test_numpy_2_is_refused_with_the_cure(python, digits, tmp_path):
     pip = [sys.executable, "-m", "pip", "--python", python / "bin" / "python", "install", "--quiet", "--no-deps"]
-    done(*pip, "--target", tmp_path / "numpy2", "numpy>=2", cwd=tmp_path, env=clean())
-    write(digits, "first.engine", tmp_path / "repo")
-    with running(Triton(python, tmp_path / "repo", tmp_path, PYTHONPATH=str(tmp_path / "numpy2")), fails=True) as triton:
+    version = write(digits, "first.engine", tmp_path / "repo") / "1"  # first on sys.path
+    done(*pip, "--target", version, "numpy>=2", cwd=tmp_path, env=clean())
+    with running(Triton(python, tmp_path / "repo", tmp_path), fails=True) as triton:
         assert "lost a tensor's values under NumPy 2" in triton.text() and "pip install 'numpy<2'" in triton.text()

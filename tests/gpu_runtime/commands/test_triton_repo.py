@@ -2,12 +2,12 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import device
 from gpu_runtime.commands import triton_repo
+from gpu_runtime.runtime.plan_record import TensorSpec
 from tests.engines import build
 from tests.reference_run import model, node
 
@@ -94,7 +94,7 @@ def test_an_engine_for_another_gpu_is_refused_where_one_is_visible(files, monkey
 
 
 def test_every_type_of_an_input_has_a_type_of_tritons():
-    from gpu_runtime.inference_session import ORT_TYPES
     from tactics.format import DTYPES
 
-    assert {np.dtype(DTYPES[name]).name for name in ORT_TYPES} == set(triton_repo.TYPES)
+    found = {triton_repo._tensor(TensorSpec("x", (1, 2), dtype)).split()[4] for dtype in DTYPES.values()}
+    assert found == {f"TYPE_{name}" for name in ("FP32", "FP16", "UINT8", "INT32", "INT64", "BOOL")}

@@ -1,29 +1,41 @@
 """Requests joined into runs: every answer is bit by bit the one of the request alone, and a bad request fails alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.driver_errors import DriverError
 from gpu_runtime.errors import EngineError
-from gpu_runtime.serving.rows import Failure, answer, checked, sizes
+from gpu_runtime.serving.rows import Failure, Sizes, answer, checked, sizes
 from tests.engines import build
-from tests.ranged import Ranged
 from tests.reference_run import model, node
 
 MOST = 8
 QUICK = {"device": "emulator", "checks": False, "threads": 1}
 
 
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory) -> gr.Engine:
-    """Two inputs, two outputs, two layers with weights; eight rows."""
+def made(folder: Path, *batches: int) -> gr.Engine:
+    """Two inputs, two outputs, two layers with weights; for one batch, or a range of them."""
     rng = np.random.default_rng(1)
     weights = {"w": rng.normal(0, 0.3, (16, 8, 3, 3)), "v": rng.normal(0, 0.3, (8, 16, 1, 1))}
     nodes = [node("Conv", "x w", "a", name="first", pads=[1, 1, 1, 1]), node("Add", "a z", "b"), node("Conv", "b v", "y")]
-    shapes = {"x": (MOST, 8, 6, 6), "z": (MOST, 16, 1, 1)}
-    proto = model(nodes, shapes, "y b", {k: w.astype(np.float32) for k, w in weights.items()})
-    return build(tmp_path_factory.mktemp("rows"), proto)
+    shapes = {"x": (8, 6, 6), "z": (16, 1, 1)}
+    open_ = {name: ("N", *shape) for name, shape in shapes.items()}
+    proto = model(nodes, open_, "y b", {k: w.astype(np.float32) for k, w in weights.items()})
+    sized = {name: [(n, *shape) for n in batches] if len(batches) > 1 else (*batches, *shape) for name, shape in shapes.items()}
+    return build(folder, proto, shapes=sized)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory) -> gr.Engine:
+    return made(tmp_path_factory.mktemp("exact"), MOST)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> gr.Engine:
+    return made(tmp_path_factory.mktemp("range"), 1, MOST, MOST)
 
 
 def request(rng, rows: int) -> dict[str, np.ndarray]:
@@ -53,26 +65,26 @@ BAD = {
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_each_request_gets_its_own_answer_and_only_bad_ones_fail(exact, seed):
+def test_each_request_gets_its_own_answer_and_only_bad_ones_fail(engine, seed):
     rng = np.random.default_rng(seed)
-    engine, names = Ranged(exact), list(BAD)
+    names = list(BAD)
+    assert engine.points == (MOST,)  # so that a request's bits are the same in each run
     requests, wrong = [], {}
     for i in range(int(rng.integers(1, 14))):
         requests.append(request(rng, int(rng.integers(1, 5))))
         if rng.random() < 0.3:
             spoil, wrong[i] = BAD[names[rng.integers(len(names))]]
             requests[i] = spoil(requests[i])
-    with exact.context(**QUICK) as alone:
-        joined = answer(engine, engine.context(**QUICK), requests)
+    with engine.context(**QUICK) as context:
+        joined = answer(engine, context, requests)
         assert len(joined.answers) == len(requests)
         for i, (asked, got) in enumerate(zip(requests, joined.answers, strict=True)):
             if i in wrong:
                 assert isinstance(got, Failure) and got.kind == "request" and wrong[i] in got.message
                 continue
-            rows = len(asked["x"])
-            single = alone.run({n: np.resize(a, (MOST, *a.shape[1:])) for n, a in asked.items()})
+            single = context.run(asked)
             assert list(got) == ["y", "b"]
-            assert all(got[n].tobytes() == single[n][:rows].tobytes() for n in got)
+            assert all(got[n].tobytes() == single[n].tobytes() for n in got)
     good = [len(asked["x"]) for i, asked in enumerate(requests) if i not in wrong]
     assert sum(run.rows for run in joined.runs) == sum(good)
     assert all(run.rows <= run.point == MOST and run.seconds > 0 and run.nonfinite == () for run in joined.runs)
@@ -80,9 +92,8 @@ def test_each_request_gets_its_own_answer_and_only_bad_ones_fail(exact, seed):
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_request_says_why(exact, what):
+def test_a_bad_request_says_why(engine, what):
     spoil, words = BAD[what]
-    engine = Ranged(exact)
     with pytest.raises((TypeError, ValueError)) as e:
         checked(engine.inputs, MOST, spoil(request(np.random.default_rng(0), 2)))
     assert words in str(e.value)
@@ -99,25 +110,40 @@ def test_an_exact_batch_runs_only_where_it_is_filled(exact):
     assert [isinstance(a, Failure) for a in joined.answers] == [False, False, True, False, True]
 
 
-def test_a_range_that_begins_above_one_takes_smaller_requests_together(exact):
-    rng, engine = np.random.default_rng(0), Ranged(exact, low=3)
-    joined = answer(engine, engine.context(**QUICK), [request(rng, n) for n in (2, 1)])
-    assert [run.rows for run in joined.runs] == [3]
-    assert isinstance(answer(engine, engine.context(**QUICK), [request(rng, 2)]).answers[0], Failure)
+def test_a_range_that_begins_above_one_takes_smaller_requests_together(tmp_path):
+    rng, engine = np.random.default_rng(0), made(tmp_path, 3, 5, 5)
+    with engine.context(**QUICK) as context:
+        joined = answer(engine, context, [request(rng, n) for n in (2, 1)])
+        assert [run.rows for run in joined.runs] == [3]
+        assert isinstance(answer(engine, context, [request(rng, 2)]).answers[0], Failure)
 
 
-def test_requests_whose_rows_depend_on_each_other_run_alone(exact):
-    rng, engine = np.random.default_rng(0), Ranged(exact, low=2, takes=(2, 8))
-    joined = answer(engine, engine.context(**QUICK), [request(rng, n) for n in (2, 3, 2)])
+def test_requests_whose_rows_depend_on_each_other_run_alone(tmp_path):
+    nodes = [node("ReduceMean", "x", "m", axes=[0], keepdims=1), node("Sub", "x m", "y")]
+    proto = model(nodes, {"x": ("N", 4, 2, 2)}, "y")
+    engine = build(tmp_path, proto, shapes={"x": [(n, 4, 2, 2) for n in (2, 8, 8)]})
+    assert len(engine.points) > 1 and not sizes(engine).together
+    x = [np.random.default_rng(n).uniform(-1, 1, (n, 4, 2, 2)).astype(np.float32) for n in (2, 3, 2)]
+    with engine.context(**QUICK) as context:
+        joined = answer(engine, context, [{"x": a} for a in x])
     assert [(run.rows, run.point) for run in joined.runs] == [(2, 2), (2, 2)]
-    assert joined.answers[1].message.startswith("expected 2 or 8 rows in a run, got 3 from 1 request")
+    assert np.allclose(joined.answers[2]["y"], x[2] - x[2].mean(0), atol=1e-3)
+    assert " rows in a run, got 3 from 1 request" in joined.answers[1].message
 
 
-def test_layers_that_stored_nan_are_reported(exact):
-    rng, engine = np.random.default_rng(0), Ranged(exact)
+def test_a_run_is_padded_to_the_next_point():
+    some = Sizes(2, 8, (2, 4, 8))
+    assert [some.point(n) for n in (1, 2, 3, 4, 5, 8)] == [None, 2, 4, 4, 8, 8] and str(some) == "2 to 8"
+    alone = Sizes(2, 8, (2, 4, 8), together=False)
+    assert [alone.point(n) for n in (1, 2, 3, 4)] == [None, 2, None, 4] and str(alone) == "2 or 4 or 8"
+
+
+def test_layers_that_stored_nan_are_reported(engine):
+    rng = np.random.default_rng(0)
     bad = request(rng, 1)
     bad["x"][...] = np.nan
-    joined = answer(engine, engine.context(**QUICK), [bad, request(rng, 2)])
+    with engine.context(**QUICK) as context:
+        joined = answer(engine, context, [bad, request(rng, 2)])
     assert joined.runs[0].nonfinite and {"first", "y"} <= set(joined.runs[0].nonfinite)
     assert np.isfinite(joined.answers[1]["y"]).all()
 
@@ -140,8 +166,8 @@ class Fails:
         return []
 
 
-def test_where_a_run_fails_only_the_request_at_fault_does(exact):
-    engine, context = Ranged(exact), Fails()
+def test_where_a_run_fails_only_the_request_at_fault_does(engine):
+    context = Fails()
     requests = [{n: np.abs(a) for n, a in request(np.random.default_rng(0), 2).items()} for _ in range(3)]
     requests[1]["x"][0] = -1
     joined = answer(engine, context, requests)
@@ -150,9 +176,9 @@ def test_where_a_run_fails_only_the_request_at_fault_does(exact):
     assert np.array_equal(joined.answers[2]["y"], requests[2]["x"][:, 0])
 
 
-def test_after_a_fatal_error_nothing_runs_again(exact):
+def test_after_a_fatal_error_nothing_runs_again(engine):
     context = Fails(DriverError("cuEventSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS"))
-    joined = answer(Ranged(exact), context, [request(np.random.default_rng(0), 2)] * 2)
+    joined = answer(engine, context, [request(np.random.default_rng(0), 2)] * 2)
     assert context.runs == [4] and joined.runs == ()
     assert joined.answers == (Failure("fatal", "cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS"),) * 2
 
