@@ -28,8 +28,8 @@ class Reply(NamedTuple):
 def ask(
     port: int, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float = 60
 ) -> Reply:
-    """One request, by the thread's own connection."""
-    known = LOCAL.__dict__.setdefault("connections", {})
+    """One request; a thread of `flood` keeps its connection."""
+    known = getattr(LOCAL, "connections", {})
     try:
         if port not in known:
             known[port] = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
@@ -55,7 +55,7 @@ def flood(send: Callable[[Any], Any], requests: Sequence[Any], in_flight: int = 
             action()
         return got
 
-    with ThreadPoolExecutor(in_flight) as pool:
+    with ThreadPoolExecutor(in_flight, initializer=lambda: setattr(LOCAL, "connections", {})) as pool:
         return list(pool.map(one, requests))
 
 
