@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
     from gpu_runtime.runtime.plan_record import TensorSpec
 
-OURS = "# Written by gpu-runtime triton-repo, which keeps it from then on: edit what you like below the outputs.\n"
+OURS = "# Written by gpu-runtime triton-repo, which does not change it again: edit the settings below the outputs.\n"
 TYPES = {"float32": "FP32", "float16": "FP16"}  # where it is not NumPy's name in capitals
-MODEL = '''"""The engine beside this file; the Python that Triton starts needs gpu-runtime and NumPy 1."""
+MODEL = '''"""Runs model.engine of this folder; the Python that Triton starts needs gpu-runtime and NumPy 1."""
 from gpu_runtime.serving.triton import TritonPythonModel  # noqa: F401
 '''
 # The queue holds two seconds of requests at most: later ones are refused at once, not late.
