@@ -1,10 +1,10 @@
 """The metrics of every server, by one name in each: docs/serving.md has this table."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from gpu_runtime.serving.rows import Failure, Joined
 
+Count = tuple[str, float, str]  # name, amount, value of its label
 # Name -> its label, empty without any; its description. All are counters.
 COUNTERS = {
     "gpu_runtime_requests": ("", "requests that were answered, with outputs or an error"),
@@ -12,31 +12,19 @@ COUNTERS = {
     "gpu_runtime_padded_rows": ("", "rows that runs were padded with"),
     "gpu_runtime_runs": ("point", "runs, by the batch size that they were padded to"),
     "gpu_runtime_run_seconds": ("", "seconds of these runs"),
-    "gpu_runtime_errors": (
-        "kind",
-        "errors in answers: request (it is wrong), run, fatal, replica, overload, timeout",
-    ),
+    "gpu_runtime_errors": ("kind", "errors in answers: request (it is wrong), size, run, fatal, replica, overload, timeout"),
     "gpu_runtime_nonfinite": ("layer", "runs in which this layer stored infinite values or NaN"),
 }
 
 
-class Count(NamedTuple):
-    name: str
-    amount: float
-    label: str = ""
-
-
 def counts(joined: Joined) -> Iterator[Count]:
     """What these answers and runs add to the counters; never 0, which some servers' counters refuse."""
-    yield Count("gpu_runtime_requests", len(joined.answers))
-    for answer in joined.answers:
-        if isinstance(answer, Failure):
-            yield Count("gpu_runtime_errors", 1, answer.kind)
+    yield "gpu_runtime_requests", len(joined.answers), ""
+    yield from (("gpu_runtime_errors", 1, answer.kind) for answer in joined.answers if isinstance(answer, Failure))
     for run in joined.runs:
-        yield Count("gpu_runtime_rows", run.rows)
+        yield "gpu_runtime_rows", run.rows, ""
         if run.point > run.rows:
-            yield Count("gpu_runtime_padded_rows", run.point - run.rows)
-        yield Count("gpu_runtime_runs", 1, str(run.point))
-        yield Count("gpu_runtime_run_seconds", run.seconds)
-        for layer in run.nonfinite:
-            yield Count("gpu_runtime_nonfinite", 1, layer)
+            yield "gpu_runtime_padded_rows", run.point - run.rows, ""
+        yield "gpu_runtime_runs", 1, str(run.point)
+        yield "gpu_runtime_run_seconds", run.seconds, ""
+        yield from (("gpu_runtime_nonfinite", 1, layer) for layer in run.nonfinite)

@@ -3,7 +3,7 @@ with the outputs. Run the same again for a new engine: replicas change one after
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from gpu_runtime.commands.targets import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.plan_record import TensorSpec
-from gpu_runtime.serving.metrics import COUNTERS, Count, counts
+from gpu_runtime.serving.metrics import COUNTERS, counts
 from gpu_runtime.serving.rows import Arrays, Failure, Joined, answer, checked, opened, sizes
 
 TRIES = 3  # an inference changes nothing: where a replica dies, its requests are asked again
@@ -48,8 +48,8 @@ class Counters:
         make = serve.metrics.Counter
         self.made = {name: make(name, text, (label,) if label else None) for name, (label, text) in COUNTERS.items()}
 
-    def add(self, many: Iterable[Count]) -> None:
-        for name, amount, value in many:
+    def add(self, joined: Joined) -> None:
+        for name, amount, value in counts(joined):
             self.made[name].inc(amount, {COUNTERS[name][0]: value} if value else None)
 
 
@@ -74,7 +74,7 @@ class EngineServer:
     async def infer(self, requests: list[Arrays]) -> list[Arrays | Failure]:
         """Raises nothing: Ray would fail every request of the batch."""
         joined = await asyncio.to_thread(answer, self.engine, self.context, requests)
-        self.counters.add(counts(joined))
+        self.counters.add(joined)
         self.lost = next((a.message for a in joined.answers if isinstance(a, Failure) and a.kind == "fatal"), "")
         return list(joined.answers)
 
@@ -132,8 +132,7 @@ class Ingress:
 
     def _failed(self, kind: str, message: str) -> Failure:
         """A failure that no replica has counted."""
-        failure = Failure(kind, message)
-        self.counters.add(counts(Joined((failure,), ())))
+        self.counters.add(Joined((failure := Failure(kind, message),)))
         return failure
 
 

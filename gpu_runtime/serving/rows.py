@@ -10,9 +10,8 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ from gpu_runtime.text import printable
 Arrays = Mapping[str, np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The rows of one run: `least` to `most`, padded to the next of `points`. Not `together`: a request's rows depend on each
     other, so it runs alone, and only at a point."""
 
@@ -48,8 +46,7 @@ class Sizes:
         return either if self.together else " or ".join(map(str, self.points))
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A request's error. `kind`: "request", it is wrong or fills no batch; "run", its run failed; "fatal", so will every
     later run, because the GPU is lost to this process."""
 
@@ -57,8 +54,7 @@ class Failure:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One run: its rows, the batch size that they were padded to, its time, the layers that stored infinity or NaN."""
 
     rows: int
@@ -67,12 +63,11 @@ class Run:
     nonfinite: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     """The outputs by name, or the failure, of each request, in the requests' order; and the runs that took place."""
 
     answers: tuple[Arrays | Failure, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = ()
 
 
 def sizes(engine: Engine) -> Sizes:
@@ -101,28 +96,25 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
     return engine, context
 
 
-def checked(inputs: Sequence[TensorSpec], most: int, request: object) -> int:
+def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
     """The rows of a request. TypeError or ValueError unless it has each input, with as many rows, 1 to `most`."""
     check_names(inputs, request)  # type: ignore[arg-type]  # it reads names
-    counts = {spec.name: _rows(spec, most, request[spec.name]) for spec in inputs}  # type: ignore[index]
+    for spec in inputs:
+        array, wanted = request[spec.name], f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
+        if not isinstance(array, np.ndarray):
+            raise TypeError(printable(f"{wanted} in a NumPy array, got {kind(array)}"))
+        if array.shape[1:] != spec.shape[1:] or array.dtype != spec.dtype or array.ndim == 0:
+            raise ValueError(printable(f"{wanted}, got an array {dims(array.shape)} {array.dtype}"))
+        if not 1 <= len(array) <= most:
+            raise ValueError(printable(f"{wanted}, got {len(array)}"))
+    counts = {spec.name: len(request[spec.name]) for spec in inputs}
     if len(set(counts.values())) > 1:
         got = ", ".join(f"{name} {rows}" for name, rows in counts.items())
         raise ValueError(printable(f"expected the same number of rows in every input, got {got}"))
     return next(iter(counts.values()))
 
 
-def _rows(spec: TensorSpec, most: int, array: object) -> int:
-    wanted = f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
-    if not isinstance(array, np.ndarray):
-        raise TypeError(printable(f"{wanted} in a NumPy array, got {kind(array)}"))
-    if array.shape[1:] != spec.shape[1:] or array.dtype != spec.dtype or array.ndim == 0:
-        raise ValueError(printable(f"{wanted}, got an array {dims(array.shape)} {array.dtype}"))
-    if not 1 <= len(array) <= most:
-        raise ValueError(printable(f"{wanted}, got {len(array)}"))
-    return len(array)
-
-
-def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Joined:
+def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
     """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail: an engine of one
     exact batch takes exactly that. Where a run of several requests fails, each runs alone: only those at fault fail."""
     size = sizes(engine)
@@ -134,7 +126,12 @@ def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Join
         except (TypeError, ValueError) as e:
             answers[i] = Failure("request", str(e))
     runs: list[Run] = []
-    groups = _groups(counts, size.most) if size.together else [[i] for i in counts]
+    groups: list[list[int]] = []
+    for i, rows in counts.items():
+        room = (g for g in groups if size.together and sum(counts[k] for k in g) + rows <= size.most)
+        if (found := next(room, None)) is None:
+            groups.append(found := [])
+        found.append(i)
     while groups:
         group = groups.pop(0)
         rows = sum(counts[i] for i in group)
@@ -144,7 +141,7 @@ def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Join
             answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
             continue
         try:
-            outputs, run = _run(context, [requests[i] for i in group], rows, point)  # type: ignore[misc]
+            outputs, run = _run(context, [requests[i] for i in group], rows, point)
         except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
             if len(group) > 1 and all(size.point(counts[i]) for i in group) and not is_fatal(e):
                 groups[:0] = [[i] for i in group]
@@ -155,17 +152,6 @@ def answer(engine: Engine, context: Context, requests: Sequence[object]) -> Join
         for i, (low, high) in zip(group, pairwise(accumulate((counts[i] for i in group), initial=0)), strict=True):
             answers[i] = {name: array[low:high] for name, array in outputs.items()}
     return Joined(tuple(answers[i] for i in range(len(requests))), tuple(runs))
-
-
-def _groups(counts: Mapping[int, int], most: int) -> list[list[int]]:
-    """The requests, each in the first group that has room for its rows."""
-    groups: list[list[int]] = []
-    for i, rows in counts.items():
-        room = (g for g in groups if sum(counts[k] for k in g) + rows <= most)
-        if (found := next(room, None)) is None:
-            groups.append(found := [])
-        found.append(i)
-    return groups
 
 
 def _run(context: Context, requests: Sequence[Arrays], rows: int, point: int) -> tuple[dict[str, Any], Run]:
