@@ -1,10 +1,11 @@
 # make demo          install, build an engine from a trained network, run it, show why each layer is sparse or dense
 # make test          install, run the tests: every kernel, network and check (GPU tests skip with the reason)
 # make check         the quick half of `make test`, under 3 minutes
+# make test-servers  NVIDIA Triton and Ray Serve run an engine in the emulator, each in a virtual environment of its own
 # make lint          ruff (rules and format), mypy, the budget of lines
 # make docs          the pages of docs/ as a site, in out/site; a warning is an error
 # make gpu           on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
-# make test-all      all that CI runs, but for the sites of others: test, test-full, test-driver, test-wheel, lint, docs
+# make test-all      all that CI runs, but for the sites of others: test, test-full, -driver, -wheel, -servers, lint, docs
 # The parts of test-all, and what is rarely needed, stand in CONTRIBUTING.md under "Tests".
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,9 +13,9 @@ STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
 ON_GPU = $$(grep -rlE --include='test_*.py' 'pytest\.mark\.(gpu|driver)' tests)  # the files that have such tests: not all are to be read
-QUICK := "not slow and not full and not long and not driver and not wheel"
+QUICK := "not slow and not full and not long and not driver and not wheel and not servers"
 
-.PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean
+.PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-servers test-long lint docs truth compiled bench gpu clean
 
 help:
 	@sed -n 's/^# //p' $(MAKEFILE_LIST)
@@ -24,15 +25,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -c "from cuda_kernels.emulator import build; build.library()"  # once, not in each process
-	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long and not driver and not wheel" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long and not driver and not wheel and not servers" --durations=15
 
 check: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
 
-test-all: test test-full test-driver test-wheel lint docs
+test-all: test test-full test-driver test-wheel test-servers lint docs
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver and not wheel" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver and not wheel and not servers" --durations=15
 
 test-blas: $(STAMP)
 	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
@@ -47,6 +48,9 @@ test-driver: $(STAMP)
 
 test-wheel: $(STAMP)
 	$(BIN)/python -m pytest -s -m "wheel and not long and not driver" tests/test_wheel.py --durations=5
+
+test-servers: $(STAMP)
+	$(BIN)/python -m pytest -s -m "servers and not wheel and not long and not driver" tests/servers --durations=5
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

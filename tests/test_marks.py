@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import ROOT, leave_to_ci, sample
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = ("test", "test-full", "test-long", "test-driver", "test-wheel")
-MARKS = ("slow", "full", "long", "driver", "wheel")
+TARGETS = ("test", "test-full", "test-long", "test-driver", "test-wheel", "test-servers")
+MARKS = ("slow", "full", "long", "driver", "wheel", "servers")
 
 
 def runs(target: str, *marks: str) -> bool:
@@ -28,6 +28,7 @@ def test_every_test_belongs_to_one_target(marks):
     assert [runs(target, *marks) for target in TARGETS].count(True) == 1
     assert runs("test-driver", *marks) == ("driver" in marks)
     assert runs("test-wheel", *marks) == ("wheel" in marks and not {"long", "driver"} & set(marks))
+    assert runs("test-servers", *marks) == ("servers" in marks and not {"long", "driver", "wheel"} & set(marks))
     assert runs("test-long", *marks) == ("long" in marks and "driver" not in marks)
     if not {"full", "long"} & set(marks):  # what needs a GPU runs on the emulated driver too
         assert runs("test-driver", "gpu", *marks)
@@ -38,7 +39,8 @@ def test_every_test_belongs_to_one_target(marks):
 def test_continuous_integration_runs_all_but_the_long():
     targets = re.findall(r"^part make (\S+)", (ROOT / ".ci" / "run").read_text(), re.M)
     assert targets[:3] == ["test", "truth", "test-full"], "what a newcomer runs comes first"
-    assert {"test-compiled", "test-driver", "test-wheel", "test-blas", "lint"} <= set(targets) and "test-long" not in targets
+    assert {"test-compiled", "test-driver", "test-wheel", "test-servers", "test-blas", "lint"} <= set(targets)
+    assert "test-long" not in targets
 
 
 def test_every_mark_is_declared_and_used():

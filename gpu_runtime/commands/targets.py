@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cuda_kernels import files
 from gpu_runtime import file_kinds
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
+
+
+class TooLargeError(ValueError):
+    """A file holds more bytes than expected."""
+
+
 WRITTEN: list[str] = []  # files that this process has put in place
 KEPT: list[str] = []  # what an interrupted command leaves besides
 
@@ -111,17 +117,9 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
     """The arrays of an .npz file by name, None where no file is given. Raises ValueError."""
     if path is None:
         return None
-    import numpy as np
-
     try:
         with files.open_regular(path) as file:
-            with zipfile.ZipFile(file) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-            if size > MOST_NPZ_BYTES:
-                raise ValueError(f"it holds {size} bytes, expected {MOST_NPZ_BYTES} at most")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+            return arrays_in(file, MOST_NPZ_BYTES)
     except FileNotFoundError:
         raise ValueError(f"{option} {path}: no such file; expected a .npz file, as numpy.savez writes it") from None
     except Exception as e:  # whatever a damaged archive makes zipfile and NumPy raise
@@ -130,6 +128,22 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
             f"{option} {path}: not a readable .npz file: {reason}; numpy.savez(FILE, NAME=array) writes one, with the names of "
             "inputs"
         ) from None
+
+
+def arrays_in(file: BinaryIO, most: int) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file that anyone may have made. TooLargeError, before anything is decompressed, where they take
+    more than `most` bytes; else whatever a damaged file makes zipfile and NumPy raise."""
+    import numpy as np
+
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if (size := sum(entry.file_size for entry in entries)) > most:
+        raise TooLargeError(f"it holds {size} bytes, expected {most} at most")
+    if odd := [entry.filename for entry in entries if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)]:
+        raise ValueError(f"{odd[0]} is not compressed as numpy.savez_compressed does: decompression may take any memory")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def npy(array: Any) -> bytes:

@@ -45,6 +45,7 @@ READ = (
     "explain tiny.engine --what-if first=hwc8",
     "report tiny.engine -o report.html",
     "bench tiny.engine --predict",
+    "triton-repo tiny.engine -o repo --name net",
     "--help",
     "build --help",
     "--version",

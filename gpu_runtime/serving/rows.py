@@ -1,0 +1,165 @@
+"""Requests of some rows each, joined into runs of one context: once, for every server.
+
+No thread and no queue: when a batch begins and who waits is the server's business. A request that is wrong fails alone, before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cuda_kernels.driver_errors import is_fatal
+from gpu_runtime.engine import Engine, load
+from gpu_runtime.errors import EngineError
+from gpu_runtime.runtime.arrays import check_names, dims, kind
+from gpu_runtime.runtime.context import Context
+from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.text import printable
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Sizes(NamedTuple):
+    """The rows of one run: `least` to `most`, padded to the next of `points`. Not `together`: a request's rows depend on each
+    other, so it runs alone, and only at a point."""
+
+    least: int
+    most: int
+    points: tuple[int, ...]
+    together: bool = True
+
+    def point(self, rows: int) -> int | None:
+        """The batch size at which that many rows run, None where they do not."""
+        if not self.together:
+            return rows if rows in self.points else None
+        return next(p for p in self.points if p >= rows) if rows >= self.least else None
+
+    def __str__(self) -> str:
+        either = f"{self.least} to {self.most}" if self.least < self.most else str(self.most)
+        return either if self.together else " or ".join(map(str, self.points))
+
+
+class Failure(NamedTuple):
+    """A request's error. `kind`: "request", it is wrong or fills no batch; "run", its run failed; "fatal", so will every
+    later run, because the GPU is lost to this process."""
+
+    kind: str
+    message: str
+
+
+class Run(NamedTuple):
+    """One run: its rows, the batch size that they were padded to, its time, the layers that stored infinity or NaN."""
+
+    rows: int
+    point: int
+    seconds: float
+    nonfinite: tuple[str, ...]
+
+
+class Joined(NamedTuple):
+    """The outputs by name, or the failure, of each request, in the requests' order; and the runs that took place."""
+
+    answers: tuple[Arrays | Failure, ...]
+    runs: tuple[Run, ...] = ()
+
+
+def sizes(engine: Engine) -> Sizes:
+    """The rows that a run of this engine takes. EngineError unless each input and output has as many."""
+    specs = (*engine.inputs, *engine.outputs)
+    if len({str(spec.shape[:1]) for spec in specs}) != 1 or not specs[0].shape:
+        raise EngineError(
+            "a server joins requests along the first dimension, which has to be the batch in every input and output, got "
+            f"{', '.join(map(str, specs))}: export the model with its batch first"
+        )
+    rows = specs[0].shape[0]
+    if isinstance(rows, Batch):
+        return Sizes(rows.min, rows.max, engine.points, not rows.exact)
+    return Sizes(rows, rows, (rows,))
+
+
+def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
+    """The engine in that file, and a context there: EngineError where none can be. Warns where the engine's tactics were chosen
+    on another GPU of the architecture."""
+    engine = load(path)
+    sizes(engine)
+    context = engine.context(device=device)
+    if context.device.title != (built := engine.record.device.title):
+        text = f"{path}: its tactics were chosen for {built}, this is {context.device.title}: build it here to be faster"
+        warnings.warn(printable(text), UserWarning, stacklevel=2)
+    return engine, context
+
+
+def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
+    """The rows of a request. TypeError or ValueError unless it has each input, with as many rows, 1 to `most`."""
+    check_names(inputs, request)  # type: ignore[arg-type]  # it reads names
+    for spec in inputs:
+        array, wanted = request[spec.name], f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
+        if not isinstance(array, np.ndarray):
+            raise TypeError(printable(f"{wanted} in a NumPy array, got {kind(array)}"))
+        if array.shape[1:] != spec.shape[1:] or array.dtype != spec.dtype or array.ndim == 0:
+            raise ValueError(printable(f"{wanted}, got an array {dims(array.shape)} {array.dtype}"))
+        if not 1 <= len(array) <= most:
+            raise ValueError(printable(f"{wanted}, got {len(array)}"))
+    counts = {spec.name: len(request[spec.name]) for spec in inputs}
+    if len(set(counts.values())) > 1:
+        got = ", ".join(f"{name} {rows}" for name, rows in counts.items())
+        raise ValueError(printable(f"expected the same number of rows in every input, got {got}"))
+    return next(iter(counts.values()))
+
+
+def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
+    """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail: an engine of one
+    exact batch takes exactly that. Where a run of several requests fails, each runs alone: only those at fault fail."""
+    size = sizes(engine)
+    answers: dict[int, Arrays | Failure] = {}
+    counts: dict[int, int] = {}
+    for i, request in enumerate(requests):
+        try:
+            counts[i] = checked(engine.inputs, size.most, request)
+        except (TypeError, ValueError) as e:
+            answers[i] = Failure("request", str(e))
+    runs: list[Run] = []
+    groups: list[list[int]] = []
+    for i, rows in counts.items():
+        room = (g for g in groups if size.together and sum(counts[k] for k in g) + rows <= size.most)
+        if (found := next(room, None)) is None:
+            groups.append(found := [])
+        found.append(i)
+    while groups:
+        group = groups.pop(0)
+        rows = sum(counts[i] for i in group)
+        if (point := size.point(rows)) is None:
+            few = f"expected {size} rows in a run, got {rows} from {len(group)} requests that waited together"
+            cure = "send as many in one request, let requests wait longer, or build an engine for a range of batches"
+            answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
+            continue
+        try:
+            outputs, run = _run(context, [requests[i] for i in group], rows, point)
+        except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
+            if len(group) > 1 and all(size.point(counts[i]) for i in group) and not is_fatal(e):
+                groups[:0] = [[i] for i in group]
+            else:
+                answers |= dict.fromkeys(group, Failure("fatal" if is_fatal(e) else "run", str(e) or type(e).__name__))
+            continue
+        runs.append(run)
+        for i, (low, high) in zip(group, pairwise(accumulate((counts[i] for i in group), initial=0)), strict=True):
+            answers[i] = {name: array[low:high] for name, array in outputs.items()}
+    return Joined(tuple(answers[i] for i in range(len(requests))), tuple(runs))
+
+
+def _run(context: Context, requests: Sequence[Arrays], rows: int, point: int) -> tuple[dict[str, Any], Run]:
+    """One run of these requests' rows."""
+    together = requests[0] if len(requests) == 1 else {n: np.concatenate([r[n] for r in requests]) for n in requests[0]}
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of infinite values and NaN: each run reports them
+        outputs = context.run(together)
+    seconds = time.perf_counter() - start
+    return outputs, Run(rows, point, seconds, tuple(context.nonfinite()))
