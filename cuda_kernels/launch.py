@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,8 +26,9 @@ import numpy as np
 
 from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
-from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
+from cuda_kernels.device import Device
 from cuda_kernels.driver_errors import check_status, is_fatal
+from cuda_kernels.params import KINDS, check_launch, pack_params
 from cuda_kernels.sharing import Copy, shared
 from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging
 from cuda_kernels.tensor_maps import Map, encode, encode_by_driver
@@ -44,8 +44,6 @@ EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks"
 # Percent of an SM's L1 that every kernel asks for as shared memory: all. The driver may synchronise between two launches with
 # different wishes (cuFuncSetCacheConfig in its documentation), which no early launch hides; the largest tiles need all of it.
 CARVEOUT = 100
-# Argument kind -> (struct code, alignment in bytes). Pointers are addresses; a map is its 128 bytes.
-KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "map": ("128s", 64)}
 
 
 class Array(NamedTuple):
@@ -67,17 +65,6 @@ class Kernel(NamedTuple):
     start: Callable[[Triple, Triple, int, bytes], None]
 
 
-def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
-    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies: a struct with a map
-    ends at a multiple of 64 bytes."""
-    data, most = bytearray(), 8
-    for kind, value in args:
-        code, align = KINDS[kind]
-        data += bytes(-len(data) % align) + struct.pack("<" + code, value)
-        most = max(most, align)
-    return bytes(data + bytes(-len(data) % most))
-
-
 def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: Callable[[tuple[str, Any]], int]) -> bytes:
     """A launch's arguments as the bytes of its parameter struct. `address` gives the address of an argument whose kind is none
     of KINDS; a map (tensor_maps.Map) is encoded for the address of its tensor."""
@@ -89,21 +76,6 @@ def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: 
         return arg if kind in KINDS else ("ptr", address(arg))
 
     return pack_params(map(filled, args))
-
-
-def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
-    """ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
-
-    `param_bytes`: the size of the kernel's parameters; the driver copies that many bytes from the given address, without
-    knowing the size there. `params` may be longer by the padding to a struct's alignment.
-    """
-    for what, got, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
-        if len(got) != 3 or any(not 1 <= n <= m for n, m in zip(got, most, strict=True)):
-            raise ValueError(f"{name}: expected a {what} of 1 to {' x '.join(map(str, most))}, got {tuple(got)}")
-    if math.prod(block) > MAX_THREADS:
-        raise ValueError(f"{name}: expected at most {MAX_THREADS} threads per block, got {math.prod(block)}")
-    if not param_bytes <= len(params) < param_bytes + 8:
-        raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {param_bytes}")
 
 
 class Emulated:

@@ -9,15 +9,18 @@ when the launch is made, before anything runs.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cuda_kernels.compile import Values, source_path, sources
+from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS
 
-# Kinds as launch.pack_params has them. A TensorMap (include/bulk.cuh) is opaque.
+# Kinds as pack_params has them. A TensorMap (include/bulk.cuh) is opaque.
 TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64", "TensorMap": "map"}
 VALUES = frozenset(TYPES.values())  # all other kinds stand for an address
 Argument = tuple[str, Any]  # (kind, value)
@@ -206,3 +209,35 @@ def _declarators(struct: str, when: tuple[str, ...], statement: str) -> Iterator
         star, name, dimensions = declarator.groups()
         lengths = tuple(part.strip() for part in re.findall(r"\[([^\]]*)\]", dimensions))
         yield Declared(when, star or match[1], name, lengths)
+
+
+# ---- the struct's bytes
+
+# Argument kind -> (struct code, alignment in bytes). Pointers are addresses; a map is its 128 bytes.
+KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "map": ("128s", 64)}
+
+
+def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
+    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies: a struct with a map
+    ends at a multiple of 64 bytes."""
+    data, most = bytearray(), 8
+    for kind, value in args:
+        code, align = KINDS[kind]
+        data += bytes(-len(data) % align) + struct.pack("<" + code, value)
+        most = max(most, align)
+    return bytes(data + bytes(-len(data) % most))
+
+
+def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
+    """ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
+
+    `param_bytes`: the size of the kernel's parameters; the driver copies that many bytes from the given address, without
+    knowing the size there. `params` may be longer by the padding to a struct's alignment.
+    """
+    for what, got, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+        if len(got) != 3 or any(not 1 <= n <= m for n, m in zip(got, most, strict=True)):
+            raise ValueError(f"{name}: expected a {what} of 1 to {' x '.join(map(str, most))}, got {tuple(got)}")
+    if math.prod(block) > MAX_THREADS:
+        raise ValueError(f"{name}: expected at most {MAX_THREADS} threads per block, got {math.prod(block)}")
+    if not param_bytes <= len(params) < param_bytes + 8:
+        raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {param_bytes}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.runtime.plan_record import TensorSpec
-    from gpu_runtime.runtime.pool import Pool
+    from gpu_runtime.serving.pool import Pool
 
     __version__: str
 
@@ -42,7 +42,7 @@ PLACES = {
     "Context": "gpu_runtime.runtime.context",
     "Engine": "gpu_runtime.engine",
     "InferenceSession": "gpu_runtime.inference_session",
-    "Pool": "gpu_runtime.runtime.pool",
+    "Pool": "gpu_runtime.serving.pool",
     "RunFuture": "gpu_runtime.runtime.future",
     "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",

@@ -21,8 +21,8 @@ import numpy as np
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Cuda, Kernel, pack_params
-from cuda_kernels.params import arrange
+from cuda_kernels.launch import Cuda, Kernel
+from cuda_kernels.params import arrange, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights, packing_key
 from tactics.measure.child import Answer, serve

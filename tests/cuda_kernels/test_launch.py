@@ -7,7 +7,8 @@ import pytest
 
 from cuda_kernels.device import NAMED
 from cuda_kernels.driver_errors import DriverError
-from cuda_kernels.launch import Cuda, Emulated, Kernel, check_launch, launch_dependent, pack_params, param_bytes
+from cuda_kernels.launch import Cuda, Emulated, Kernel, launch_dependent, param_bytes
+from cuda_kernels.params import check_launch, pack_params
 
 
 def test_parameters_lie_as_in_a_c_struct():

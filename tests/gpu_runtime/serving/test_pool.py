@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.runtime import pool as pool_module
+from gpu_runtime.serving import pool as pool_module
 from tests.reference_run import model, node
 
 SHAPE = (2, 16, 6, 6)
