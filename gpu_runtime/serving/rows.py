@@ -81,7 +81,7 @@ def sizes(engine: Engine) -> Sizes:
     rows = specs[0].shape[0]
     if isinstance(rows, Batch):
         return Sizes(rows.min, rows.max, engine.points, not rows.exact)
-    return Sizes(rows, rows, (rows,))
+    return Sizes(rows, rows, (rows,), together=False)  # nothing says that the rows of one size do not depend on each other
 
 
 def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
@@ -115,8 +115,9 @@ def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
 
 
 def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
-    """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail: an engine of one
-    exact batch takes exactly that. Where a run of several requests fails, each runs alone: only those at fault fail."""
+    """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail; an engine of one
+    exact batch runs requests of that many rows, each alone. Where a run of several requests fails, each runs alone: only those
+    at fault fail."""
     size = sizes(engine)
     answers: dict[int, Arrays | Failure] = {}
     counts: dict[int, int] = {}

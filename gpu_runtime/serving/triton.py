@@ -22,7 +22,7 @@ class TritonPythonModel:
         emulate = json.loads(args["model_config"])["parameters"].get("emulate", {}).get("string_value") == "true"
         path = Path(args["model_repository"], args["model_version"], "model.engine")
         gpu = args["model_instance_device_id"]
-        device = "emulator" if emulate else "cuda" if gpu == "0" else f"cuda:{gpu}"
+        device = "emulator" if emulate else f"cuda:{gpu}"
         self.engine, self.context = opened(path, device)
         self.labels = {"model": args["model_name"], "version": args["model_version"]}
         make, kind = pb_utils.MetricFamily, pb_utils.MetricFamily.COUNTER
