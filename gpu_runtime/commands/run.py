@@ -32,7 +32,6 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError, load
-    from gpu_runtime.explain.points import at_text
     from gpu_runtime.runtime.arrays import check_names, host_inputs
     from gpu_runtime.text import not_finite
 
@@ -64,7 +63,12 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         results, wrong = ctx.run(arrays), ctx.nonfinite()
     write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
     progress.end()
-    say(f"Ran {engine} on {where}{at_text(loaded.record)}; wrote {output}")
+    plan = ""
+    if loaded.record.profiles:
+        from gpu_runtime.explain.points import at_text
+
+        plan = at_text(loaded.record)
+    say(f"Ran {engine} on {where}{plan}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]

@@ -233,7 +233,7 @@ class Context:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu_runtime")
             self._last = self._thread.submit(self._run_behind, given, out)
             self._queue.append(futures.ended(self._last))
-            return futures.of_thread(self._last)
+            return futures.of_thread(self._last, self)
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
         """One run; waits for its end if an output goes to the host."""

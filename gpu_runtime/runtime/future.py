@@ -171,10 +171,11 @@ class _Watcher:
 WATCHER = _Watcher()
 
 
-def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:
-    """A run executed by a thread."""
+def of_thread(future: concurrent.futures.Future[Ran], owner: object) -> RunFuture:
+    """A run executed by a thread of its `owner`, which lives as long: else the thread could be the last to hold it, and would
+    have to wait for itself."""
 
-    def wait(timeout: float | None) -> bool:
+    def wait(timeout: float | None, _: object = owner) -> bool:
         if future not in concurrent.futures.wait([future], timeout).done:
             return False
         future.result()
