@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, get_args
 
 import numpy as np
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 Explained = tuple[SparsityRecord, Solution]
+# A network, what its tensors reach, and the calibration input at its size.
+Fitted: TypeAlias = "tuple[Network, ranges.Ranges, Mapping[str, Any] | None]"
 Shapes = Mapping[
     str, Sequence[int] | Sequence[Sequence[int]]
 ]  # of dynamic inputs: a shape, or the smallest, optimal and largest
@@ -90,22 +92,42 @@ def build(
     pruned = None if save_pruned is None else io.BytesIO()
     wanted = points.asked(shapes)
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
-    planner = Planner(target, mode, make_timer(target, timing_cache, progress), {}, progress, exhaustive, workspace, asked)
-    profiles, planned = _planned(loaded, wanted, sizes, calibration, (input_formats, output_formats), planner, batch_invariant)
+    fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    explained = [stages.explain(loaded, p, planner) for p in planned]
-    _log(log, planned, planner)
+    planner = Planner(target, mode, make_timer(target, timing_cache, progress), {}, progress, exhaustive, workspace, asked)
+    profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
+    explained = _explained(loaded, planned, planner, log)
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
     described = Model(planned[0].table.network.name, sha256_of(source))
     engine = _packed(described, planned, explained, flags, profiles, progress, embed_cubins)
     return _reported(engine, save_pruned, pruned)
 
 
-def _planned(
+def _fitted(
     loaded: importer.Loaded,
     wanted: Sequence[points.Asked],
     sizes: Sequence[points.Shapes | None],
     calibration: Mapping[str, Any] | None,
+    progress: Listener,
+) -> tuple[list[Fitted], list[str | None]]:
+    """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any."""
+    plain: list[Network] = []
+    for shapes in sizes:
+        lowered = stages.lowered(loaded, shapes, progress)
+        plain.append(stages.shared(lowered, plain[0]) if plain else lowered)
+    exact = points.meeting(loaded, wanted, plain)
+    known: ranges.Known = {}
+    fitted = []
+    for shapes, lowered in zip(sizes, plain, strict=True):
+        rows = points.repeated(calibration, shapes) if wanted else calibration
+        fitted.append((*stages.fit(loaded, lowered, rows, progress, known), rows))
+    return fitted, exact
+
+
+def _planned(
+    fitted: Sequence[Fitted],
+    exact: Sequence[str | None],
+    wanted: Sequence[points.Asked],
     formats: tuple[io_formats.Spec | None, io_formats.Spec | None],
     planner: Planner,
     alike: bool,
@@ -113,16 +135,7 @@ def _planned(
     """The profiles, and their plans that are worth a place in the engine. `formats`: of the inputs, and of the outputs;
     `alike`: whether one tactic per layer is to compute all batches."""
     planned: list[Planned] = []
-    known: ranges.Known = {}
-    plain: list[Network] = []
-    for shapes in sizes:
-        planner.progress(Progress("lower", str(loaded.source)))
-        lowered = stages.lowered(loaded, shapes)
-        plain.append(stages.shared(lowered, plain[0]) if plain else lowered)
-    exact = points.meeting(loaded, wanted, plain)
-    for shapes, lowered in zip(sizes, plain, strict=True):
-        rows = points.repeated(calibration, shapes) if wanted else calibration
-        network, reached = stages.fit(loaded, lowered, rows, planner.progress, known)
+    for network, reached, rows in fitted:
         planner = replace(planner, ends=stages.ends_of(network, reached, *formats))
         planned.append(stages.settle(network, reached, rows, planner, planned[0].table.network if planned else None))
     profiles, stay = points.kept(wanted, planned, exact)
@@ -192,8 +205,7 @@ def outlooks(
     found: list[Outlook] = []
     known: ranges.Known = {}  # networks too large for a run at each batch are run for one image
     for shape in sizes:
-        progress(Progress("lower", str(loaded.source)))
-        network, reached = stages.fit(loaded, stages.lowered(loaded, shape), None, progress, known)
+        network, reached = stages.fit(loaded, stages.lowered(loaded, shape, progress), None, progress, known)
         network = alternatives(network)
         inputs = {t.name: t.shape for t in network.inputs}
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
@@ -234,8 +246,11 @@ def _risk(risk: float, target: Device) -> float | None:
     return None if target.measured else risk
 
 
-def _log(log: Callable[[str], None] | None, planned: Sequence[Planned], planner: Planner) -> None:
-    """The timings of each layer."""
+def _explained(
+    loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner, log: Callable[[str], None] | None
+) -> list[Explained]:
+    """Each plan's reasons; `log` and the logger get the timings of each layer."""
+    explained = [stages.explain(loaded, p, planner) for p in planned]
     if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning
 
@@ -244,6 +259,7 @@ def _log(log: Callable[[str], None] | None, planned: Sequence[Planned], planner:
                 LOGGER.debug("%s", block)
                 if log:
                     log(block)
+    return explained
 
 
 def _packed(

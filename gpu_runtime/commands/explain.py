@@ -5,7 +5,7 @@ import json
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import at, named, quiet_option, shown_at
+from gpu_runtime.commands.options import at, named, plan_text, quiet_option, shown_at
 from gpu_runtime.commands.targets import check_targets, write_all
 
 
@@ -29,7 +29,6 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     """
     wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
     from gpu_runtime import load
-    from gpu_runtime.explain.points import at_text
 
     loaded = at(load(engine, allow_cubins=True), shown)  # only read, never run
     found = loaded.what_if(wanted) if wanted else None
@@ -38,8 +37,8 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
         answer = found.to_dict() if found else None
         document = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
         return say(json.dumps(document, indent=1))
-    if loaded.record.profiles:
-        say(f"{engine}: {loaded.record.model.name}{at_text(loaded.record)}\n")
+    if plan := plan_text(loaded.record):
+        say(f"{engine}: {loaded.record.model.name}{plan}\n")
     say("\n".join(str(part) for part in (account, found) if part), nl=False)
 
 

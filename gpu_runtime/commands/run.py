@@ -6,7 +6,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named, quiet_option
+from gpu_runtime.commands.options import named, plan_text, quiet_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
@@ -63,12 +63,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         results, wrong = ctx.run(arrays), ctx.nonfinite()
     write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
     progress.end()
-    plan = ""
-    if loaded.record.profiles:
-        from gpu_runtime.explain.points import at_text
-
-        plan = at_text(loaded.record)
-    say(f"Ran {engine} on {where}{plan}; wrote {output}")
+    say(f"Ran {engine} on {where}{plan_text(loaded.record)}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]

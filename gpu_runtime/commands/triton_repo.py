@@ -70,7 +70,7 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
         _place(model, version, Path(engine), OURS + interface + settings)
     except OSError as e:
         raise ValueError(f"{e.filename}: the model could not be written: {e.strerror or e}") from None
-    say(f"Wrote {model}, version {version}: 1 to {size.most} rows" if version == 1 else f"Wrote {model}, version {version}")
+    say(f"Wrote {model}, version {version}: {size} rows in a run" if version == 1 else f"Wrote {model}, version {version}")
 
 
 def _check_runs_here(engine: "Engine", kind: str) -> None:

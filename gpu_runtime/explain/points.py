@@ -14,7 +14,8 @@ from tactics.launches import section_bytes
 @dataclass(frozen=True, slots=True)
 class Point:
     """A plan of an engine: its `batch` runs `first` to `batch` images of those `inputs`; `weight_bytes`: of its sections, of
-    which `own_bytes` no other plan reads; `own_us`: the time without --batchInvariant."""
+    which `own_bytes` no other plan reads, None of other kernel sources, which alone know; `own_us`: the time without
+    --batchInvariant."""
 
     inputs: str
     first: int
@@ -22,8 +23,8 @@ class Point:
     us: float
     us_per_image: float
     arena_bytes: int
-    weight_bytes: int
-    own_bytes: int
+    weight_bytes: int | None
+    own_bytes: int | None
     shown: bool
     own_us: float | None = None
 
@@ -39,22 +40,23 @@ def points(record: EngineRecord) -> tuple[Point, ...]:
             plan = record.plans[number]
             batch = batch_of(plan, profile) if profile.batched else (plan.inputs[0].shape[:1] or (1,))[0] if plan.inputs else 1
             others = set().union(*(used[i] for i in range(len(used)) if i != number))
-            sizes = [s.nbytes for s in used[number].values()]
-            own = sum(s.nbytes for name, s in used[number].items() if name not in others)
+            known = bool(plan.steps)
+            read = sum(s.nbytes for s in used[number].values()) if known else None
+            own = sum(s.nbytes for name, s in used[number].items() if name not in others) if known else None
             us, memory = plan.solution.total_us, plan.memory.activation_bytes
             shapes = ", ".join(f"{b.name} {'x'.join(map(str, b.shape))}" for b in plan.inputs)
             first = batch if profile.exact or not profile.batched else before
             shown = number == record.shown
             alone = plan.solution.rivals.own_us
-            found.append(Point(printable(shapes), first, batch, us, us / batch, memory, sum(sizes), own, shown, alone))
+            found.append(Point(printable(shapes), first, batch, us, us / batch, memory, read, own, shown, alone))
             before = batch + 1
     return tuple(found)
 
 
 def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
-    """Name -> each section that a plan reads."""
+    """Name -> each section that a plan reads; none of a plan without steps, see is_checkable."""
     found, stored = {}, record.weight_sections
-    for layer in plan.layers:
+    for layer in plan.layers if plan.steps else ():
         if layer.problem is not None and layer.tactic is not None:
             for part in section_bytes(layer.problem, layer.tactic):
                 name = plan.renamed.get(f"{layer.name}.{part}", f"{layer.name}.{part}")
@@ -75,12 +77,12 @@ def points_text(record: EngineRecord) -> str:
     rows = [
         [
             f"{p.inputs}{' (shown)' if p.shown else ''}",
-            f"{p.first}..{p.batch}" if p.first < p.batch else str(p.batch),
+            _images(p),
             us_text(p.us, timing, unit=""),
             us_text(p.us_per_image, timing, unit=""),
             size_text(p.arena_bytes),
-            size_text(p.weight_bytes),
-            size_text(p.own_bytes),
+            "-" if p.weight_bytes is None else size_text(p.weight_bytes),
+            "-" if p.own_bytes is None else size_text(p.own_bytes),
         ]
         for p in found
     ]
@@ -90,7 +92,7 @@ def points_text(record: EngineRecord) -> str:
     for profile in record.profiles:
         if profile.exact:
             lines += wrap(printable(f"No batch is padded: {profile.exact}."))
-        if profile.plans[1:]:
+        if profile.plans[1:] and all(record.plans[number].steps for number in profile.plans):
             lines += wrap(_bits_text(record, profile))
     if own := [(p.us, p.own_us) for p in found if p.own_us is not None]:
         total, alone = (sum(times) for times in zip(*own, strict=True))
@@ -98,6 +100,10 @@ def points_text(record: EngineRecord) -> str:
             f"One tactic per layer for all batches costs {100 * (total / alone - 1):.2f} % of the sum of their times."
         )
     return "\n".join(lines) + "\n"
+
+
+def _images(p: Point) -> str:
+    return f"{p.first}..{p.batch}" if p.first < p.batch else str(p.batch)
 
 
 def _bits_text(record: EngineRecord, profile: Profile) -> str:
@@ -112,23 +118,18 @@ def _bits_text(record: EngineRecord, profile: Profile) -> str:
 
 
 def at_text(record: EngineRecord) -> str:
-    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown; empty for an engine of one size."""
-    if not record.profiles:
-        return ""
+    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown, in an engine of a range."""
     (p,) = (p for p in points(record) if p.shown)
     ends = ", ".join(str(spec).rsplit(" ", 1)[0] for spec in specs(record, record.plan.inputs))
     time = f"{us_text(p.us, record.timing)}, {us_text(p.us_per_image, record.timing)} an image"
-    memory = f"arena {size_text(p.arena_bytes)}, weights {size_text(p.weight_bytes)}"
-    return printable(f", batch {p.batch} of {ends}: {time}, {memory}")
+    weights = "" if p.weight_bytes is None else f", weights {size_text(p.weight_bytes)}"
+    return printable(f", batch {p.batch} of {ends}: {time}, arena {size_text(p.arena_bytes)}{weights}")
 
 
 def batches_text(record: EngineRecord) -> str:
     """The plans in one sentence: "4 plans, shown is that for batch 8; 1..8: 9.6 us, 9..64: 20.1 us"."""
     found, timing = points(record), record.timing
     shown = next(p for p in found if p.shown)
-    texts = [
-        f"{p.first}..{p.batch}: {us_text(p.us, timing)}" if p.first < p.batch else f"{p.batch}: {us_text(p.us, timing)}"
-        for p in found
-    ]
+    texts = [f"{_images(p)}: {us_text(p.us, timing)}" for p in found]
     exact = "".join(f"; none is padded: {p.exact}" for p in record.profiles if p.exact)
     return printable(f"{len(found)} plans, shown is the one for {shown.inputs}; images {', '.join(texts)}{exact}")

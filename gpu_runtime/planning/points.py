@@ -52,9 +52,14 @@ def asked(shapes: object) -> tuple[Asked, ...]:
     if not several and not (isinstance(shapes, Mapping) and any(_is_range(v) for v in shapes.values())):
         return ()  # one size, which the importer checks
     found = tuple(_profile(s) for s in listed)
-    if (least := sum(len({a.opt, a.max}) for a in found)) > MOST_PLANS or not found:
-        raise ValueError(f"shapes: expected 1 to {MOST_PLANS} sizes in all, the opt and max of each profile, got {least}")
+    if (least := sum(map(_least, found))) > MOST_PLANS:
+        raise ValueError(f"shapes: expected {MOST_PLANS} plans at most, two for each range and one for each size, got {least}")
     return found
+
+
+def _least(wanted: Asked) -> int:
+    """How many plans a profile makes at least: two of a range show what has a batch."""
+    return 2 if wanted.ranged else 1
 
 
 def _is_range(value: object) -> bool:
@@ -138,9 +143,9 @@ class Cell:
 
 
 def cells(wanted: Sequence[Asked]) -> list[Cell]:
-    """All plans to make; one where no profile is asked for."""
-    most = max(2, min(MOST_POINTS, MOST_PLANS // max(len(wanted), 1)))
-    return [Cell(i, n) for i, a in enumerate(wanted) for n in candidates(a, most)] or [Cell(0, 1)]
+    """All plans to make, MOST_PLANS at most; one where no profile is asked for."""
+    each = min(MOST_POINTS, MOST_PLANS // max(len(wanted), 1))
+    return [Cell(i, n) for i, a in enumerate(wanted) for n in candidates(a, max(each, _least(a)))] or [Cell(0, 1)]
 
 
 def sizes(loaded: importer.Loaded, wanted: Sequence[Asked], shapes: Any) -> list[Shapes | None]:
@@ -167,12 +172,15 @@ def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Ne
 
     found: list[str | None] = []
     for number, asked in enumerate(wanted):
-        of = [network for cell, network in zip(cells(wanted), plain, strict=True) if cell.profile == number and cell.batch > 1][
-            -2:
-        ]
+        pairs = zip(cells(wanted), plain, strict=True)
+        of = [network for cell, network in pairs if cell.profile == number and cell.batch > 1][-2:]
+        why = None
         if asked.ranged and len(of) < 2:
-            of.append(stages.lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
-        found.append(rows.meeting(*of) if asked.ranged else None)
+            try:
+                of.append(stages.lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
+            except ModelError as e:  # nobody asked for that batch
+                why = f"at batch {asked.max + 1}, where images are looked at, {e}"
+        found.append(why or rows.meeting(*of) if asked.ranged else None)
     return found
 
 
@@ -190,9 +198,9 @@ def kept(
         of = {cell.batch: i for i, cell in enumerate(listed) if cell.profile == number}
         why = exact[number]
         batches = tuple(of) if why else worth({n: planned[i].chosen.us for n, i in of.items()}, a.opt)
-        one, other = (planned[of[n]].table.network for n in (min(of), max(of)))
-        pairs = zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True)
-        batched = tuple(a.name for a, b in pairs if tuple(a.shape) != tuple(b.shape))
+        few, many = (planned[of[n]].table.network for n in (min(of), max(of)))
+        pairs = zip((*few.inputs, *few.outputs), (*many.inputs, *many.outputs), strict=True)
+        batched = tuple(end.name for end, larger in pairs if tuple(end.shape) != tuple(larger.shape))
         plans = tuple(range(len(stay), len(stay) + len(batches)))
         profiles.append(Profile(a.min, a.opt, a.max, plans, batched, why if batched else None))
         stay += [of[n] for n in batches]

@@ -20,8 +20,8 @@ from gpu_runtime import installed_version
 from gpu_runtime.engine import Engine
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
-from gpu_runtime.frontend.source import Source
-from gpu_runtime.progress import Listener, Progress, compiling
+from gpu_runtime.frontend.source import Source, stem_of
+from gpu_runtime.progress import Listener, Progress, compiling, ignore
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
@@ -105,11 +105,12 @@ def load(
     return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
 
 
-def lowered(loaded: importer.Loaded, shapes: Shapes | None) -> Network:
+def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener = ignore) -> Network:
     """The network for inputs of these shapes, in FP16's types as they come."""
     from gpu_runtime.fusion import fuse
     from gpu_runtime.lowering import lower
 
+    progress(Progress("lower", stem_of(loaded.source)))
     return lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
 
 

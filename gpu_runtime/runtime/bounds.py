@@ -67,8 +67,8 @@ def _of_one_size(at: str, profile: Profile, plan: PlanRecord, largest: PlanRecor
             yield f"{at}: the {kind} of its plans have different names or types"
             return
         for b, whole in zip(some, others, strict=True):
-            scaled = b.name in profile.batched and b.shape and whole.shape  # the largest plan's has as many rows for each image
-            fits = not scaled or b.shape[0] * profile.max == whole.shape[0] * batch
+            scaled = b.name in profile.batched and b.shape and whole.shape  # so many rows of each image
+            fits = not scaled or (b.shape[0] * profile.max == whole.shape[0] * batch and not b.shape[0] % batch)
             if not fits or b.shape[bool(scaled) :] != whole.shape[bool(scaled) :]:
                 shapes = f"{list(b.shape)} at batch {batch}, {list(whole.shape)} at {profile.max}"
                 yield f"{at}: {kind} {b.name[:40]!r} has shape {shapes}"

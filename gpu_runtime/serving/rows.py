@@ -137,8 +137,10 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
         group = groups.pop(0)
         rows = sum(counts[i] for i in group)
         if (point := size.point(rows)) is None:
-            few = f"expected {size} rows in a run, got {rows} from {len(group)} requests that waited together"
-            cure = "send as many in one request, let requests wait longer, or build an engine for a range of batches"
+            few, cure = f"expected {size} rows in a run, got {rows}", "send exactly so many in one request"
+            if size.together:
+                few += f" from {len(group)} requests that waited together"
+                cure = "send as many in one request, let requests wait longer, or build an engine for smaller batches"
             answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
             continue
         try:

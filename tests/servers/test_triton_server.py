@@ -171,7 +171,7 @@ def test_an_exact_batch_refuses_the_requests_that_do_not_fill_it(python, digits,
         whole = np.concatenate(digits.requests[:8])[:MOST]
         assert triton.infer({"x": whole}).status == 200
         few = triton.infer({"x": whole[:3]})
-        assert few.status == 400 and b"expected 8 rows in a run, got 3 from 1 requests" in few.body
+        assert few.status == 400 and b"expected 8 rows in a run, got 3: send exactly so many in one request" in few.body
         assert triton.metrics()["gpu_runtime_errors", "request"] == 1
 
 

@@ -16,7 +16,7 @@ WORDS = "triton-repo tiny.engine -o repo --name net"
 
 def test_the_model_and_its_next_version(cli, files):
     code, out, err = cli(WORDS)
-    assert (code, err) == (0, "") and out == "Wrote repo/net, version 1: 1 to 1 rows\n"
+    assert (code, err) == (0, "") and out == "Wrote repo/net, version 1: 1 rows in a run\n"
     folder = files / "repo" / "net"
     assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")) == [
         "1",

@@ -229,7 +229,11 @@ RANGE = "--minShapes=x:{}x1x8x8 --optShapes=x:{}x1x8x8 --maxShapes=x:{}x1x{}x8"
             "--profile: expected a number of its own for each profile, from 0 on",
         ),
         ("--shapes=x:1x1x8x8 --profile=0", 2, "expected behind the --profile=N that they belong to"),
-        (" ".join(f"--profile={i} --shapes=x:{i + 1}x1x8x8" for i in range(17)), 1, "expected 1 to 16 sizes in all"),
+        (
+            " ".join(f"--profile={i} --shapes=x:{i + 1}x1x8x8" for i in range(17)),
+            1,
+            "shapes: expected 16 plans at most, two for each range",
+        ),
     ],
 )
 def test_ranges_that_have_no_answer(given, code, words, files, cli):

@@ -73,6 +73,13 @@ def test_equal_weights_stand_once_in_the_file(engine):
     assert len(encode(engine)) < 3 * len(encode(engine.at(4)))
 
 
+def shrink(plans):
+    """A quarter of a row for each image: as many at each batch, yet no whole number."""
+    for plan in plans:
+        n, c, h, w = plan["outputs"][0]["shape"]
+        plan["outputs"][0].update(shape=[n // 4, c, 2 * h, 2 * w])
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -87,6 +94,7 @@ def test_equal_weights_stand_once_in_the_file(engine):
             "profiles.0..batched: expected inputs and outputs that have",
         ),
         (lambda p: p["profiles"][0].update(batched=["x"]), "outputs 'y' has shape"),
+        (lambda p: shrink(p["plans"][:-1]), "outputs 'y' has shape"),
         (lambda p: p["plans"][0].update(renamed={"a": "b"}), "plans.0.: renamed: there is no section 'b'"),
         (lambda p: p.update(shown=99), "shown: there is no plan 99"),
         (lambda p: p["plans"][1]["inputs"][0].update(name="u"), "plans of rising batches"),
@@ -99,6 +107,17 @@ def test_equal_weights_stand_once_in_the_file(engine):
 def test_a_file_with_wrong_profiles_is_refused(engine, change, sentence):
     with pytest.raises(EngineError, match=sentence):
         decode(reheaded(encode(engine), change))
+
+
+def test_an_engine_of_other_kernels_is_shown_without_what_only_they_know(engine):
+    """Which sections its layers read, and in what order they add."""
+    from dataclasses import replace
+
+    from gpu_runtime.explain import points
+
+    plans = tuple(replace(p, steps=(), frees=()) for p in engine.record.plans)
+    text = points.points_text(replace(engine.record, source_hash="0" * 64, plans=plans))
+    assert "  -" in text and "same bits" not in text and "A context takes the largest arena" in text
 
 
 def test_a_section_of_one_plan_that_is_missing_is_named(engine):

@@ -107,7 +107,9 @@ def test_an_exact_batch_runs_requests_that_fill_it_alone(exact):
         joined = answer(exact, context, [request(rng, n) for n in (5, 8, 6, 3, 1)])
     assert [run.rows for run in joined.runs] == [8]
     few = joined.answers[2]
-    assert isinstance(few, Failure) and few.message.startswith("expected 8 rows in a run, got 6 from 1 requests")
+    assert isinstance(few, Failure) and few.message.startswith(
+        "expected 8 rows in a run, got 6: send exactly so many in one request"
+    )
     assert [isinstance(a, Failure) for a in joined.answers] == [True, False, True, True, True]
 
 
@@ -129,7 +131,7 @@ def test_requests_whose_rows_depend_on_each_other_run_alone(tmp_path):
         joined = answer(engine, context, [{"x": a} for a in x])
     assert [(run.rows, run.point) for run in joined.runs] == [(2, 2), (2, 2)]
     assert np.allclose(joined.answers[2]["y"], x[2] - x[2].mean(0), atol=1e-3)
-    assert " rows in a run, got 3 from 1 request" in joined.answers[1].message
+    assert " rows in a run, got 3: send exactly so many in one request" in joined.answers[1].message
 
 
 def test_a_run_is_padded_to_the_next_point():
