@@ -1,6 +1,7 @@
 """Measurements of tactics in a file that builds share: what was timed once is not timed again."""
 
 import errno
+import io
 import json
 import os
 import time
@@ -168,6 +169,19 @@ def _read(path: Path, inode: int, begin: int) -> tuple[bytes, int, int]:
             return file.read(), status.st_ino, begin
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return b"", 0, 0
+
+
+def whole_lines(data: bytes) -> dict[Key, bytes]:
+    """The last line of each key of a file, in order; a torn last line is ignored. ValueError: the first that is none."""
+    found: dict[Key, bytes] = {}
+    for number, line in enumerate(io.BytesIO(data), 1):
+        if record := parse(line):
+            found.pop(key_of(record), None)
+            found[key_of(record)] = line.rstrip(b"\n") + b"\n"
+        elif line.strip() and (line.endswith(b"\n") or not found):
+            got = line[:60].decode(errors="replace").strip()
+            raise ValueError(f"line {number}: expected a measurement of a timing cache, got {got!r}")
+    return found
 
 
 def parse(line: bytes) -> dict | None:
