@@ -110,6 +110,9 @@ class Few:
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))
 
+    def close(self) -> None:
+        self.timer.close()
+
 
 class Collecting(Predicted):
     """A timer that predicts, and keeps what it was asked for."""

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
-from gpu_runtime.target import make_timer, pick_device, timing_record
+from gpu_runtime.target import make_timer, pick_device, stays_in_l2, timing_record
 from gpu_runtime.text import WIDTH
 from tactics import predict
 
@@ -50,7 +50,8 @@ def build(
     device: str | Device | None = None,
     shapes: Shapes | Sequence[Shapes] | None = None,
     batch_invariant: bool = False,
-    timing_cache: str | os.PathLike | None = None,
+    timing_cache: str | os.PathLike | Literal[False] | None = None,
+    only_cached_times: bool = False,
     save_pruned: str | os.PathLike | BinaryIO | None = None,
     embed_cubins: bool = False,
     input_formats: io_formats.Spec | None = None,
@@ -69,7 +70,8 @@ def build(
     for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
     plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic inputs, or three shapes for a
     range of batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per
-    layer for all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend.
+    layer for all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend,
+    False: none. `only_cached_times`: measure nothing on a GPU, and raise ValueError where a time is not in that file.
     `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all),
     ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
     what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None:
@@ -94,9 +96,12 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    planner = Planner(target, mode, make_timer(target, timing_cache, progress), {}, progress, exhaustive, workspace, asked)
+    warm = all(stays_in_l2(network, target) for network, *_ in fitted)
+    timer = make_timer(target, timing_cache, progress, only_cached_times, warm)
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
+    timer.close()
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
     described = Model(planned[0].table.network.name, sha256_of(source))
     engine = _packed(described, planned, explained, flags, profiles, progress, embed_cubins)
@@ -227,9 +232,9 @@ def _mode(sparsity: str) -> Sparsity:
 
 def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
     """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
-    paths = str, os.PathLike
+    paths, cache = (str, os.PathLike), given["timing_cache"]
     for name, wanted, fits in (
-        ("timing_cache", "a path or None", given["timing_cache"] is None or isinstance(given["timing_cache"], paths)),
+        ("timing_cache", "a path, None or False", cache is None or cache is False or isinstance(cache, paths)),
         ("workspace", "a number of bytes or None", given["workspace"] is None or type(given["workspace"]) is int),
         ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
         ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),

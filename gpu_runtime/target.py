@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cuda_kernels import device as devices
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime.progress import Listener, compiling, ignore
+from gpu_runtime.progress import Listener, Progress, compiling, ignore
 from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.network import Network
     from gpu_runtime.planning import tables
 
 
@@ -33,15 +35,38 @@ def pick_device(device: str | Device | None) -> Device:
     return findings.applied(devices.current())
 
 
-def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = ignore) -> tables.Timer:
+def make_timer(
+    device: Device,
+    timing_cache: str | os.PathLike | Literal[False] | None,
+    progress: Listener = ignore,
+    only_cached: bool = False,
+    warm_l2: bool = False,
+) -> tables.Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
-    the kernels that are compiled for it."""
+    the kernels that are compiled for it, of waiting for the GPU, and of what the cache was good for when the timer is closed.
+    `warm_l2`: as stays_in_l2 says; the other arguments are `build`'s."""
     from tactics.measure import timing
 
     if not device.measured:
         return timing.predicted(device)
-    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
-    return timing.measured(device, timing.Cache(path), progress=compiling(progress))
+    path = None if timing_cache is False else Path(timing_cache or cache_dir() / "timings.jsonl")
+    timer = timing.measured(
+        device,
+        timing.Cache(path),
+        progress=compiling(progress),
+        waits=lambda: progress(Progress("wait", "the GPU, on which another process measures")),
+        told=lambda text: progress(Progress("cache", text)),
+        only_known=only_cached,
+    )
+    timer.warm_l2 = warm_l2
+    return timer
+
+
+def stays_in_l2(network: Network, device: Device) -> bool:
+    """Whether its weights and tensors, in FP16, take less than half of the L2: then a run finds there what the one before it
+    left, weights too."""
+    weights = {id(array): array.size for op in network.ops for array in op.weights.values()}
+    return 2 * (sum(weights.values()) + sum(map(math.prod, network.tensors.values()))) < device.l2_bytes / 2
 
 
 def timing_record(device: Device) -> Timing:

@@ -101,6 +101,10 @@ class Asked:
     timing_cache: str | None = flag(
         "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
     )
+    no_cache: bool = flag("--noBuilderCache", is_flag=True, help="Neither read nor write a timing cache.")
+    only_cached: bool = flag(
+        "--errorOnTimingCacheMiss", is_flag=True, help="Measure nothing: fail where the timing cache lacks a time."
+    )
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
     embed_cubins: bool = flag(
         "--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins."
@@ -169,6 +173,8 @@ def build_command(asked: Asked) -> None:
     source, wanted = _source(asked.model, asked.onnx), asked.wanted
     if asked.save_pruned and asked.sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
+    if asked.no_cache and (asked.timing_cache or asked.only_cached):
+        raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
     sizes, workspace = asked.sizes, parse_pools(asked.pools)
     targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}
     own = {"--saveEngine": asked.engine_path, "--timingCacheFile": asked.timing_cache}
@@ -180,7 +186,7 @@ def build_command(asked: Asked) -> None:
     from gpu_runtime.pipeline import build
 
     target = _target(asked.device)
-    if target.measured:
+    if target.measured and not asked.no_cache:
         KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
     head = _planning_for(target, asked.device, asked.timing_cache)
@@ -192,7 +198,8 @@ def build_command(asked: Asked) -> None:
         device=target,
         shapes=sizes,
         batch_invariant=asked.batch_invariant,
-        timing_cache=asked.timing_cache,
+        timing_cache=False if asked.no_cache else asked.timing_cache,
+        only_cached_times=asked.only_cached,
         save_pruned=pruned if asked.save_pruned else None,
         embed_cubins=asked.embed_cubins,
         input_formats=asked.input_formats,

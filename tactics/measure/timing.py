@@ -150,8 +150,8 @@ class _NoProblem(Exception):
 
 class Measured:
     """A timer that measures what the cache does not hold. `timeout_s` bounds one request to the child process; `progress`
-    is told of kernels that are compiled, `waits` once, when another process holds the GPU (`gpu` names it). `only_known`:
-    measure nothing, raise ValueError for what the cache lacks.
+    is told of kernels that are compiled, `waits` once, when another process holds the GPU (`gpu` names it), `told` by close()
+    what the cache was good for. `only_known`: measure nothing, raise ValueError for what the cache lacks.
 
     To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
     `zeros`, problem -> which of its inputs are half zeros, as behind a ReLU.
@@ -172,6 +172,7 @@ class Measured:
         compile_first: bool = True,
         progress: Counter | None = None,
         waits: Callable[[], None] = lambda: None,
+        told: Callable[[str], None] = lambda text: None,
         gpu: str | None = None,
         only_known: bool = False,
     ):
@@ -180,7 +181,7 @@ class Measured:
         self._key = f"{device.key}|{driver_version() if driver is None else driver}"
         self._compiling = Compiling(device.sm, progress) if compile_first else None
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self._only_known, self._waits, self._gpu = only_known, waits, gpu
+        self._only_known, self._waits, self._told, self._gpu = only_known, waits, told, gpu
         self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
         self._worker = Helper(command)
         self._set_up: Problem | None = None  # what the worker is set up for
@@ -191,25 +192,18 @@ class Measured:
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         tactics = tuple(tactics)
-        self._seen.setdefault(problem, {}).update((t.name, t) for t in tactics)
         if todo := self._missing(problem, tactics):
             if self._only_known:
                 raise ValueError(self._lacks(problem, todo[0]))
             if able := self._able(problem, todo):
                 self._measure(problem, able)
-        times = {}
-        for tactic in tactics:
-            record = self.cache.get(self.key(problem, tactic))
-            if record and "error" not in record:
-                times[tactic] = _time(record)
-            elif record:
-                self.failures[str(problem), tactic.name] = record["error"]
-        return times
+        return self._found(problem, tactics, unfinished=True)
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         """The times, of these tactics, that need no measuring."""
-        records = {t: self.cache.get(self.key(problem, t)) for t in tactics}
-        return {t: _time(r) for t, r in records.items() if r and is_over(r) and "error" not in r}
+        tactics = tuple(tactics)
+        self._missing(problem, tactics)
+        return self._found(problem, tactics)
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         zeros = "".join(str(int(zero)) for zero in self.zeros.get(problem, ()))
@@ -232,18 +226,35 @@ class Measured:
         return "; ".join([f"{self.cache.path}: {used} of {total} times used", *parts, *malformed])
 
     def close(self) -> None:
+        if self._verdicts:
+            self._told(self.cache_text())
+        self._end()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._end()
+
+    def _end(self) -> None:
         self._worker.close()
         if self._compiling:
             self._compiling.close()
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
+    def _found(self, problem: Problem, tactics: Iterable[Tactic], unfinished: bool = False) -> dict[Tactic, Time]:
+        """What the cache has: times, those of an unfinished race if wanted, and failures."""
+        times = {}
+        for tactic in tactics:
+            record = self.cache.get(self.key(problem, tactic))
+            if record and "error" in record:
+                self.failures[str(problem), tactic.name] = record["error"]
+            elif record and (unfinished or is_over(record)):
+                times[tactic] = Time(record["us"], record["low_us"], record["high_us"])
+        return times
 
     def _missing(self, problem: Problem, tactics: Iterable[Tactic]) -> list[Tactic]:
         """The tactics of which the cache lacks the time, or some samples."""
         found = []
         for tactic in tactics:
+            self._seen.setdefault(problem, {})[tactic.name] = tactic
             key = self.key(problem, tactic)
             missing = not is_over(self.cache.get(key))
             if key not in self._verdicts:
@@ -253,10 +264,9 @@ class Measured:
         return found
 
     def _lacks(self, problem: Problem, tactic: Tactic) -> str:
-        lacking = sum(map(bool, self._verdicts.values()))
         return (
-            f"the timing cache lacks {lacking} of {len(self._verdicts)} times asked for so far, as that of {tactic.name} for "
-            f"{problem}, and may not be added to ({self.cache_text()}): build without --errorOnTimingCacheMiss to measure them"
+            f"the timing cache lacks times that the build needs, as that of {tactic.name} for {problem} ({self.cache_text()}): "
+            "build without --errorOnTimingCacheMiss (only_cached_times=True) to measure them"
         )
 
     def _able(self, problem: Problem, todo: list[Tactic]) -> list[Tactic]:
@@ -283,7 +293,7 @@ class Measured:
                     if self.cache.get(self.key(problem, tactic)) is None:
                         self.failures[str(problem), tactic.name] = str(e)
             except BaseException:  # Ctrl-C too: the child may be in the middle of an answer
-                self.close()
+                self._end()
                 raise
             finally:
                 self.cache.sync()
@@ -399,10 +409,6 @@ class Measured:
 
 def _are_samples(found: object, names: Sequence[str], count: int) -> bool:
     return isinstance(found, dict) and all(are_times(found.get(name)) and len(found[name]) == count for name in names)
-
-
-def _time(record: Mapping[str, Any]) -> Time:
-    return Time(record["us"], record["low_us"], record["high_us"])
 
 
 def cell_of(tactic: Tactic) -> Cell:

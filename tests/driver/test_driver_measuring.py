@@ -4,12 +4,14 @@ tactic that it is of and the rest goes on; noise, drift and throttling change no
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
+from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
@@ -364,6 +367,25 @@ def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_
     x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
     with engine.context() as context, engine.context(device="emulator") as other:
         assert trial.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+
+
+@emulated
+def test_a_build_with_its_cache_alone_and_with_none(driver, monkeypatch, network, tmp_path):
+    monkeypatch.setattr(race, "STEPS", (1, 2, 3))
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path / "cache"))
+    told: list[Progress] = []
+    options: dict[str, Any] = {"sparsity": "force", "timing_cache": tmp_path / "times.jsonl", "progress": told.append}
+    with fewer_tactics():
+        with pytest.raises(ValueError, match="lacks times that the build needs, .* 0 of [0-9]+ times used"):
+            gr.build(network, only_cached_times=True, **options)
+        assert gr.build(network, **options | {"timing_cache": False}).record.timing.kind == "measured"
+        assert not (tmp_path / "times.jsonl").exists() and not (tmp_path / "cache" / "timings.jsonl").exists()
+        first = gr.build(network, **options)
+        told.clear()
+        again = gr.build(network, only_cached_times=True, **options)
+    assert again.plan == first.plan
+    (line,) = [p.text() for p in told if p.stage == "cache"]
+    assert re.fullmatch(rf"timing cache {tmp_path}/times.jsonl: ([0-9]+) of \1 times used", line)
 
 
 def built_beside_another() -> None:

@@ -344,6 +344,39 @@ def test_known_measures_nothing(fake):
     assert timer.known(PROBLEM, [one, two]) == times
 
 
+def test_where_nothing_may_be_measured_a_miss_is_an_error_that_counts(fake):
+    many = tactics(4)
+    fake()(PROBLEM, many[:2])
+    fake(driver="579")(PROBLEM, many[2:3])
+    timer, before = fake(only_known=True), fake.log()
+    assert set(timer(PROBLEM, many[:2])) == set(many[:2])
+    timer.prepare([(PROBLEM, many)])
+    with pytest.raises(ValueError, match="errorOnTimingCacheMiss") as e:
+        timer(PROBLEM, many[2:3])
+    assert f"lacks times that the build needs, as that of {many[2].name} for {PROBLEM}" in str(e.value)
+    assert "2 of 4 times used; 1 measured with another driver; 1 not in it)" in str(e.value) and fake.log() == before
+
+
+def test_a_timer_tells_at_its_end_what_the_cache_was_good_for(fake):
+    many, told = tactics(3), []
+    fake()(PROBLEM, many[:2])
+    with fake.path.open("a") as file:
+        file.write("junk\n")
+    timer = fake(told=told.append)
+    timer.known(PROBLEM, many)
+    timer(PROBLEM, many)
+    assert told == []
+    timer.close()
+    assert told == [f"{fake.path}: 2 of 3 times used; 1 not in it; 1 of its lines are no measurements"]
+
+
+def test_failures_that_the_cache_knows_are_told_without_measuring(fake):
+    one = tactics(1)
+    fake({one[0].name: "error"})(PROBLEM, one)
+    timer = fake()
+    assert timer.known(PROBLEM, one) == {} and "relative error" in timer.failures[str(PROBLEM), one[0].name]
+
+
 def test_the_child_learns_the_clock_and_what_the_network_is_like(fake):
     one, timer = tactics(1), fake()
     timer.warm_l2, timer.zeros = True, {PROBLEM: (True,)}
