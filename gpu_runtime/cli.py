@@ -26,8 +26,8 @@ from gpu_runtime.commands.plan import plan_command
 from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
-from gpu_runtime.commands.triton_repo import triton_repo_command
 from gpu_runtime.errors import InternalError
+from gpu_runtime.serving.triton_repo import triton_repo_command
 from gpu_runtime.text import WIDTH
 
 # fmt: off

@@ -22,7 +22,7 @@ from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
-from gpu_runtime.target import make_timer, pick_device, stays_in_l2, timing_record
+from gpu_runtime.target import make_timer, pick_device, timing_record
 from gpu_runtime.text import WIDTH
 from tactics import predict
 
@@ -68,20 +68,19 @@ def build(
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
     weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
     for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
-    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic inputs, or three shapes for a
-    range of batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per
-    layer for all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend,
-    False: none. `only_cached_times`: measure nothing on a GPU, and raise ValueError where a time is not in that file.
-    `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all),
-    ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
-    what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None:
-    any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take it. `calibration`:
-    inputs by name, as `Context.run` takes them, on which the network is run once in FP32: a tensor near FP16's limit is stored
-    smaller, or in FP32, with a RuntimeWarning if it cannot be; without, random values where that is quick
-    (`engine.plan.range` tells). On it the plan is run too, where that is quick, and layers whose rounding harms get FP32
-    inputs; without, operators that are not known to be harmless do. `log` gets the timings of each layer, as TensorRT's verbose
-    log. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument, OSError for
-    `save_pruned`, InternalError for a wrong plan.
+    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: of dynamic inputs, or three each for a range of
+    batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per layer for
+    all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend, False:
+    none. `only_cached_times`: measure nothing, raise ValueError where a time is not in that file. `input_formats`,
+    `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"]
+    (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also what is known to take
+    the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the
+    least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take it. `calibration`: inputs as for
+    `Context.run`, on which the network is run once in FP32: a tensor near FP16's limit is stored smaller, or in FP32, with a
+    RuntimeWarning if it cannot be; without, random values where that is quick (`engine.plan.range` tells). On it the plan is
+    run too, where that is quick, and layers whose rounding harms get FP32 inputs; without, operators that are not known to be
+    harmless do. `log` gets each layer's timings. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError
+    for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
@@ -96,15 +95,12 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    warm = all(stays_in_l2(network, target) for network, *_ in fitted)
-    timer = make_timer(target, timing_cache, progress, only_cached_times, warm)
+    timer = make_timer(target, timing_cache, progress, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
-    timer.close()
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
-    described = Model(planned[0].table.network.name, sha256_of(source))
-    engine = _packed(described, planned, explained, flags, profiles, progress, embed_cubins)
+    engine = _packed(sha256_of(source), planned, explained, flags, profiles, progress, embed_cubins)
     return _reported(engine, save_pruned, pruned)
 
 
@@ -254,8 +250,9 @@ def _risk(risk: float, target: Device) -> float | None:
 def _explained(
     loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner, log: Callable[[str], None] | None
 ) -> list[Explained]:
-    """Each plan's reasons; `log` and the logger get the timings of each layer."""
+    """Each plan's reasons; `log` and the logger get the timings of each layer. The timer, which is asked no more, is closed."""
     explained = [stages.explain(loaded, p, planner) for p in planned]
+    planner.timer.close()
     if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning
 
@@ -268,7 +265,7 @@ def _explained(
 
 
 def _packed(
-    model: Model,
+    source_sha256: str,
     planned: Sequence[Planned],
     explained: Sequence[Explained],
     flags: Flags,
@@ -289,7 +286,7 @@ def _packed(
         stages.plan_record(data, found, p.reached, what_if.store(p.table), names)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
-    target = planned[0].table.device
+    model, target = Model(planned[0].table.network.name, source_sha256), planned[0].table.device
     record = stages.engine_record(model, target, flags, sections, plans, profiles)
     try:
         record = seal(record, arena)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,11 +41,11 @@ def make_timer(
     timing_cache: str | os.PathLike | Literal[False] | None,
     progress: Listener = ignore,
     only_cached: bool = False,
-    warm_l2: bool = False,
+    networks: Sequence[Network] = (),
 ) -> tables.Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
     the kernels that are compiled for it, of waiting for the GPU, and of what the cache was good for when the timer is closed.
-    `warm_l2`: as stays_in_l2 says; the other arguments are `build`'s."""
+    `networks`: what is built; the other arguments are `build`'s."""
     from tactics.measure import timing
 
     if not device.measured:
@@ -58,7 +59,7 @@ def make_timer(
         told=lambda text: progress(Progress("cache", text)),
         only_known=only_cached,
     )
-    timer.warm_l2 = warm_l2
+    timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
     return timer
 
 

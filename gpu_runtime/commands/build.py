@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -149,6 +149,13 @@ class Asked:
         return shapes_of(texts | {"--maxShapes": self.max_shapes})
 
     @property
+    def cache(self) -> str | Literal[False] | None:
+        """`build`'s argument `timing_cache`. Raises UsageError."""
+        if self.no_cache and (self.timing_cache or self.only_cached):
+            raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
+        return self.timing_cache if not self.no_cache else False
+
+    @property
     def exports(self) -> dict[str, str | None]:
         """Option -> the file of an engine's layers that it asks for."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
@@ -173,9 +180,7 @@ def build_command(asked: Asked) -> None:
     source, wanted = _source(asked.model, asked.onnx), asked.wanted
     if asked.save_pruned and asked.sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
-    if asked.no_cache and (asked.timing_cache or asked.only_cached):
-        raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
-    sizes, workspace = asked.sizes, parse_pools(asked.pools)
+    sizes, workspace, cache = asked.sizes, parse_pools(asked.pools), asked.cache
     targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}
     own = {"--saveEngine": asked.engine_path, "--timingCacheFile": asked.timing_cache}
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
@@ -186,7 +191,7 @@ def build_command(asked: Asked) -> None:
     from gpu_runtime.pipeline import build
 
     target = _target(asked.device)
-    if target.measured and not asked.no_cache:
+    if target.measured and cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
     head = _planning_for(target, asked.device, asked.timing_cache)
@@ -198,7 +203,7 @@ def build_command(asked: Asked) -> None:
         device=target,
         shapes=sizes,
         batch_invariant=asked.batch_invariant,
-        timing_cache=False if asked.no_cache else asked.timing_cache,
+        timing_cache=cache,
         only_cached_times=asked.only_cached,
         save_pruned=pruned if asked.save_pruned else None,
         embed_cubins=asked.embed_cubins,

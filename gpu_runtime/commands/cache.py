@@ -28,7 +28,7 @@ def cache_command() -> None:
     folder."""
 
 
-@cache_command.command("list")
+@cache_command.command("list", short_help="Count the times in files.")
 @FILES
 def list_command(names: tuple[str, ...]) -> None:
     """Count the times in each FILE, by GPU, driver and policy of measuring."""
@@ -52,7 +52,7 @@ def list_command(names: tuple[str, ...]) -> None:
             say(f"  {device}; {policy}: {', '.join(counts)}")
 
 
-@cache_command.command("merge")
+@cache_command.command("merge", short_help="Write one file with the measurements of several.")
 @FILES
 @click.option("-o", "--output", required=True, type=click.Path(), help="Write all measurements to this file.")
 def merge_command(names: tuple[str, ...], output: str) -> None:
@@ -65,12 +65,12 @@ def merge_command(names: tuple[str, ...], output: str) -> None:
     say(f"Wrote {output}: {_count(len(found), 'measurement')} of {_count(len(names), 'file')}")
 
 
-@cache_command.command("prune")
+@cache_command.command("prune", short_help="Drop the lines that no build reads here any more.")
 @FILES
-@click.option("--older-than", "days", type=click.IntRange(1), metavar="DAYS", help="Drop also what was measured before that.")
+@click.option("--older-than", "days", type=click.IntRange(1), metavar="DAYS", help="Drop older times too.")
 def prune_command(names: tuple[str, ...], days: int | None) -> None:
-    """Drop from each FILE what no build reads here any more: times of another policy of measuring, of other kernel sources, or
-    of this GPU with another driver."""
+    """Drop from each FILE the lines that no build reads here any more: of another policy of measuring, of other kernel
+    sources, or of this GPU with another driver."""
     since = 0.0 if days is None else time.time() - 86400 * days
     contents: dict[str | os.PathLike[str], bytes] = {}
     told = []

@@ -265,8 +265,8 @@ class Measured:
 
     def _lacks(self, problem: Problem, tactic: Tactic) -> str:
         return (
-            f"the timing cache lacks times that the build needs, as that of {tactic.name} for {problem} ({self.cache_text()}): "
-            "build without --errorOnTimingCacheMiss (only_cached_times=True) to measure them"
+            f"the timing cache lacks times that the build needs, as for {tactic.name}, {problem} ({self.cache_text()}): build "
+            "without --errorOnTimingCacheMiss (only_cached_times=True) to measure them"
         )
 
     def _able(self, problem: Problem, todo: list[Tactic]) -> list[Tactic]:
@@ -369,7 +369,7 @@ class Measured:
         self._slow = True
         warnings.warn(
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "
-            "the timing cache): is it hot, at its power limit, or in use by others?",
+            "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile",
             RuntimeWarning,
             stacklevel=6,
         )

@@ -10,7 +10,7 @@ from cuda_kernels import device as devices
 from gpu_runtime.commands import cache as command
 from tactics.measure import timing
 from tactics.measure.cache import POLICY, Cache, Key
-from tests.tactics.measure.test_timing import tactics
+from tests.tactics.measure.scripted import tactics
 
 GPU = "NVIDIA H200|sm_90a|132|62914560"
 TACTIC = tactics(1)[0].name

@@ -8,7 +8,7 @@ import pytest
 from cuda_kernels.compile import CompileError
 from tactics.measure import compiling
 from tactics.measure.compiling import Compiling
-from tests.tactics.measure.test_timing import PROBLEM, fake, tactics  # noqa: F401 (a fixture)
+from tests.tactics.measure.scripted import PROBLEM, tactics
 
 ITEMS = [("a", (("BM", m),)) for m in (16, 32, 48)]
 
@@ -63,7 +63,7 @@ def test_what_was_given_up_is_compiled_when_it_is_asked_for_again(gate, monkeypa
     work.close()
 
 
-def test_a_timer_prepares_beside_its_measuring(gate, fake):  # noqa: F811 (the fixture)
+def test_a_timer_prepares_beside_its_measuring(gate, fake):
     """Times of compiled kernels come while others are still compiled."""
     first, second = tactics(2)
     timer = fake(compile_first=True)
