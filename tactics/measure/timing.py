@@ -45,11 +45,13 @@ WORKER = (sys.executable, "-m", "tactics.measure.worker")
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Microseconds: the median and the 20 % and 80 % quantiles of the samples; or a prediction and its error band."""
+    """Microseconds: the median and the 20 % and 80 % quantiles of the samples; or a prediction and its error band. Not `timed`:
+    no less than that (tactics.measure.lazy)."""
 
     us: float
     low_us: float
     high_us: float
+    timed: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -97,12 +99,21 @@ Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell a
 
 
 class Timer(Protocol):
-    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time."""
+    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time; `early`: timing was to end early."""
 
     failures: dict[tuple[str, str], str]
+    early: bool
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The time of each tactic that could be timed."""
+        ...
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        """The times of those that need no measuring."""
+        ...
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        """Time what has only a bound so far, if any has; whether that changed a time."""
         ...
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
@@ -115,6 +126,8 @@ class Timer(Protocol):
 class Predicted:
     """A timer that computes; see tactics.predict. Its times are never written anywhere."""
 
+    early = False
+
     def __init__(self, device: Device):
         self.device = device
         self.failures: dict[tuple[str, str], str] = {}
@@ -126,6 +139,12 @@ class Predicted:
             us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
             times[tactic] = Time(us, us * (1 - error), us * (1 + error))
         return times
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        return self(problem, tactics)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return False
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Nothing to compile."""
@@ -141,6 +160,8 @@ class Measured:
     `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
+
+    early = False
 
     def __init__(
         self,
@@ -182,6 +203,12 @@ class Measured:
             elif record:
                 self.failures[str(problem), tactic.name] = record["error"]
         return times
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        return self(problem, [t for t in tactics if self.cache.get(self.key(problem, t)) is not None])
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return False
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         return Key(self._key, source_key(tactic.kernel), str(problem), tactic.name)
