@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -16,13 +17,13 @@ from cuda_kernels.device import Device, named
 from gpu_runtime.engine import Engine, join, seal
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import ModelLike, sha256_of, source_of
+from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.planning import points, stages
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
-from gpu_runtime.target import make_timer, pick_device, timing_record
+from gpu_runtime.target import LEVEL, make_timer, pick_device, timing_record, tuning
 from gpu_runtime.text import WIDTH
 from tactics import predict
 
@@ -57,6 +58,8 @@ def build(
     input_formats: io_formats.Spec | None = None,
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
+    optimization_level: int = LEVEL,
+    tuning_time: float | Callable[[], bool] | None = None,
     workspace: int | None = None,
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
@@ -67,41 +70,39 @@ def build(
 
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
     weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
-    for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
-    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: of dynamic inputs, or three each for a range of
-    batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per layer for
-    all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend, False:
-    none. `only_cached_times`: measure nothing, raise ValueError where a time is not in that file. `input_formats`,
-    `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"]
-    (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also what is known to take
-    the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the
-    least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take it. `calibration`: inputs as for
-    `Context.run`, on which the network is run once in FP32: a tensor near FP16's limit is stored smaller, or in FP32, with a
-    RuntimeWarning if it cannot be; without, random values where that is quick (`engine.plan.range` tells). On it the plan is
-    run too, where that is quick, and layers whose rounding harms get FP32 inputs; without, operators that are not known to be
-    harmless do. `log` gets each layer's timings. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError
-    for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
+    for bytes, gets that model once all has succeeded). `device`: None: the GPU at hand, measured, else an H200, predicted; a
+    name ("a100"): predicted. `shapes`: of dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a
+    list of such for several sizes of image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the
+    same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`: measure nothing,
+    ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" (one for all),
+    ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
+    what is known to take the same time as something timed. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1
+    to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over.
+    `workspace`: scratch bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below
+    1, with which predicted plans take it. `calibration`: inputs as for `Context.run`, on which the network is run once in FP32:
+    a tensor near FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values
+    (`engine.plan.range` tells). On it the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators
+    that are not known to be harmless do. `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for
+    `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    mode, target = _mode(sparsity), pick_device(device)
-    asked = _risk(risk, target)
+    mode, tuned = _mode(sparsity), tuning(optimization_level, tuning_time, batch_invariant)
+    asked = _risk(risk, target := tuned.of(pick_device(device)))
     _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
     source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
-    pruned = None if save_pruned is None else io.BytesIO()
-    wanted = points.asked(shapes)
+    pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    timer = make_timer(target, timing_cache, progress, only_cached_times, [network for network, *_ in fitted])
-    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked)
+    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
-    engine = _packed(sha256_of(source), planned, explained, flags, profiles, progress, embed_cubins)
-    return _reported(engine, save_pruned, pruned)
+    return _reported(_packed(source, planned, explained, flags, profiles, progress, embed_cubins), save_pruned, pruned)
 
 
 def _fitted(
@@ -265,7 +266,7 @@ def _explained(
 
 
 def _packed(
-    source_sha256: str,
+    source: Path | Source,
     planned: Sequence[Planned],
     explained: Sequence[Explained],
     flags: Flags,
@@ -277,7 +278,7 @@ def _packed(
     from gpu_runtime.assembly import assemble
     from gpu_runtime.explain import what_if
 
-    parts = []
+    model, parts = Model(planned[0].table.network.name, sha256_of(source)), []
     for p in planned:
         progress(Progress("pack", p.table.network.name))
         parts.append(assemble.assemble(p.table, p.chosen))
@@ -286,7 +287,7 @@ def _packed(
         stages.plan_record(data, found, p.reached, what_if.store(p.table), names)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
-    model, target = Model(planned[0].table.network.name, source_sha256), planned[0].table.device
+    target = planned[0].table.device
     record = stages.engine_record(model, target, flags, sections, plans, profiles)
     try:
         record = seal(record, arena)

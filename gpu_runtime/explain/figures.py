@@ -103,7 +103,15 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
     kernel costs more than its time by what its doubt is worth."""
     if status is None and plan.solution.rivals.own_us is not None:
         return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
+    tuned = plan.solution.tuned
+    if tuned and tuned.early:
+        rest = f" and {len(tuned.missing) - 3} more" if len(tuned.missing) > 3 else ""
+        without = f", without {', '.join(tuned.missing[:3])}{rest}" if tuned.missing else ""
+        return f"not proven minimal: timing ended early{without}; the same build goes on from there"
     if (status or plan.solution.status) == "proven":
+        if tuned:
+            bounds = f"{tuned.untimed:,} not timed, bounds at {tuned.sigmas:g} sigma"
+            return f"proven minimal for serial execution and {tuned.timed:,} times; {bounds}"
         doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
         priced = ", with --risk's surcharge on doubtful sparse kernels" if doubt else ""
         return f"proven minimal for serial execution and these times{priced}"

@@ -81,7 +81,7 @@ def _faster(rows: Rows) -> list[float]:
 
 
 def _time(best: KernelTime | None, timing: Timing) -> str:
-    return us_text(best.us, timing) if best else "an unknown time"
+    return us_text(best.us, timing if best.timed else PREDICTED) if best else "an unknown time"
 
 
 def _times(row: SparsityRow, timing: Timing) -> tuple[str, str]:
@@ -143,6 +143,11 @@ def _within_noise(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     text = f"sparse ({sparse}) and dense ({dense}) times overlap (20 to 80 % quantiles)"
     return f"{text}; the plan keeps {row.verdict}; either is fine"
+
+
+def _not_timed(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    return f"timing ended before both kinds of kernels were timed: sparse takes {sparse}, dense {dense}"
 
 
 def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
@@ -243,6 +248,12 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
     "within_noise": ReasonText("within noise", lambda *_: "sparse and dense times overlap", _within_noise),
+    "not_timed": ReasonText(
+        "not timed",
+        lambda *_: "timing ended before both kinds of kernels were timed",
+        _not_timed,
+        lambda *_: "The same build with the same timing cache goes on from there.",
+    ),
     "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
     "channels_not_multiple_of_4": ReasonText(
         "C not 4n",

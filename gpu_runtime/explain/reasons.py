@@ -51,8 +51,8 @@ def sparsity(
 ) -> SparsityRecord:
     """The engine's sparsity record, a row for every layer with weights.
 
-    Reason within_noise is of measured plans only. `others`: what the plan would be otherwise; `single`: FP32 tensor -> the
-    sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
+    Reasons within_noise and not_timed are of measured plans only. `others`: what the plan would be otherwise; `single`: FP32
+    tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
@@ -206,6 +206,8 @@ def _form(own: Op, ran: Op) -> str | None:
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
+    if not (sparse.timed and dense.timed):
+        return "not_timed"
     if measured and _within_noise(sparse, dense):
         return "within_noise"
     doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)
@@ -283,7 +285,11 @@ def _best(times: Times, sparse: bool) -> Best:
     def order(layout: str) -> int:  # an edge's own layout comes last
         return (*PREFERRED, layout).index(layout)
 
-    return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
+    def place(row: tuple[Tactic, Time]) -> tuple:
+        tactic, time = row
+        return time.us, not time.timed, order(tactic.ins[0].layout), order(tactic.out.layout), tactic.name
+
+    return min(rows, key=place, default=None)
 
 
 def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
@@ -291,7 +297,7 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
     tactic, time = best
     low, high = round(time.low_us, 6), round(time.high_us, 6)
     bound = str(predict(op.problem, tactic, device)["bound"])
-    return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound)
+    return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound, timed=time.timed)
 
 
 def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> IfSparse | None:

@@ -221,7 +221,8 @@ def _weights(row: SparsityRow) -> str:
 
 
 def _kernel(best: KernelTime | OtherChoice, timing: Timing, gap: str = " ") -> str:
-    return f"{us_text(best.us, timing)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
+    times = PREDICTED if isinstance(best, KernelTime) and not best.timed else timing
+    return f"{us_text(best.us, times)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
 
 
 def _measured(best: KernelTime | None, timing: Timing) -> str:

@@ -20,6 +20,7 @@ from tactics.tactic import Tactic
 
 Times = Mapping[Tactic, Time]
 Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds, as the planner counts
+Priced = tuple[Tactic, int, int, bool]  # a tactic, its cost, how much of that is premium, whether it is timed
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 FormatsByTensor = tuple[
     tuple[tuple[Format, ...], tuple[Format, ...]], ...
@@ -70,8 +71,8 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, int, int]]:
-    """(tactic, picoseconds, of them premium): of those with the same addresses that reach the same places the fastest dense and
+def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
+    """Of those with the same addresses that reach the same places the fastest dense and
     the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
     best: dict[tuple, tuple[int, str, Tactic]] = {}
     for t, time in times.items():
@@ -80,13 +81,13 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, in
         ps = cost(problem, t, time)
         if cell not in best or (ps, t.name) < best[cell][:2]:
             best[cell] = ps, t.name, t
-    return [(t, ps, ps - to_ps(times[t].us)) for ps, _, t in best.values()]
+    return [(t, ps, ps - to_ps(times[t].us), times[t].timed) for ps, _, t in best.values()]
 
 
-def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
+def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
     """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
     of each tensor that have one, that its kernel can reach."""
-    for tactic, ps, premium_ps in tactics:
+    for tactic, ps, premium_ps, timed in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
         ways = [[k] for k in own]
         if KERNELS[tactic.kernel].placed:
@@ -97,7 +98,7 @@ def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tup
         if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
-            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps)
+            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps, timed)
 
 
 def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:

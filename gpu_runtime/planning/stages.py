@@ -22,7 +22,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.progress import Listener, Progress, compiling, ignore
-from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
+from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord, Tuned
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.target import timing_record
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpu_runtime.planning import io_formats, tables
     from gpu_runtime.precision import ranges
     from tactics.format import Format
+    from tactics.measure.timing import Timer
     from tactics.planner.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,34 +46,41 @@ ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
+    """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
+    all that is said of it are. `ends`: the formats that inputs and outputs may have."""
 
     target: Device
     sparsity: Sparsity
-    timer: tables.Timer
+    timer: Timer
     ends: Mapping[str, tuple[Format, ...]]
     progress: Listener
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = predict.RISK
+    sigmas: float = 0.0  # below an estimate, of the bounds of what is not timed
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
+        from gpu_runtime.planning.counterfactuals import launched, quoted
         from tactics.planner.plan import solve
 
-        table = tables.tabulate(
-            network,
-            self.target,
-            self.timer,
-            sparse=self.sparsity != "disable",
-            io=self.ends,
-            exhaustive=self.exhaustive,
-            scratch=self.scratch,
-            risk=self.risk,
-            progress=lambda *op: self.progress(Progress("time", *op)),
-        )
-        self.progress(Progress("plan", network.name))
-        return table, solve(table.graph)
+        while True:
+            table = tables.tabulate(
+                network,
+                self.target,
+                self.timer,
+                sparse=self.sparsity != "disable",
+                io=self.ends,
+                exhaustive=self.exhaustive,
+                scratch=self.scratch,
+                risk=self.risk,
+                progress=lambda *op: self.progress(Progress("time", *op)),
+            )
+            self.progress(Progress("plan", network.name))
+            chosen = solve(table.graph)
+            plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
+            if not any(map(self.timer.refine, plans)):
+                return table, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +244,22 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    return explained, replace(solution_of(chosen), rivals=replace(others.rivals, own_us=planned.own_us))
+    rivals = replace(others.rivals, own_us=planned.own_us)
+    return explained, replace(solution_of(chosen), rivals=rivals, tuned=_tuned(table, chosen, planner))
+
+
+def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
+    """What was timed for the plan; None where that is everything."""
+    problems = [
+        *((op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)),
+        *table.reformats.items(),
+    ]
+    timed = {(problem, t): time.timed for problem, times in problems for t, time in times.items()}
+    if all(timed.values()):
+        return None
+    count, early = sum(timed.values()), planner.timer.early
+    missing = tuple(clipped(name) for name, e in chosen.entries.items() if not e.timed)
+    return Tuned(count, len(timed) - count, 0.0 if early else planner.sigmas, early, missing)
 
 
 def plan_record(

@@ -30,7 +30,7 @@ Sparsity = Literal["disable", "enable", "force"]
 @dataclass(frozen=True, slots=True)
 class KernelTime:
     """A layer's best kernel of a kind, in any formats. `low_us`, `high_us`: quantiles of the time or of the prediction's error;
-    `bound`: what limits it, by its family's prediction."""
+    `bound`: what limits it, by its family's prediction. Not `timed`: an estimate among measured times, as timing ended."""
 
     tactic: TacticName
     in_: LayerFormat
@@ -39,6 +39,7 @@ class KernelTime:
     low_us: Number
     high_us: Number
     bound: Text
+    timed: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +238,23 @@ class Rivals(Shown):
     own_us: Number | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """How many pairs of a problem and a tactic were `timed`, where not all were: the `untimed` count with bounds `sigmas`
+    standard deviations below their estimates. `early`: timing was to end before all was proven, and estimates stand for what is
+    not timed; `missing`: operations of the plan that are not."""
+
+    timed: Size
+    untimed: Size
+    sigmas: Number
+    early: bool = False
+    missing: tuple[Text, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Solution(Shown):
     """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
-    a better plan could save at most; `measured_us`: end to end, where it was."""
+    a better plan could save at most; `measured_us`: end to end, where it was; `tuned`: null where all is timed, or none."""
 
     total_us: Number
     status: Text
@@ -249,6 +263,7 @@ class Solution(Shown):
     gap: Number | None = None
     rivals: Rivals = field(default_factory=Rivals)
     measured_us: Number | None = None
+    tuned: Tuned | None = None
 
 
 TensorError = tuple[Text, Number | None, Number]
@@ -301,7 +316,7 @@ class TensorKeys:
 class ChoiceRow:
     """An operation that the plan may use `when` each of these groups has that option. `in`, `out`: numbers of tensors; an
     entry is [tactic, key of each input, key of the output, picoseconds, of them premium for doubt], all but the last two by
-    number."""
+    number. `bounds`: the numbers of the entries that are not timed, and take at least that long."""
 
     op: Text
     layer: Text
@@ -310,6 +325,7 @@ class ChoiceRow:
     out: Size
     when: tuple[Named, ...]
     entries: tuple[tuple[Size, ...], ...]
+    bounds: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -48,11 +48,12 @@ FACTS = "clock_mhz", "rel_error", "slow"  # of a line in the cache, beside the s
 @dataclass(frozen=True, slots=True)
 class Time:
     """Microseconds: the mean of the middle half of the samples and their 20 % and 80 % quantiles; or a prediction and its error
-    band."""
+    band. Not `timed`: no less than that (tactics.measure.lazy)."""
 
     us: float
     low_us: float
     high_us: float
+    timed: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -101,16 +102,21 @@ Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell a
 
 
 class Timer(Protocol):
-    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time."""
+    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time; `early`: timing was to end early."""
 
     failures: dict[tuple[str, str], str]
+    early: bool
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The time of each tactic that could be timed."""
         ...
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
-        """The times, of these tactics, that need no measuring."""
+        """The times of those that need no measuring."""
+        ...
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        """Time what has only a bound so far, if any has; whether that changed a time."""
         ...
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
@@ -122,6 +128,8 @@ class Timer(Protocol):
 
 class Predicted:
     """A timer that computes; see tactics.predict. Its times are never written anywhere."""
+
+    early = False
 
     def __init__(self, device: Device):
         self.device = device
@@ -135,7 +143,11 @@ class Predicted:
             times[tactic] = Time(us, us * (1 - error), us * (1 + error))
         return times
 
-    known = __call__
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        return self(problem, tactics)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return False
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Nothing to compile."""
@@ -159,6 +171,8 @@ class Measured:
     `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
+
+    early = False
 
     def __init__(
         self,
@@ -197,13 +211,16 @@ class Measured:
                 raise ValueError(self._lacks(problem, todo[0]))
             if able := self._able(problem, todo):
                 self._measure(problem, able)
-        return self._found(problem, tactics, unfinished=True)
+        return self._found(problem, tactics)
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        """The times, of these tactics, that need no measuring."""
-        tactics = tuple(tactics)
-        self._missing(problem, tactics)
-        return self._found(problem, tactics)
+        """The times, of these tactics, that need no measuring; nothing is missing yet where the cache has none."""
+        over = [t for t in tactics if is_over(self.cache.get(self.key(problem, t)))]
+        self._missing(problem, over)
+        return self._found(problem, over)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return False
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         zeros = "".join(str(int(zero)) for zero in self.zeros.get(problem, ()))
@@ -239,14 +256,14 @@ class Measured:
         if self._compiling:
             self._compiling.close()
 
-    def _found(self, problem: Problem, tactics: Iterable[Tactic], unfinished: bool = False) -> dict[Tactic, Time]:
-        """What the cache has: times, those of an unfinished race if wanted, and failures."""
+    def _found(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        """What the cache has: times, and failures."""
         times = {}
         for tactic in tactics:
             record = self.cache.get(self.key(problem, tactic))
             if record and "error" in record:
                 self.failures[str(problem), tactic.name] = record["error"]
-            elif record and (unfinished or is_over(record)):
+            elif record:
                 times[tactic] = Time(record["us"], record["low_us"], record["high_us"])
         return times
 
