@@ -76,14 +76,13 @@ def build(
     same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`: measure nothing,
     ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" (one for all),
     ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
-    what is known to take the same time as something timed. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1
-    to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over.
-    `workspace`: scratch bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below
-    1, with which predicted plans take it. `calibration`: inputs as for `Context.run`, on which the network is run once in FP32:
-    a tensor near FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values
-    (`engine.plan.range` tells). On it the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators
-    that are not known to be harmless do. `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for
-    `save_pruned`, InternalError for a wrong plan.
+    what must take the same time as another. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1 to 4 those that
+    plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over. `workspace`: scratch
+    bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which
+    predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near FP16's
+    limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range` tells). On it
+    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do. `log`
+    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
