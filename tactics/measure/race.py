@@ -92,7 +92,7 @@ class Race:
         if math.log(us / best_us) > doubt * math.sqrt(1 / count + 1 / best_count):
             return True
         near = math.log(us / first) <= doubt * math.sqrt(2 / count)
-        return count >= (STEPS[-1] if near else MOST_IN_CELL) or noise / math.sqrt(count) < ENOUGH
+        return count >= (STEPS[-1] if near else min(MOST_IN_CELL, STEPS[-1])) or noise / math.sqrt(count) < ENOUGH
 
     def _noise(self) -> float:
         """The relative standard deviation of a sample, robust: from the median deviation of all that are in the race. More

@@ -328,8 +328,8 @@ class Measured:
         names = sorted((t.name for t in todo), key=lambda name: random.Random(f"{problem} {name}").random())
         race = Race({name: cell_of(seen[name]) for name in (*names, *known)}, begun, known)
         facts = {name: {f: (records[name] or {}).get(f) for f in FACTS} for name in names}
+        self._keep(problem, race, facts, ())
         while True:
-            self._keep(problem, race, facts, race.settle(), over=True)
             asked, count = race.request()
             if not count:
                 return
@@ -363,15 +363,16 @@ class Measured:
                 known["clock_mhz"] = round(statistics.median(clocks))
             known["rel_error"] = reply.get("rel_error", {}).get(name, known["rel_error"])
             known["slow"] = (known["slow"] or 0) + slow or None
-        self._keep(problem, race, facts, names, over=False)
+        self._keep(problem, race, facts, names)
 
-    def _keep(self, problem: Problem, race: Race, facts: Facts, names: Iterable[str], *, over: bool) -> None:
-        lines = {}
-        for name in names:
+    def _keep(self, problem: Problem, race: Race, facts: Facts, names: Iterable[str]) -> None:
+        """Write a line for these, which have new samples, and for those that are to have no more."""
+        lines, over = {}, dict.fromkeys(race.settle())
+        for name in dict.fromkeys((*names, *over)):
             samples = race.samples[name]
             low, us, high = (round(v, 4) for v in quantiles(samples))
-            values = {"us": us, "low_us": low, "high_us": high, "n": len(samples), "over": over, **facts[name]}
-            lines[self.key(problem, self._seen[problem][name])] = values | ({} if over else {"samples": samples})
+            values = {"us": us, "low_us": low, "high_us": high, "n": len(samples), "over": name in over, **facts[name]}
+            lines[self.key(problem, self._seen[problem][name])] = values | ({} if name in over else {"samples": samples})
         self.cache.add_all(lines)
 
     def _failed(self, problem: Problem, tactic: Tactic, fault: Fault) -> None:

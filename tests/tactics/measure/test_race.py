@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from tactics.measure import race as race_module
 from tactics.measure.race import FAR, FIRST_FAR, MOST_IN_CELL, STEPS, Race, quantiles
 
 
@@ -49,6 +50,14 @@ def test_the_best_of_another_cell_gets_what_a_cell_gets():
     times = {"a": 100.0, "b": 150.0}
     found = counts(run(times, {"a": "one", "b": "other"}, noise=0.05)[0])
     assert found["b"] == MOST_IN_CELL and found["a"] == STEPS[-1]
+
+
+def test_fewer_steps_end_a_race_too(monkeypatch):
+    """None is left that may have no more samples, but is not over."""
+    monkeypatch.setattr(race_module, "STEPS", (1, 2, 3))
+    times, cells = {"a": 100.0, "b": 140.0}, {"a": "one", "b": "other"}
+    race = Race(cells, {name: [us, 1.01 * us, 0.99 * us] for name, us in times.items()}, {})
+    assert set(race.settle()) == {"a", "b"} and race.request() == ([], 0)
 
 
 def test_what_is_known_counts_and_gets_no_sample():
