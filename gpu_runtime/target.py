@@ -56,6 +56,10 @@ class Tuning:
         """The level that times every tactic: a choice for several plans at once is not made step by step."""
         return replace(self, level=MOST_LEVEL)
 
+    def whole(self, device: Device) -> bool:
+        """Whether plans are run as a whole, and improved by that."""
+        return device.measured and self.level >= LEVEL
+
     @property
     def sigmas(self) -> float:
         """How far below an estimate, in standard deviations, the bound of what is not timed lies."""

@@ -15,7 +15,7 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,6 +116,10 @@ class Timer(Protocol):
         """Time what has only a bound so far, if any has; whether that changed a time."""
         ...
 
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        """The time of something else than a tactic, whose samples `measure` returns where it is not known."""
+        ...
+
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Do in parallel what these problems' tactics need before they can be timed."""
         ...
@@ -145,6 +149,9 @@ class Predicted:
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return False
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        raise ValueError(f"{what}: nothing can be measured where times are predicted")
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Nothing to compile."""
@@ -209,6 +216,15 @@ class Measured:
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return False
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        key = Key(self._key, source_hash()[:24], what, name)
+        record = self.cache.get(key)
+        if record is None or "error" in record:
+            samples = measure()
+            low, median, high = (round(v, 4) for v in quantiles(samples))
+            record = self.cache.add(key, us=median, low_us=low, high_us=high, n=len(samples))
+        return Time(record["us"], record["low_us"], record["high_us"])
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         return Key(self._key, source_key(tactic.kernel), str(problem), tactic.name)
