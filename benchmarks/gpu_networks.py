@@ -115,6 +115,9 @@ class Few:
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return self.timer.refine(pairs)
 
+    def remembered(self, *asked: Any) -> Time:
+        return self.timer.remembered(*asked)
+
     @property
     def early(self) -> bool:
         return self.timer.early

@@ -96,8 +96,8 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
-    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas)
+    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times)
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
@@ -136,12 +136,18 @@ def _planned(
     """The profiles, and their plans that are worth a place in the engine. `formats`: of the inputs, and of the outputs;
     `alike`: whether one tactic per layer is to compute all batches."""
     planned: list[Planned] = []
+    planners: list[Planner] = []
     for network, reached, rows in fitted:
-        planner = replace(planner, ends=stages.ends_of(network, reached, *formats))
-        planned.append(stages.settle(network, reached, rows, planner, planned[0].table.network if planned else None))
+        planners.append(replace(planner, ends=stages.ends_of(network, reached, *formats)))
+        planned.append(stages.settle(network, reached, rows, planners[-1], planned[0].table.network if planned else None))
     profiles, stay = points.kept(wanted, planned, exact)
-    planned = [planned[i] for i in stay]
-    return profiles, points.alike(profiles, planned) if alike else planned
+    if alike:
+        return profiles, points.alike(profiles, [planned[i] for i in stay])
+    if not planner.whole or planner.timer.early:
+        return profiles, [planned[i] for i in stay]
+    from gpu_runtime.planning import in_network
+
+    return profiles, [in_network.settle(planned[i], planners[i]) for i in stay]
 
 
 def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned: io.BytesIO | None) -> Engine:

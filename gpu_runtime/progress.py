@@ -10,7 +10,8 @@ LOGGER = logging.getLogger("gpu_runtime")
 # fmt: off
 STAGES = {
     "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
-    "time": "times of layers:", "tune": "timing tactics:", "plan": "choosing the plan of",
+    "time": "times of layers:", "tune": "timing tactics:",
+    "network": "running as a whole:", "plan": "choosing the plan of",
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
     "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
     "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",

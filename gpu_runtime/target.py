@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,6 @@ from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
 if TYPE_CHECKING:
-    from gpu_runtime.network import Network
     from tactics.measure.timing import Timer
 
 
@@ -52,6 +51,10 @@ class Tuning:
     def of(self, device: Device) -> Device:
         """The device as a build sees it: where it times nothing, one to predict for."""
         return device if self.level else replace(device, measured=False)
+
+    def whole(self, device: Device) -> bool:
+        """Whether plans are run as a whole, and improved by that."""
+        return device.measured and self.level >= LEVEL
 
     @property
     def sigmas(self) -> float:
@@ -88,11 +91,10 @@ def make_timer(
     progress: Listener = ignore,
     tuning: Tuning | None = None,
     only_cached: bool = False,
-    networks: Sequence[Network] = (),
 ) -> Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
     the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache was good
-    for when the timer is closed. `tuning`: of which level but 0; `networks`: what is built; the others are `build`'s."""
+    for when the timer is closed. `tuning`: of which level but 0; the others are `build`'s."""
     from tactics.measure import lazy, timing
 
     if not device.measured:
@@ -105,18 +107,10 @@ def make_timer(
         told=lambda text: progress(Progress("cache", text)),
         only_known=only_cached,
     )
-    timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
     asked = tuning or Tuning()
     if asked.level not in lazy.LEVELS:
         return timer
     return lazy.Lazy(timer, device, lazy.LEVELS[asked.level], asked.ended, lambda *of: progress(Progress("tune", "", *of)))
-
-
-def stays_in_l2(network: Network, device: Device) -> bool:
-    """Whether its weights and tensors, in FP16, take less than half of the L2: then a run finds there what the one before it
-    left, weights too."""
-    weights = {id(array): array.size for op in network.ops for array in op.weights.values()}
-    return 2 * (sum(weights.values()) + sum(map(math.prod, network.tensors.values()))) < device.l2_bytes / 2
 
 
 def timing_record(device: Device) -> Timing:

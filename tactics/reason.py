@@ -12,7 +12,9 @@ from tactics.tactic import Tactic
 
 UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
 OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
-    **dict.fromkeys(("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "not_timed")),
+    **dict.fromkeys(
+        ("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "in_network", "not_timed")
+    ),
     "no_sparse_tactic": None,
     # why no sparse tactic may run a convolution's weights
     "pattern_violation": "the weights are not 2:4 along the input channels",

@@ -125,15 +125,16 @@ def _lines(name: str, data: bytes) -> dict[Key, bytes]:
 
 
 def _source(tactic: str) -> str | None:
-    """The present sources of a tactic's kernel, as keys have them; None where what compiles them is not installed."""
-    from cuda_kernels.compile import CompileError
+    """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
+    None where what compiles them is not installed."""
+    from cuda_kernels.compile import CompileError, source_hash
     from tactics.measure import timing
     from tactics.tactic import Tactic
 
     try:
         return timing.source_key(Tactic.parse(tactic).kernel)
     except ValueError:
-        return ""
+        return source_hash()[:24]
     except (CompileError, ModuleNotFoundError):
         return None
 

@@ -102,7 +102,9 @@ def _picked(row: SparsityRow, record: Explained) -> str:
     text = f"runs sparse{head}: {both}"
     if best_dense and best_sparse and best_dense.us > best_sparse.us > 0:
         text += f" ({ratio_text(best_dense.us / best_sparse.us)})"
-    if best_dense and best_sparse and best_dense.us < best_sparse.us:
+    if (row.other_cost_us or 0) < 0 and not record.timing.is_predicted:
+        text += "; the whole network, run in turns, is faster with it than with dense"
+    elif best_dense and best_sparse and best_dense.us < best_sparse.us:
         text += ", but dense would need costlier formats around it"
     return text
 
@@ -148,6 +150,11 @@ def _within_noise(row: SparsityRow, record: Explained) -> str:
 def _not_timed(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     return f"timing ended before both kinds of kernels were timed: sparse takes {sparse}, dense {dense}"
+
+
+def _in_network(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    return f"sparse is faster alone ({sparse} against {dense}), but the whole network, run in turns, is faster with dense"
 
 
 def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
@@ -248,6 +255,9 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
     "within_noise": ReasonText("within noise", lambda *_: "sparse and dense times overlap", _within_noise),
+    "in_network": ReasonText(
+        "in network", lambda *_: "sparse is faster alone, but the whole network is faster with dense", _in_network
+    ),
     "not_timed": ReasonText(
         "not timed",
         lambda *_: "timing ended before both kinds of kernels were timed",

@@ -51,8 +51,8 @@ def sparsity(
 ) -> SparsityRecord:
     """The engine's sparsity record, a row for every layer with weights.
 
-    Reasons within_noise and not_timed are of measured plans only. `others`: what the plan would be otherwise; `single`: FP32
-    tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
+    Reasons within_noise, not_timed and in_network are of measured plans only. `others`: what the plan would be otherwise;
+    `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
@@ -210,6 +210,8 @@ def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk
         return "not_timed"
     if measured and _within_noise(sparse, dense):
         return "within_noise"
+    if measured and sparse.us < dense.us and (row.other_cost_us or 0) < 0:
+        return "in_network"
     doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)
     if sparse.us < dense.us and (doubt or (row.other_cost_us or 0) < 0):  # faster, but for the premium
         return "uncertain"

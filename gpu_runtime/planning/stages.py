@@ -22,7 +22,17 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.progress import Listener, Progress, compiling, ignore
-from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord, Tuned
+from gpu_runtime.runtime.findings import (
+    Apart,
+    Choices,
+    Compared,
+    RangeRecord,
+    Replaced,
+    Solution,
+    Sparsity,
+    SparsityRecord,
+    Tuned,
+)
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.target import timing_record
@@ -58,6 +68,7 @@ class Planner:
     scratch: int | None = None
     risk: float | None = predict.RISK
     sigmas: float = 0.0  # below an estimate, of the bounds of what is not timed
+    whole: bool = False  # whether plans are run as a whole
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
@@ -86,12 +97,15 @@ class Planner:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
-    was chosen for all batches."""
+    was chosen for all batches; `measured_us`, `apart`, `replaced`: of the plan as a whole, where it ran on a GPU."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
     own_us: float | None = None
+    measured_us: float | None = None
+    apart: tuple[Apart, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
 
 
 def load(
@@ -210,16 +224,22 @@ def settle(
     return Planned(table, chosen, replace(found, compared=compared))
 
 
-def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
-    """The plan is run on the calibration input, each layer beside the same in FP32."""
-    from gpu_runtime import deviations
+def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
+    """An engine of a plan, to run it before it is explained."""
     from gpu_runtime.assembly import assemble
 
-    target, compiled = planner.target, compiling(planner.progress)
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     plans = (plan_record(data, (unexplained, solution_of(chosen))),)
-    engine = Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+    return Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+
+
+def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
+    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    from gpu_runtime import deviations
+
+    target, compiled = planner.target, compiling(planner.progress)
+    engine = trial(table, chosen, target)
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
     with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
@@ -245,7 +265,14 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
     rivals = replace(others.rivals, own_us=planned.own_us)
-    return explained, replace(solution_of(chosen), rivals=rivals, tuned=_tuned(table, chosen, planner))
+    return explained, replace(
+        solution_of(chosen),
+        rivals=rivals,
+        tuned=_tuned(table, chosen, planner),
+        measured_us=planned.measured_us,
+        apart=planned.apart,
+        replaced=planned.replaced,
+    )
 
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:

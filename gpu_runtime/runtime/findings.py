@@ -251,10 +251,34 @@ class Tuned:
     missing: tuple[Text, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A layer that takes `us` in its place, behind the layer `behind`, and `alone_us` when it is timed alone."""
+
+    layer: Text
+    alone_us: Number
+    us: Number
+    behind: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """An operation whose tactic `before` made way for `after`: the whole plan then took `after_us` instead of `before_us`.
+    `swap`: though it is slower alone, and not for the time that `before` took in its place."""
+
+    op: Text
+    before: Text
+    after: Text
+    before_us: Number
+    after_us: Number
+    swap: bool = False
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Solution(Shown):
     """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
-    a better plan could save at most; `measured_us`: end to end, where it was; `tuned`: null where all is timed, or none."""
+    a better plan could save at most; `measured_us`: end to end, where it was, with the layers that take another time in
+    their places than alone, and the tactics that were replaced for that; `tuned`: null where all is timed, or none."""
 
     total_us: Number
     status: Text
@@ -264,6 +288,8 @@ class Solution(Shown):
     rivals: Rivals = field(default_factory=Rivals)
     measured_us: Number | None = None
     tuned: Tuned | None = None
+    apart: tuple[Apart, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
 
 
 TensorError = tuple[Text, Number | None, Number]

@@ -10,7 +10,7 @@ correction they count as 7.4 and 10.4 us. The first is timed, 9 us; the other on
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cuda_kernels.device import Device
@@ -121,6 +121,9 @@ class Lazy:
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self._timer.known(problem, tactics)
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        return self._timer.remembered(what, name, measure)
 
     def prepare(self, work: Iterable[tuple[Problem, Iterable[Tactic]]]) -> None:
         """Nothing: what is to be timed is found step by step."""

@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -119,6 +119,10 @@ class Timer(Protocol):
         """Time what has only a bound so far, if any has; whether that changed a time."""
         ...
 
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        """The time of something else than a tactic, whose samples `measure` returns where it is not known."""
+        ...
+
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Begin what these problems' tactics need before they can be timed; returns at once."""
         ...
@@ -148,6 +152,9 @@ class Predicted:
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return False
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        raise ValueError(f"{what}: nothing can be measured where times are predicted")
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         """Nothing to compile."""
@@ -208,7 +215,7 @@ class Measured:
         tactics = tuple(tactics)
         if todo := self._missing(problem, tactics):
             if self._only_known:
-                raise ValueError(self._lacks(problem, todo[0]))
+                raise ValueError(self._lacks(todo[0].name, str(problem)))
             if able := self._able(problem, todo):
                 self._measure(problem, able)
         return self._found(problem, tactics)
@@ -221,6 +228,19 @@ class Measured:
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return False
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        key = Key(self._key, source_hash()[:24], what, name)
+        if self.cache.get(key) is None:
+            if self._only_known:
+                raise ValueError(self._lacks(name, what))
+            with self._turn():
+                if self.cache.get(key) is None:
+                    samples = measure()
+                    low, us, high = (round(v, 4) for v in quantiles(samples))
+                    self.cache.add(key, us=us, low_us=low, high_us=high, n=len(samples))
+        record = self.cache.get(key) or {}
+        return Time(record["us"], record["low_us"], record["high_us"])
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         zeros = "".join(str(int(zero)) for zero in self.zeros.get(problem, ()))
@@ -280,9 +300,9 @@ class Measured:
                 found.append(tactic)
         return found
 
-    def _lacks(self, problem: Problem, tactic: Tactic) -> str:
+    def _lacks(self, name: str, problem: str) -> str:
         return (
-            f"the timing cache lacks times that the build needs, as for {tactic.name}, {problem} ({self.cache_text()}): build "
+            f"the timing cache lacks times that the build needs, as for {name}, {problem} ({self.cache_text()}): build "
             "without --errorOnTimingCacheMiss (only_cached_times=True) to measure them"
         )
 
@@ -298,10 +318,7 @@ class Measured:
 
     def _measure(self, problem: Problem, todo: list[Tactic]) -> None:
         """Race them, unless another process has meanwhile. All that is answered goes into the cache at once."""
-        if self._gpu is None:
-            self._gpu = gpu_id()
-        with turn(self._gpu, self._wait):
-            self.cache.refresh()
+        with self._turn():
             try:
                 if todo := [t for t in todo if not is_over(self.cache.get(self.key(problem, t)))]:
                     self._race(problem, todo)
@@ -314,6 +331,15 @@ class Measured:
                 raise
             finally:
                 self.cache.sync()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Alone on the GPU, with what others have written before that."""
+        if self._gpu is None:
+            self._gpu = gpu_id()
+        with turn(self._gpu, self._wait):
+            self.cache.refresh()
+            yield
 
     def _wait(self) -> None:
         self._waits()

@@ -64,6 +64,7 @@ class State:
     kernels: list[Kernel]
     seen: Counter[tuple[int, bool]]
     settled: dict[bytes, float]  # launches that left memory as they found it, and the microseconds of each
+    last: dict[int, str]  # of each device, the kernel that ran last
 
 
 _state: State
@@ -296,6 +297,9 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, us: Any)
         lasts = run_unless_settled(run, repr((device, handle, grid, block, smem, touched)).encode() + blob, touched)
     else:
         lasts = run()
+    before, _state.last[device] = _state.last.get(device, ""), name
+    for rule in _state.settings.behind:
+        lasts *= rule.factor if rule.applies(name, before) else 1.0
     us[0] = max(lasts, clocks / facts.clock_mhz)
     return 0
 
@@ -353,7 +357,7 @@ def register(path: str) -> None:
     shown = len(numbers)
     numbers += [i for i in range(len(settings.devices)) if i not in numbers]
     devices = [named(settings.devices[i]) for i in numbers]
-    _state = State(lib, settings, devices, [], [], Counter(), {})
+    _state = State(lib, settings, devices, [], [], Counter(), {}, {})
     u64s, ints = ctypes.POINTER(U64), ctypes.POINTER(INT)
     kinds: dict[Callable[..., int], list[Any]] = {
         load: [INT, POINTER, U64, ctypes.c_char_p, u64s],
