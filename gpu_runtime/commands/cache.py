@@ -128,11 +128,11 @@ def _source(tactic: str) -> str | None:
     """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
     None where what compiles them is not installed."""
     from cuda_kernels.compile import CompileError, source_hash
-    from tactics.measure import timing
+    from tactics.measure import cache
     from tactics.tactic import Tactic
 
     try:
-        return timing.source_key(Tactic.parse(tactic).kernel)
+        return cache.source_key(Tactic.parse(tactic).kernel)
     except ValueError:
         return source_hash()[:24]
     except (CompileError, ModuleNotFoundError):

@@ -7,10 +7,14 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.files import open_regular
+from tactics.problems import array_functions
 
 # How times are measured: in a graph; weights cold unless the network stays in the L2 (a key's policy has which, see timing.py);
 # inputs behind a ReLU half zeros; samples at a low clock repeated.
@@ -27,6 +31,17 @@ class Key(NamedTuple):
     problem: str
     tactic: str
     policy: str = POLICY
+
+
+@lru_cache(maxsize=64)
+def source_key(kernel: str) -> str:
+    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
+    their source and the library's version."""
+    if kernel == "library":
+        from importlib.metadata import version  # it brings half of package email
+
+        return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
+    return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
 
 class Cache:

@@ -5,8 +5,7 @@ their texts. `measured` runs them in a child process (tactics/measure/worker.py)
 its CUDA context: the child is killed, the tactic recorded as failed, the rest goes on in a new child.
 
 Measurements race (tactics/measure/race.py), one race at a time on a GPU (turns.py). What the child answers is in the cache's
-file before it is asked again, so a build that ended anywhere goes on from there. A sample is the time per launch of a CUDA
-graph of up to 10 launches; see worker.py.
+file before it is asked again, so a build that ended anywhere goes on from there.
 """
 
 import collections
@@ -19,29 +18,26 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Protocol
 
-from cuda_kernels.compile import OPTIONS, Counter, nvrtc_version, source_hash
+from cuda_kernels.compile import Counter, source_hash
 from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import binaries
 from tactics.measure import faults
-from tactics.measure.cache import POLICY, Cache, Key, are_times, is_over
+from tactics.measure.cache import POLICY, Cache, Key, are_times, is_over, source_key
 from tactics.measure.child import Helper
 from tactics.measure.compiling import Compiling
 from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
 from tactics.measure.turns import gpu_id, turn
 from tactics.predict import predict, regime, sigmas
-from tactics.problems import array_functions, codec
+from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
 WORKER = (sys.executable, "-m", "tactics.measure.worker")
 SAMPLE_S = 0.02  # more than a sample takes with all its repetitions, but for the kernel itself
-CLOCKS = 1000  # samples whose clocks the median is of
 FACTS = "clock_mhz", "rel_error", "slow"  # of a line in the cache, beside the samples
 
 
@@ -84,17 +80,6 @@ def is_emulated() -> bool:
 def environment() -> dict[str, str]:
     """What measured times rest on beside the device, for the record in an engine: driver and policy."""
     return {"driver": driver_version(), "policy": POLICY}
-
-
-@lru_cache(maxsize=64)
-def source_key(kernel: str) -> str:
-    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
-    their source and the library's version."""
-    if kernel == "library":
-        from importlib.metadata import version  # it brings half of package email
-
-        return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
-    return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
 
 Facts = Mapping[str, dict[str, Any]]  # tactic -> its FACTS
@@ -202,11 +187,11 @@ class Measured:
         self._key = f"{device.key}|{driver_version() if driver is None else driver}"
         self._compiling = Compiling(device.sm, progress) if compile_first else None
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self._only_known, self._waits, self._told, self._gpu = only_known, waits, told, gpu
+        self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
         self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
         self._worker = Helper(command)
         self._set_up: Problem | None = None  # what the worker is set up for
-        self._clocks: collections.deque[float] = collections.deque(maxlen=CLOCKS)
+        self._clocks: collections.deque[float] = collections.deque(maxlen=1000)
         self._slow = False  # whether it was told that samples count though their clock stayed low
         self._seen: dict[Problem, dict[str, Tactic]] = {}  # whatever was asked for
         self._verdicts: dict[Key, str] = {}  # of what was asked for: empty where the cache had it, else why not
@@ -337,13 +322,9 @@ class Measured:
         """Alone on the GPU, with what others have written before that."""
         if self._gpu is None:
             self._gpu = gpu_id()
-        with turn(self._gpu, self._wait):
+        with turn(self._gpu, self._waits):
             self.cache.refresh()
             yield
-
-    def _wait(self) -> None:
-        self._waits()
-        self._waits = lambda: None
 
     def _race(self, problem: Problem, todo: list[Tactic]) -> None:
         seen = self._seen[problem]
@@ -430,9 +411,8 @@ class Measured:
                 self._worker.close()
                 raise _NoProblem(f"the problem could not be set up: {reply['error']}")
             self._set_up = problem
-        wait_s = self._timeout_s
-        if len(names) > 1:
-            wait_s += count * sum(SAMPLE_S + 50e-6 * quantiles(race.samples[name])[1] for name in names)
+        known = [quantiles(race.samples[name])[1] for name in names if race.samples[name]]
+        wait_s = self._timeout_s + count * sum(SAMPLE_S + 50e-6 * us for us in known)
         reply = self._worker.ask({"op": "time", "tactics": names, "samples": count}, wait_s)
         if "error" not in reply and not _are_samples(reply.get("us"), names, count):
             self._worker.close()

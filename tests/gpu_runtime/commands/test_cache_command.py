@@ -7,8 +7,9 @@ import time
 import pytest
 
 from cuda_kernels import device as devices
+from cuda_kernels.compile import source_hash
 from gpu_runtime.commands import cache as command
-from tactics.measure import timing
+from tactics.measure import cache
 from tactics.measure.cache import POLICY, Cache, Key
 from tests.tactics.measure.scripted import tactics
 
@@ -22,7 +23,7 @@ BEGUN = NUMBERS | {"n": 1, "over": False, "samples": [5.0]}
 @pytest.fixture
 def now(monkeypatch):
     """The sources of KEY are the present ones, and the driver is KEY's."""
-    monkeypatch.setattr(timing, "source_key", lambda kernel: "source")
+    monkeypatch.setattr(cache, "source_key", lambda kernel: "source")
     monkeypatch.setattr(command, "this_gpu", lambda: KEY.device)
 
 
@@ -116,6 +117,13 @@ def test_prune_drops_what_no_build_here_reads(cli, tmp_path, now):
     assert cli("cache prune t")[1] == "t: kept 2 of 2 measurements\n" and (tmp_path / "t").stat().st_mtime_ns == before
 
 
+def test_times_of_whole_networks_stay_while_no_kernel_changes(cli, tmp_path):
+    whole = other(source=source_hash()[:24], problem="network abc", tactic="layer 3", policy=POLICY)
+    write(tmp_path / "t", (whole, NUMBERS), (whole._replace(source="x"), NUMBERS))
+    assert "kept 1 of 2 measurements; dropped 1 of other kernel sources" in cli("cache prune t")[1]
+    assert keys(tmp_path / "t") == [whole]
+
+
 def test_prune_by_age(cli, tmp_path, now, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(time, "time", lambda: 1e9)
@@ -139,7 +147,7 @@ def test_without_nvrtc_or_a_gpu_their_lines_stay(cli, tmp_path, monkeypatch):
     def missing(kernel):
         raise ModuleNotFoundError("No module named 'cupy'")
 
-    monkeypatch.setattr(timing, "source_key", missing)
+    monkeypatch.setattr(cache, "source_key", missing)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
     write(tmp_path / "t", (KEY, NUMBERS), (other(device=f"{GPU}|570.2"), NUMBERS), (other(policy="v1"), NUMBERS))

@@ -81,6 +81,15 @@ def test_where_nothing_may_be_measured_a_miss_is_an_error_that_counts(fake):
     assert "2 of 4 times used; 1 measured with another driver; 1 not in it)" in str(e.value) and fake.log() == before
 
 
+def test_a_whole_network_is_timed_once(fake):
+    timer, asked = fake(), []
+    first = timer.remembered("network a", "whole", lambda: asked.append(1) or [5.0, 6.0, 70.0])
+    assert first.us == 6.0 and fake(only_known=True).remembered("network a", "whole", lambda: pytest.fail("timed")) == first
+    with pytest.raises(ValueError, match="as for layer 1, network a"):
+        fake(only_known=True).remembered("network a", "layer 1", lambda: pytest.fail("timed"))
+    assert asked == [1]
+
+
 def test_a_timer_tells_at_its_end_what_the_cache_was_good_for(fake):
     many, told = tactics(3), []
     fake()(PROBLEM, many[:2])
