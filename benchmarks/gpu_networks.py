@@ -104,10 +104,13 @@ class Few:
     """A timer that times few of the tactics it is asked for, as if the others could not run."""
 
     def __init__(self, timer: Timer) -> None:
-        self.timer, self.failures = timer, timer.failures
+        self.timer, self.failures, self.zeros = timer, timer.failures, timer.zeros
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))
+
+    def close(self) -> None:
+        self.timer.close()
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         return self.timer.refine(pairs)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -51,7 +51,8 @@ def build(
     device: str | Device | None = None,
     shapes: Shapes | Sequence[Shapes] | None = None,
     batch_invariant: bool = False,
-    timing_cache: str | os.PathLike | None = None,
+    timing_cache: str | os.PathLike | Literal[False] | None = None,
+    only_cached_times: bool = False,
     save_pruned: str | os.PathLike | BinaryIO | None = None,
     embed_cubins: bool = False,
     input_formats: io_formats.Spec | None = None,
@@ -69,25 +70,24 @@ def build(
 
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
     weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
-    for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
-    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic inputs, or three shapes for a
-    range of batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per
-    layer for all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend.
-    `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all),
+    for bytes, gets that model once all has succeeded). `device`: None: the GPU at hand, measured, else an H200, predicted; a
+    name ("a100"): predicted. `shapes`: of dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a
+    list of such for several sizes of image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the
+    same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`: measure nothing,
+    ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" (one for all),
     ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
-    what is known to take the same time as something timed. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1
-    to 4 those that plan and explanation need; `tuning_time`: for how many seconds, or a function that says when that is over.
-    `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5
-    to below 1, with which predicted plans take it. `calibration`: inputs by name, as `Context.run` takes them, on which the
-    network is run once in FP32: a tensor near FP16's limit is stored smaller, or in FP32, with a RuntimeWarning if it cannot
-    be; without, random values (`engine.plan.range` tells). On it the plan is run too, and layers whose rounding harms get FP32
-    inputs; without, operators that are not known to be harmless do. `log` gets all timings, as TensorRT's verbose log. Raises
-    ModelError for the model, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
+    what must take the same time as another. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1 to 4 those that
+    plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over. `workspace`: scratch
+    bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which
+    predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near FP16's
+    limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range` tells). On it
+    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do. `log`
+    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    mode, tuned = _mode(sparsity), tuning(optimization_level, tuning_time)
+    mode, tuned = _mode(sparsity), tuning(optimization_level, tuning_time, batch_invariant)
     asked = _risk(risk, target := tuned.of(pick_device(device)))
     _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
     source, progress = source_of(model, example_inputs), logged(progress)
@@ -96,7 +96,7 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    timer = make_timer(target, timing_cache, progress, tuned.all() if batch_invariant else tuned)
+    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
@@ -234,9 +234,9 @@ def _mode(sparsity: str) -> Sparsity:
 
 def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
     """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
-    paths = str, os.PathLike
+    paths, cache = (str, os.PathLike), given["timing_cache"]
     for name, wanted, fits in (
-        ("timing_cache", "a path or None", given["timing_cache"] is None or isinstance(given["timing_cache"], paths)),
+        ("timing_cache", "a path, None or False", cache is None or cache is False or isinstance(cache, paths)),
         ("workspace", "a number of bytes or None", given["workspace"] is None or type(given["workspace"]) is int),
         ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
         ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),
@@ -256,8 +256,9 @@ def _risk(risk: float, target: Device) -> float | None:
 def _explained(
     loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner, log: Callable[[str], None] | None
 ) -> list[Explained]:
-    """Each plan's reasons; `log` and the logger get the timings of each layer."""
+    """Each plan's reasons; `log` and the logger get the timings of each layer. The timer, which is asked no more, is closed."""
     explained = [stages.explain(loaded, p, planner) for p in planned]
+    planner.timer.close()
     if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning
 

@@ -16,7 +16,7 @@ STAGES = {
     "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
     "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
     "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
-    "rate": "measuring",
+    "rate": "measuring", "wait": "waiting for", "cache": "timing cache",
 }
 # fmt: on
 

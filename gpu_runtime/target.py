@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cuda_kernels import device as devices
 from cuda_kernels.device import DEFAULT_DEVICE, Device
@@ -18,6 +18,7 @@ from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.network import Network
     from tactics.measure.timing import Timer
 
 
@@ -52,10 +53,6 @@ class Tuning:
         """The device as a build sees it: where it times nothing, one to predict for."""
         return device if self.level else replace(device, measured=False)
 
-    def all(self) -> Tuning:
-        """The level that times every tactic: a choice for several plans at once is not made step by step."""
-        return replace(self, level=MOST_LEVEL)
-
     def whole(self, device: Device) -> bool:
         """Whether plans are run as a whole, and improved by that."""
         return device.measured and self.level >= LEVEL
@@ -68,10 +65,12 @@ class Tuning:
         return lazy.LEVELS[self.level].sigmas if self.level in lazy.LEVELS else 0.0
 
 
-def tuning(level: object, seconds: object) -> Tuning:
-    """`seconds`: how long at most, a function that says whether it is over, or None. Raises ValueError."""
+def tuning(level: object, seconds: object, several: bool = False) -> Tuning:
+    """`seconds`: how long at most, a function that says whether it is over, or None. `several`: one choice is for several plans
+    at once, which is not made step by step: every tactic is timed, or none. Raises ValueError."""
     if type(level) is not int or not 0 <= level <= MOST_LEVEL:
         raise ValueError(f"optimization_level: expected a whole number from 0 to {MOST_LEVEL}, got {level!r}")
+    level = MOST_LEVEL if several and level else level
     if callable(seconds):
         return Tuning(level, seconds)
     if seconds is None:
@@ -88,16 +87,30 @@ def tuning(level: object, seconds: object) -> Tuning:
 
 
 def make_timer(
-    device: Device, timing_cache: str | os.PathLike | None, progress: Listener = ignore, tuning: Tuning | None = None
+    device: Device,
+    timing_cache: str | os.PathLike | Literal[False] | None,
+    progress: Listener = ignore,
+    tuning: Tuning | None = None,
+    only_cached: bool = False,
+    networks: Sequence[Network] = (),
 ) -> Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
-    the kernels that are compiled for it, and of how many tactics are timed; `tuning`: of which level but 0."""
+    the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache was good
+    for when the timer is closed. `tuning`: of which level but 0; `networks`: what is built; the others are `build`'s."""
+    from gpu_runtime.planning.surroundings import stays_in_l2
     from tactics.measure import lazy, timing
 
     if not device.measured:
         return timing.predicted(device)
-    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
-    timer = timing.measured(device, timing.Cache(path), progress=compiling(progress))
+    timer = timing.measured(
+        device,
+        timing.Cache(None if timing_cache is False else Path(timing_cache or cache_dir() / "timings.jsonl")),
+        progress=compiling(progress),
+        waits=lambda: progress(Progress("wait", "the GPU, on which another process measures")),
+        told=lambda text: progress(Progress("cache", text)),
+        only_known=only_cached,
+    )
+    timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
     asked = tuning or Tuning()
     if asked.level not in lazy.LEVELS:
         return timer

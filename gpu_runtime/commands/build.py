@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -101,6 +101,10 @@ class Asked:
     timing_cache: str | None = flag(
         "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
     )
+    no_cache: bool = flag("--noBuilderCache", is_flag=True, help="Neither read nor write a timing cache.")
+    only_cached: bool = flag(
+        "--errorOnTimingCacheMiss", is_flag=True, help="Measure nothing: fail where the timing cache lacks a time."
+    )
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
     embed_cubins: bool = flag(
         "--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins."
@@ -156,6 +160,13 @@ class Asked:
         return shapes_of(texts | {"--maxShapes": self.max_shapes})
 
     @property
+    def cache(self) -> str | Literal[False] | None:
+        """`build`'s argument `timing_cache`. Raises UsageError."""
+        if self.no_cache and (self.timing_cache or self.only_cached):
+            raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
+        return self.timing_cache if not self.no_cache else False
+
+    @property
     def exports(self) -> dict[str, str | None]:
         """Option -> the file of an engine's layers that it asks for."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
@@ -188,7 +199,7 @@ def build_command(asked: Asked) -> None:
     from gpu_runtime.engine import encode
 
     target = _target(asked.device)
-    if target.measured:
+    if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
     planned = target if asked.level else replace(target, measured=False)
@@ -227,7 +238,8 @@ def _built(asked: Asked, source: str, target: Device, progress: ProgressLine, pr
             device=target,
             shapes=asked.sizes,
             batch_invariant=asked.batch_invariant,
-            timing_cache=asked.timing_cache,
+            timing_cache=asked.cache,
+            only_cached_times=asked.only_cached,
             save_pruned=pruned if asked.save_pruned else None,
             embed_cubins=asked.embed_cubins,
             input_formats=asked.input_formats,

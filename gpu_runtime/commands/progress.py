@@ -28,7 +28,7 @@ TICK_S = 0.2
 MARK = "["  # what all lines begin with: "[12 s] "
 
 
-TUNING = ("tune", "time", "plan", "compile")  # stages between which a build goes to and fro while it times tactics
+TUNING = ("tune", "wait", "time", "plan", "compile")  # stages between which a build goes to and fro while it times tactics
 
 
 class ProgressLine:

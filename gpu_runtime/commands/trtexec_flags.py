@@ -70,7 +70,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--inputIOFormats= --outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose "
            "--builderOptimizationLevel= "
            "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
-           "--skipInference --buildOnly --help"),
+           "--skipInference --buildOnly --help --noBuilderCache --errorOnTimingCacheMiss"),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -85,7 +85,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
     *_rows("ignored", "all kernels compute in FP16 with FP32 accumulation", "--best --stronglyTyped --explicitPrecision"),
     *_rows("ignored", "kernels and times are kept in the cache folder; --timingCacheFile=FILE keeps the times elsewhere",
-           "--noBuilderCache --noCompilationCache --tempdir= --tempfileControls="),
+           "--noCompilationCache --tempdir= --tempfileControls="),
     *_rows("ignored", "there is one runtime, and it is not stored in the engine", "--useRuntime= --leanDLLPath= "
            "--excludeLeanRuntime"),
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
@@ -111,8 +111,6 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--tuningResultFile= --tuningTimeOut= --continue --dryRun --helpBuildRoute --setBuildRoute= --saveAllEngines "
            "--remoteAutoTuningConfig= --distributiveIndependence"),
     *_rows("refused", NO_ACCURACY, "--loadRefOutputs= --refPair= --accuracyAlgorithm= --accuracyThreshold= --atol= --rtol="),
-    *_rows("refused", "tactics that the timing cache lacks are measured: leave it out; --device=NAME measures nothing",
-           "--errorOnTimingCacheMiss"),
     *_rows("refused", "give the formats of inputs and outputs with --inputIOFormats and --outputIOFormats", "--directIO"),
     *_rows("refused", "give --device=NAME: it plans for a GPU that is not here, with predicted times", "--cpuOnly --cpu"),
     *_rows("refused", "give --memPoolSize=workspace:{value}", "--workspace="),

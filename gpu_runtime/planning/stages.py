@@ -73,8 +73,10 @@ class Planner:
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
         from gpu_runtime.planning.counterfactuals import launched, quoted
+        from gpu_runtime.planning.surroundings import half_zeros
         from tactics.planner.plan import solve
 
+        self.timer.zeros.update(half_zeros(network))
         while True:
             table = tables.tabulate(
                 network,

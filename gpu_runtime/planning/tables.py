@@ -44,6 +44,8 @@ class Timer(Protocol):
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Times: ...
 
+    def close(self) -> None: ...
+
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 

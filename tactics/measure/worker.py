@@ -5,7 +5,8 @@ One JSON object per line on standard input, one answer each on standard output, 
 
     (start)                                            {"device": title|sm|SMs|L2, "overhead_us": x}
     {"op": "problem", "problem": {...}}                {} or {"error": text}      random data for it goes to the GPU
-    {"op": "time", "tactic": name, "samples": n}       {"us": [n times], "clock_mhz": x, "rel_error": x} or {"error": text}
+    {"op": "time", "tactics": [names], "samples": n}   {"us": {name: [n times]}, "mhz": {name: [n]}, "rel_error": {name: x}} or
+                                                       {"error": text}
 
 Beside an error, `fatal` means that the CUDA context is lost, `passing` that the tactic is not to blame. The pieces below
 (Stopwatch, Bench) are also what tests and benchmarks are made of.
@@ -334,7 +335,11 @@ def begin() -> tuple[dict[str, Any], Answer]:
         if request["op"] == "problem":
             bench.set_problem(codec.from_json(request["problem"]))
             return {}
-        return bench.time(Tactic.parse(request["tactic"]), request["samples"])
+        count = request["samples"]
+        found = {name: bench.time(Tactic.parse(name), count) for name in request["tactics"]}
+        kinds = "us", "rel_error"
+        reply = {kind: {name: times[kind] for name, times in found.items()} for kind in kinds}
+        return {**reply, "mhz": {name: [times["clock_mhz"]] * count for name, times in found.items()}}
 
     return {"device": bench.gpu.device.key, "overhead_us": bench.stopwatch.overhead_us}, answer
 

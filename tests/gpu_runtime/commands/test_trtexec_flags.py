@@ -282,3 +282,9 @@ def test_the_gpu_of_a_number(cli, monkeypatch):
     with pytest.raises(ValueError, match="number 0 .*reports no device"):
         devices.only(0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+
+
+@pytest.mark.parametrize("other", ["--timingCacheFile=t", "--errorOnTimingCacheMiss"])
+def test_no_timing_cache_and_one(cli, other):
+    code, _, err = cli(f"build --noBuilderCache {other} nope.onnx")
+    assert code == 2 and "--noBuilderCache reads and writes no timing cache: " in err
