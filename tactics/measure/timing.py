@@ -31,7 +31,7 @@ from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.child import Helper
 from tactics.measure.faults import Fault
-from tactics.predict import predict, regime, sigmas
+from tactics.predict import alike, predict, regime, sigmas
 from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
@@ -138,10 +138,18 @@ class Predicted:
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
+        formats, known = dict[tuple, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
         for tactic in tactics:
-            parts = predict(problem, tactic, self.device)
-            us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
-            times[tactic] = Time(us, us * (1 - error), us * (1 + error))
+            named = tactic.kernel, tactic.ins, tactic.out
+            if named not in formats:
+                same = alike(problem, tactic)
+                formats[named] = formats.setdefault((same.kernel, same.ins, same.out), len(formats))
+            cell = formats[named], tactic.tile
+            if cell not in known:
+                parts = predict(problem, tactic, self.device)
+                us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
+                known[cell] = Time(us, us * (1 - error), us * (1 + error))
+            times[tactic] = known[cell]
         return times
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
