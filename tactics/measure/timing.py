@@ -32,7 +32,7 @@ from tactics.measure.compiling import Compiling
 from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
 from tactics.measure.turns import gpu_id, turn
-from tactics.predict import predict, regime, sigmas
+from tactics.predict import alike, predict, regime, sigmas
 from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
@@ -131,10 +131,18 @@ class Predicted:
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
+        formats, known = dict[tuple, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
         for tactic in tactics:
-            parts = predict(problem, tactic, self.device)
-            us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
-            times[tactic] = Time(us, us * (1 - error), us * (1 + error))
+            named = tactic.kernel, tactic.ins, tactic.out
+            if named not in formats:
+                same = alike(problem, tactic)
+                formats[named] = formats.setdefault((same.kernel, same.ins, same.out), len(formats))
+            cell = formats[named], tactic.tile
+            if cell not in known:
+                parts = predict(problem, tactic, self.device)
+                us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
+                known[cell] = Time(us, us * (1 - error), us * (1 + error))
+            times[tactic] = known[cell]
         return times
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
@@ -243,11 +251,7 @@ class Measured:
 
     def cache_text(self) -> str:
         """How much the cache was of use, in a line."""
-        found = collections.Counter(self._verdicts.values())
-        used, total = found.pop("", 0), len(self._verdicts)
-        parts = [f"{count} {'not in it' if why == 'new' else f'measured with {why}'}" for why, count in found.items()]
-        malformed = [f"{self.cache.malformed} of its lines are no measurements"] if self.cache.malformed else []
-        return "; ".join([f"{self.cache.path}: {used} of {total} times used", *parts, *malformed])
+        return self.cache.used_text(self._verdicts.values())
 
     def close(self) -> None:
         if self._verdicts:
@@ -307,7 +311,7 @@ class Measured:
         """Race them, unless another process has meanwhile. All that is answered goes into the cache at once."""
         if self._gpu is None:
             self._gpu = gpu_id()
-        with turn(self._gpu, self._wait):
+        with turn(self._gpu, self._waits):
             self.cache.refresh()
             try:
                 if todo := [t for t in todo if not is_over(self.cache.get(self.key(problem, t)))]:
@@ -321,10 +325,6 @@ class Measured:
                 raise
             finally:
                 self.cache.sync()
-
-    def _wait(self) -> None:
-        self._waits()
-        self._waits = lambda: None
 
     def _race(self, problem: Problem, todo: list[Tactic]) -> None:
         seen = self._seen[problem]
