@@ -104,7 +104,7 @@ class Few:
     """A timer that times few of the tactics it is asked for, as if the others could not run."""
 
     def __init__(self, timer: Timer) -> None:
-        self.timer, self.failures = timer, timer.failures
+        self.timer, self.failures, self.zeros = timer, timer.failures, timer.zeros
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))

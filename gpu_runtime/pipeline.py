@@ -28,6 +28,7 @@ from gpu_runtime.text import WIDTH
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.explain import reasons
     from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
@@ -96,7 +97,7 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times)
+    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
@@ -219,7 +220,7 @@ def outlooks(
         for target in targets:
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if batches else ''}"))
             planner = Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
-            sparse, solution = stages.explain(loaded, Planned(*planner(network), reached), planner)
+            sparse, solution = stages.explain(loaded, Planned(*planner(network), reached), planner, {})
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
     return Plans(tuple(found), batches)
 
@@ -257,7 +258,8 @@ def _explained(
     loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner, log: Callable[[str], None] | None
 ) -> list[Explained]:
     """Each plan's reasons; `log` and the logger get the timings of each layer. The timer, which is asked no more, is closed."""
-    explained = [stages.explain(loaded, p, planner) for p in planned]
+    patterns: reasons.Patterns = {}
+    explained = [stages.explain(loaded, p, planner, patterns) for p in planned]
     planner.timer.close()
     if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +18,7 @@ from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.network import Network
     from tactics.measure.timing import Timer
 
 
@@ -91,10 +92,12 @@ def make_timer(
     progress: Listener = ignore,
     tuning: Tuning | None = None,
     only_cached: bool = False,
+    networks: Sequence[Network] = (),
 ) -> Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
     the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache was good
-    for when the timer is closed. `tuning`: of which level but 0; the others are `build`'s."""
+    for when the timer is closed. `tuning`: of which level but 0; `networks`: what is built; the others are `build`'s."""
+    from gpu_runtime.planning.surroundings import stays_in_l2
     from tactics.measure import lazy, timing
 
     if not device.measured:
@@ -107,6 +110,7 @@ def make_timer(
         told=lambda text: progress(Progress("cache", text)),
         only_known=only_cached,
     )
+    timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
     asked = tuning or Tuning()
     if asked.level not in lazy.LEVELS:
         return timer

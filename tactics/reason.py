@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from cuda_kernels.device import Device
@@ -54,6 +55,7 @@ class Reason:
         return ": ".join(filter(None, ("" if self.code == UNSUPPORTED else self.code, self.sentence)))
 
 
+@lru_cache(maxsize=4096)
 def unsupported(why: str) -> Reason | None:
     """The reason of a kernel that cannot, or None where `why` is empty."""
     return Reason(UNSUPPORTED, why) if why else None

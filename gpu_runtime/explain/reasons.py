@@ -36,6 +36,7 @@ from tactics.roofline import floors
 from tactics.tactic import Tactic
 
 Best = tuple[Tactic, Time] | None
+Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # by the weights of an op: it, and their pattern here and in the file
 OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
@@ -48,15 +49,17 @@ def sparsity(
     measured: bool,
     single: Mapping[str, str] | None = None,
     stored: Mapping[str, Stored] | None = None,
+    patterns: Patterns | None = None,
 ) -> SparsityRecord:
     """The engine's sparsity record, a row for every layer with weights.
 
     Reasons within_noise, not_timed and in_network are of measured plans only. `others`: what the plan would be otherwise;
-    `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
+    `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them;
+    `patterns`: what is known of weights, which is extended.
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
-    known = _Known(table, chosen, others, mode, measured, single or {}, stored or {})
+    known = _Known(table, chosen, others, mode, measured, single or {}, stored or {}, {} if patterns is None else patterns)
     rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
     found = SparsityRecord(
         mode,
@@ -79,6 +82,7 @@ class _Known:
     measured: bool
     single: Mapping[str, str]
     stored: Mapping[str, Stored]
+    patterns: Patterns
     _best: dict[tuple[int, bool], Best] = field(default_factory=dict)
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
@@ -109,7 +113,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
     pair = isinstance(op.problem, SqueezeExciteProblem)  # more than the sparse kernels of a layer compute
-    row = _blank(op, own, known.stored)
+    row = _blank(op, own, known)
     row = replace(
         row,
         best_dense=dense and _timed(dense, op, table.device),
@@ -159,9 +163,12 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
     return LibraryKernel(round(found.us, 4), found.bound, PUBLISHED[regime(found.bound)], sparse)
 
 
-def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
+def _blank(op: Op, own: Op, known: _Known) -> SparsityRow:
     """The layer itself, and its weights' pattern; not eligible, until that is known."""
-    (groups, share, first), (stored_share, energy) = _pattern(own), _stored(own, stored)
+    weights = *map(id, own.weights.values()), own.layers, own.branches
+    if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of
+        known.patterns[weights] = own, _pattern(own), _stored(own, known.stored)
+    _, (groups, share, first), (stored_share, energy) = known.patterns[weights]
     return SparsityRow(
         op.layer,
         tuple(op.layers or (op.layer,)),

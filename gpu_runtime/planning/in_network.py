@@ -107,6 +107,7 @@ class _InPlace:
     times: Mapping[tuple[Problem, Tactic], Time]
     failures: dict[tuple[str, str], str]
     early: bool
+    zeros: dict[Problem, tuple[bool, ...]]
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         return {t: self.times.get((problem, t), time) for t, time in self.timer(problem, tactics).items()}
@@ -231,6 +232,6 @@ def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
 
 def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
     """The best plan if tactics take what they took in their places."""
-    timer = _InPlace(planner.timer, corrected, planner.timer.failures, planner.timer.early)
+    timer = _InPlace(planner.timer, corrected, planner.timer.failures, planner.timer.early, planner.timer.zeros)
     table, chosen = replace(planner, timer=timer)(planned.table.network)
     return replace(planned, table=table, chosen=chosen)

@@ -4,6 +4,7 @@ the records of the one before; pipeline.py calls them."""
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ from tactics.format import DTYPES
 if TYPE_CHECKING:
     from gpu_runtime import deviations
     from gpu_runtime.assembly import assemble
+    from gpu_runtime.explain.reasons import Patterns
     from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats, tables
     from gpu_runtime.precision import ranges
@@ -73,8 +75,10 @@ class Planner:
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
         from gpu_runtime.planning.counterfactuals import launched, quoted
+        from gpu_runtime.planning.surroundings import half_zeros
         from tactics.planner.plan import solve
 
+        self.timer.zeros.update(half_zeros(network))
         while True:
             table = tables.tabulate(
                 network,
@@ -133,7 +137,9 @@ def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener =
     from gpu_runtime.lowering import lower
 
     progress(Progress("lower", stem_of(loaded.source)))
-    return lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+    network = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+    gc.collect(0)  # the model's graph, in cycles with its weights
+    return network
 
 
 def fit(
@@ -187,7 +193,7 @@ def shared(network: Network, first: Network) -> Network:
 
     def same(name: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         others = known.get(name, {})
-        return {k: others[k] if k in others and np.array_equal(others[k], w, equal_nan=True) else w for k, w in weights.items()}
+        return {k: others[k] if k in others and np.array_equal(others[k], w) else w for k, w in weights.items()}
 
     return replace(network, ops=tuple(replace(op, weights=same(op.name, op.weights)) for op in network.ops))
 
@@ -245,8 +251,8 @@ def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any]
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
 
-def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tuple[SparsityRecord, Solution]:
-    """Everything that is known before weights are packed."""
+def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: Patterns) -> tuple[SparsityRecord, Solution]:
+    """Everything that is known before weights are packed; `known`: of weights, from plans for other batches."""
     from gpu_runtime.explain import reasons
     from gpu_runtime.planning.counterfactuals import counterfactuals
 
@@ -261,6 +267,7 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tupl
         measured=table.device.measured,
         single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
         stored=loaded.stored,
+        patterns=known,
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)

@@ -13,11 +13,11 @@ HALF = 2  # bytes of an element
 
 def stays_in_l2(network: Network, device: Device) -> bool:
     """Whether all weights and activations take less than half the L2, so that a run finds them where the one before left them;
-    else weights come from DRAM in each run. Of alternatives of a layer the largest weights count."""
-    weights: dict[str, int] = {}
+    else weights come from DRAM in each run. Of alternatives of a layer the largest weights count, shared ones once."""
+    weights: dict[object, int] = {}
     for op in network.ops:
-        size = sum(w.size for w in op.weights.values())
-        weights[op.layer or op.name] = max(size, weights.get(op.layer or op.name, 0))
+        size, which = sum(w.size for w in op.weights.values()), op.layer or tuple(map(id, op.weights.values()))
+        weights[which] = max(size, weights.get(which, 0))
     elements = sum(weights.values()) + sum(math.prod(shape) for shape in network.tensors.values())
     return HALF * elements < device.l2_bytes / 2
 

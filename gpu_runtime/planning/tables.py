@@ -256,9 +256,8 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
-    sparse = [t for t in candidates(op.problem, table.device) if t.sparse]
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, to_time(op.problem, sparse, both, table.scratch)
+    return op, to_time(op.problem, candidates(op.problem, table.device, only="sparse"), both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:

@@ -6,7 +6,8 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -137,6 +138,14 @@ class Cache:
             RuntimeWarning,
             stacklevel=5,
         )
+
+    def used_text(self, verdicts: Iterable[str]) -> str:
+        """A line on what was asked for; `verdicts`: why it was missing (see `why_missing`), empty where it was not."""
+        found = Counter(verdicts)
+        used, total = found.pop("", 0), found.total()
+        parts = [f"{count} {'not in it' if why == 'new' else f'measured with {why}'}" for why, count in found.items()]
+        malformed = [f"{self.malformed} of its lines are no measurements"] if self.malformed else []
+        return "; ".join([f"{self.path}: {used} of {used + total} times used", *parts, *malformed])
 
     def sync(self) -> None:
         """Force what was added to the disk."""

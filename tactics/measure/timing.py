@@ -31,7 +31,7 @@ from tactics.measure.compiling import Compiling
 from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
 from tactics.measure.turns import gpu_id, turn
-from tactics.predict import predict, regime, sigmas
+from tactics.predict import alike, predict, regime, sigmas
 from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
@@ -87,10 +87,12 @@ Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell a
 
 
 class Timer(Protocol):
-    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time; `early`: timing was to end early."""
+    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time; `early`: timing was to end early;
+    `zeros`: problem -> which of its inputs are half zeros, as behind a ReLU, to be set before it is asked for."""
 
     failures: dict[tuple[str, str], str]
     early: bool
+    zeros: dict[Problem, tuple[bool, ...]]
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The time of each tactic that could be timed."""
@@ -123,13 +125,22 @@ class Predicted:
     def __init__(self, device: Device):
         self.device = device
         self.failures: dict[tuple[str, str], str] = {}
+        self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
+        formats, known = dict[tuple, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
         for tactic in tactics:
-            parts = predict(problem, tactic, self.device)
-            us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
-            times[tactic] = Time(us, us * (1 - error), us * (1 + error))
+            named = tactic.kernel, tactic.ins, tactic.out
+            if named not in formats:
+                same = alike(problem, tactic)
+                formats[named] = formats.setdefault((same.kernel, same.ins, same.out), len(formats))
+            cell = formats[named], tactic.tile
+            if cell not in known:
+                parts = predict(problem, tactic, self.device)
+                us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
+                known[cell] = Time(us, us * (1 - error), us * (1 + error))
+            times[tactic] = known[cell]
         return times
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
@@ -223,7 +234,7 @@ class Measured:
                 if self.cache.get(key) is None:
                     samples = measure()
                     low, us, high = (round(v, 4) for v in quantiles(samples))
-                    self.cache.add(key, us=us, low_us=low, high_us=high, n=len(samples))
+                    self.cache.add(key, us=us, low_us=low, high_us=high, n=len(samples), over=True)
         record = self.cache.get(key) or {}
         return Time(record["us"], record["low_us"], record["high_us"])
 
@@ -241,11 +252,7 @@ class Measured:
 
     def cache_text(self) -> str:
         """How much the cache was of use, in a line."""
-        found = collections.Counter(self._verdicts.values())
-        used, total = found.pop("", 0), len(self._verdicts)
-        parts = [f"{count} {'not in it' if why == 'new' else f'measured with {why}'}" for why, count in found.items()]
-        malformed = [f"{self.cache.malformed} of its lines are no measurements"] if self.cache.malformed else []
-        return "; ".join([f"{self.cache.path}: {used} of {total} times used", *parts, *malformed])
+        return self.cache.used_text(self._verdicts.values())
 
     def close(self) -> None:
         if self._verdicts:
@@ -320,9 +327,7 @@ class Measured:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Alone on the GPU, with what others have written before that."""
-        if self._gpu is None:
-            self._gpu = gpu_id()
-        with turn(self._gpu, self._waits):
+        with turn(self._gpu or gpu_id(), self._waits):
             self.cache.refresh()
             yield
 
@@ -357,10 +362,13 @@ class Measured:
             reply = self._ask(problem, names, count, race)
             fault = faults.of_answer(reply) if "error" in reply else None
         if fault:
-            self._failed(problem, self._seen[problem][names[0]], fault)
+            if fault.passing:
+                self.failures[str(problem), names[0]] = fault.text
+            else:
+                self.cache.add(self.key(problem, self._seen[problem][names[0]]), error=fault.text)
             race.drop(names[0])
             return
-        if slow := reply.get("slow") or 0:
+        if (slow := reply.get("slow") or 0) and not self._slow:
             self._warn_slow()
         for name in names:
             race.add(name, reply["us"][name])
@@ -382,15 +390,7 @@ class Measured:
             lines[self.key(problem, self._seen[problem][name])] = values | ({} if name in over else {"samples": samples})
         self.cache.add_all(lines)
 
-    def _failed(self, problem: Problem, tactic: Tactic, fault: Fault) -> None:
-        if fault.passing:
-            self.failures[str(problem), tactic.name] = fault.text
-        else:
-            self.cache.add(self.key(problem, tactic), error=fault.text)
-
     def _warn_slow(self) -> None:
-        if self._slow:
-            return
         self._slow = True
         warnings.warn(
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "

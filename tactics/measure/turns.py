@@ -5,11 +5,13 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from cuda_kernels import device as devices
 from cuda_kernels.files import cache_dir
 
 
+@lru_cache(maxsize=1)
 def gpu_id() -> str:
     """Names this process's current GPU among all of the machine, or "gpu" where nobody tells: its UUID, else its place."""
     if not devices.has_gpu():
