@@ -14,7 +14,6 @@ import json
 import os
 import random
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from tactics.format import Format
 from tactics.launches import binaries
 from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
-from tactics.measure.child import Helper
+from tactics.measure.child import Helper, command_of
 from tactics.measure.faults import Fault
 from tactics.predict import predict, regime, sigmas
 from tactics.problems import array_functions, codec
@@ -40,7 +39,7 @@ ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is sti
 # Out of the race: a median this many times the best of the cell after the first round (the last where that is under 10 us),
 # the 20 % quantile after a later one.
 FAR, FAR_SHORT_US, FAR_SHORT, CLOSE = 1.5, 10.0, 2.0, 1.05
-WORKER = (sys.executable, "-m", "tactics.measure.worker")
+WORKER = command_of("tactics.measure.worker")
 
 
 @dataclass(frozen=True, slots=True)
