@@ -228,7 +228,7 @@ class Measured:
         samples: dict[Tactic, list[float]] = {t: [] for t in alive}
         for goal in ROUNDS:
             for tactic in list(alive):
-                reply = self._ask(problem, {"op": "time", "tactic": tactic.name, "samples": goal - len(samples[tactic])})
+                reply = self._ask(problem, {"op": "time", "tactics": [tactic.name], "samples": goal - len(samples[tactic])})
                 if "setup" in reply:  # no tactic's fault: nothing to remember but what was measured before
                     for other in alive:
                         if samples[other]:
@@ -240,8 +240,9 @@ class Measured:
                     self._failed(problem, tactic, faults.of_answer(reply))
                     alive.remove(tactic)
                     continue
-                samples[tactic] += reply["us"]
-                facts[tactic] = {"clock_mhz": reply.get("clock_mhz"), "rel_error": reply.get("rel_error")}
+                samples[tactic] += reply["us"][tactic.name]
+                mhz = statistics.median(reply["mhz"][tactic.name])
+                facts[tactic] = {"clock_mhz": mhz, "rel_error": reply["rel_error"][tactic.name]}
                 median = statistics.median(samples[tactic])
                 best[_cell(tactic)] = min(median, best.get(_cell(tactic), median))
                 if goal == ROUNDS[-1]:
@@ -279,13 +280,14 @@ class Measured:
         if not self._worker.running:
             self._start()
         if self._asked != problem:
-            reply = self._worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
+            setup = {"op": "problem", "problem": codec.to_json(problem), "warm_l2": False, "mhz": None}
+            reply = self._worker.ask(setup, self._setup_timeout_s)
             if "error" in reply:
                 self.close()
                 return {"setup": f"the problem could not be set up: {reply['error']}"}
             self._asked = problem
         reply = self._worker.ask(request, self._timeout_s)
-        if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
+        if "error" not in reply and not _good_samples(reply.get("us", {}).get(request["tactics"][0]), request["samples"]):
             self.close()
             text = f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}"
             return Fault(text, fatal=True).answer()

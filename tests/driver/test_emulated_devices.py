@@ -325,7 +325,10 @@ def times_of_spins():
     from cuda_kernels.launch import Cuda
 
     gpu = Cuda(current())
-    flush, (begin, end) = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm)), (gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event())
+    flush, (begin, end) = (
+        gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm)),
+        (gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event()),
+    )
     rows = []
     for _ in range(20):
         for clocks in (100_000, 0):
@@ -341,12 +344,14 @@ def test_spun_clocks_tell_the_clock():
     """They last as long as they do at the clock of that moment: no noise, no tail. The rest of the launch has both."""
     mhz, every = named("h200").clock_mhz, 5e5 / named("h200").clock_mhz
     fall = {"throttle_from_us": 0.0, "throttle_to_us": every, "throttle_every_us": 2.5 * every, "throttle_factor": 0.8}
-    spun, idle = np.array(json.loads(passes(times_of_spins, noise=0.05, tail_share=0.2, tail_factor=2.0, **fall))).reshape(-1, 2).T
+    spun, idle = (
+        np.array(json.loads(passes(times_of_spins, noise=0.05, tail_share=0.2, tail_factor=2.0, **fall))).reshape(-1, 2).T
+    )
     found = 100_000 / (spun - np.median(idle)) / mhz
     slow = found < 0.9
     assert found[slow] == pytest.approx(0.8, rel=0.1) and found[~slow] == pytest.approx(1.0, rel=0.1)
-    assert 3 <= (np.diff(slow.astype(int)) != 0).sum(), "the clock falls again and again"
-    assert 0.02 < idle.std() / idle.mean()
+    assert (np.diff(slow.astype(int)) != 0).sum() >= 3, "the clock falls again and again"
+    assert idle.std() / idle.mean() > 0.02
 
 
 # ---- faults on request

@@ -45,7 +45,7 @@ def test_samples_of_a_clock_that_falls_now_and_then_are_those_of_one_that_does_n
     found = run(gpu, 5000)
     assert not any(s.slow for s in found) and {s.us for s in found} == {10}
     fell = gpu.now_ms / 100
-    assert 9 < fell and gpu.tries < 5000 + 6 * fell, "a few tries each time, with pauses between"
+    assert fell > 9 and gpu.tries < 5000 + 6 * fell, "a few tries each time, with pauses between"
     assert gpu.now_ms < 5000 * SAMPLE_MS / 0.7 * 1.15
 
 
@@ -121,10 +121,12 @@ def test_without_a_clock_each_sample_counts():
 
 
 def test_patience_bounds_the_pauses():
-    gpu = Gpu(lambda _: 0.5)
-    assert Steady(USUAL).take(gpu.sample, gpu.pause, patience_ms=20).slow and 0 < sum(gpu.paused_ms) <= 20
-    gpu = Gpu(lambda _: 0.5)
-    assert Steady(USUAL).take(gpu.sample, gpu.pause, patience_ms=0).slow and not gpu.paused_ms and gpu.tries == 1
+    steady, gpu = Steady(USUAL), Gpu(lambda _: 0.5)
+    steady.patience_ms = 20
+    assert run(gpu, 1, steady)[0].slow and 0 < sum(gpu.paused_ms) <= 20
+    tries = gpu.tries
+    steady.patience_ms = 0
+    assert run(gpu, 1, steady)[0].slow and gpu.tries == tries + 1
 
 
 def test_the_median_forgets_no_usual_clock_over_slow_samples_that_pass():

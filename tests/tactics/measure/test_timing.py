@@ -19,7 +19,8 @@ from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError
 from tactics.candidates import candidates
 from tactics.format import Format
-from tactics.measure import timing, trial, worker
+from tactics.measure import timing, trial
+from tactics.measure.data import random_data, reference
 from tactics.measure.timing import ROUNDS, Cache, Key
 from tactics.problems import codec
 from tactics.tactic import Tactic, Tile
@@ -56,15 +57,17 @@ for line in sys.stdin:
         if how.get("setups", 9) <= open(sys.argv[2]).read().count('"op": "problem"') - 1: answer["error"] = "no device"
         if how.get("setup") == "error": answer["error"] = "out of memory"
     else:
-        what = how.get(request["tactic"], 10.0)
+        what = how.get(name := request["tactics"][0], 10.0)
         if isinstance(what, str): act(what)
         if what == "slow": time.sleep(0.4); what = 10.0
         if what == "error": answer["error"] = "RuntimeError: wrong: relative error 0.5"
         elif what == "fatal": answer |= {"error": "CUDARuntimeError: misaligned address", "fatal": True}
         elif what == "busy": answer |= {"error": "Overloaded: too busy", "passing": True}
-        elif what == "few": answer["us"] = []
-        elif what == "negative": answer["us"] = [-1.0] * request["samples"]
-        else: answer |= {"us": [what + 0.01 * i for i in range(request["samples"])], "clock_mhz": 1755, "rel_error": 2e-4}
+        elif what == "few": answer["us"] = {name: []}
+        elif what == "negative": answer["us"] = {name: [-1.0] * request["samples"]}
+        else:
+            us = [what + 0.01 * i for i in range(request["samples"])]
+            answer |= {"us": {name: us}, "mhz": {name: [1755] * len(us)}, "rel_error": {name: 2e-4}, "slow": 0}
     print(json.dumps(answer), flush=True)
 """
 
@@ -385,7 +388,7 @@ def test_an_interrupted_build_resumes_where_it_stopped(tmp_path, fake, sign):
         if request["op"] == "problem":
             current = codec.from_json(request["problem"])
         else:
-            assert kept.get(timer.key(current, Tactic.parse(request["tactic"]))) is None, "measured twice"
+            assert kept.get(timer.key(current, Tactic.parse(request["tactics"][0]))) is None, "measured twice"
 
 
 @pytest.mark.slow
@@ -427,13 +430,13 @@ def test_problems_survive_the_pipe(name):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_random_data_has_the_problem_s_shapes_and_a_reference_of_useful_range(name):
     problem = PROBLEMS[name]
-    inputs, weights = worker.random_data(problem)
+    inputs, weights = random_data(problem)
     assert [x.shape for x in inputs] == list(problem.in_shapes) and all(x.dtype == np.float16 for x in inputs)
-    expected = worker.reference(problem, inputs, weights)
+    expected = reference(problem, inputs, weights)
     assert expected.shape == problem.out_shape and np.isfinite(expected).all()
     assert expected.max() > expected.min() or expected.size == 1
     assert trial.relative_error(expected.astype(np.float16), expected) < 1e-3
-    again, _ = worker.random_data(problem)
+    again, _ = random_data(problem)
     assert all((a == b).all() for a, b in zip(inputs, again, strict=True))
 
 

@@ -10,7 +10,8 @@ import pytest
 from cuda_kernels import device as devices
 from tactics.candidates import candidates
 from tactics.launches import pack_weights, packing_key
-from tactics.measure import timing, trial, worker
+from tactics.measure import references, timing, trial
+from tactics.measure.data import random_data, reference
 from tactics.measure.timing import Cache, Time
 from tactics.problems.epilogue import AFFINE
 from tactics.step import epilogue_values
@@ -36,8 +37,8 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     launch, compiling = pytest.importorskip("cuda_kernels.launch"), pytest.importorskip("cuda_kernels.compile")
     pytest.importorskip("cuda_kernels.emulator")
     problem = CONVS[name]
-    inputs, weights = worker.random_data(problem)
-    expected = worker.reference(problem, inputs, weights)
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
     gpu = launch.Emulated(H200)
     arrays = {
         "x": inputs[0],
@@ -54,7 +55,7 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
             gpu.write(at[key], array)
     y = gpu.allocate(expected.nbytes)
     values = epilogue_values(problem)
-    params = worker.reference_params(problem, values, {**at, "weights": at["w"], "y": y})
+    params = references.reference_params(problem, values, {**at, "weights": at["w"], "y": y})
     kernel = gpu.load(compiling.compile_kernel("reference_conv", values, "sm_90a"))
     gpu.launch(kernel, (-(-expected.size // 256), 1, 1), (256, 1, 1), 0, params)
     got = gpu.read(y, expected.nbytes).view(np.float32).reshape(expected.shape)
@@ -70,7 +71,7 @@ def test_tactics_that_share_packed_weights_pack_alike():
     """Of each kernel up to 12 tactics of each problem. A stem's taps follow its tile, squeeze-excite's rows its output."""
     found: dict[tuple, set[bytes]] = {}
     for name, problem in PROBLEMS.items():
-        _, weights = worker.random_data(problem)
+        _, weights = random_data(problem)
         able = candidates(problem, H200)
         for kernel in {t.kernel for t in able}:
             of = [t for t in able if t.kernel == kernel]
