@@ -440,6 +440,18 @@ def test_random_data_has_the_problem_s_shapes_and_a_reference_of_useful_range(na
     assert all((a == b).all() for a, b in zip(inputs, again, strict=True))
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_inputs_like_a_relu_s_output_are_in_the_problem_s_domain(name):
+    problem = PROBLEMS[name]
+    inputs, weights = random_data(problem, zeros=[True] * len(problem.in_shapes))
+    assert all(x.dtype == np.float16 and (x >= 0).all() for x in inputs)
+    plain, same = random_data(problem)
+    assert all((x[y > 0] == y[y > 0]).all() for x, y in zip(inputs, plain, strict=True) if (x == np.maximum(y, 0)).all())
+    assert all((weights[key] == same[key]).all() for key in same)
+    expected = reference(problem, inputs, weights)
+    assert np.isfinite(expected).all() and trial.relative_error(expected.astype(np.float16), expected) < 1e-3
+
+
 def test_quantiles_are_ordered():
     assert timing.quantiles([3.0]) == (3.0, 3.0, 3.0)
     assert timing.quantiles(list(range(1, 12))) == (3, 6, 9)
