@@ -14,7 +14,6 @@ import contextlib
 import json
 import random
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from tactics.format import Format
 from tactics.launches import binaries
 from tactics.measure import faults
 from tactics.measure.cache import POLICY, Cache, Key, are_times, is_over, source_key
-from tactics.measure.child import Helper
+from tactics.measure.child import Helper, command_of
 from tactics.measure.compiling import Compiling
 from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
@@ -37,7 +36,7 @@ from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
-WORKER = (sys.executable, "-m", "tactics.measure.worker")
+WORKER = command_of("tactics.measure.worker")
 SAMPLE_S = 0.02  # more than a sample takes with all its repetitions, but for the kernel itself
 CLOCKS = 1000  # samples whose clocks the median is of
 FACTS = "clock_mhz", "rel_error", "slow"  # of a line in the cache, beside the samples
@@ -77,11 +76,6 @@ def names_emulated(version: str) -> bool:
 def is_emulated() -> bool:
     """Whether the driver at hand is no GPU's."""
     return names_emulated(driver_version())
-
-
-def environment() -> dict[str, str]:
-    """What measured times rest on beside the device, for the record in an engine: driver and policy."""
-    return {"driver": driver_version(), "policy": POLICY}
 
 
 Facts = Mapping[str, dict[str, Any]]  # tactic -> its FACTS
@@ -311,7 +305,7 @@ class Measured:
         """Race them, unless another process has meanwhile. All that is answered goes into the cache at once."""
         if self._gpu is None:
             self._gpu = gpu_id()
-        with turn(self._gpu, self._waits):
+        with turn(self._gpu, self._wait):
             self.cache.refresh()
             try:
                 if todo := [t for t in todo if not is_over(self.cache.get(self.key(problem, t)))]:
@@ -325,6 +319,10 @@ class Measured:
                 raise
             finally:
                 self.cache.sync()
+
+    def _wait(self) -> None:
+        self._waits()
+        self._waits = lambda: None
 
     def _race(self, problem: Problem, todo: list[Tactic]) -> None:
         seen = self._seen[problem]
