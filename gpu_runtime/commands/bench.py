@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import at, plan_text, shown_at
+from gpu_runtime.commands.options import opened, plan_text, shown_at
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.progress import Progress, compiling
@@ -203,7 +203,7 @@ def bench(
     """Time the engine of a file, or predict, at the sizes of `shown`."""
     paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()
-    engine = at(load_engine(name, device, progress, allow_cubins=allow_cubins), shown)
+    engine = load_engine(name, device, progress, shown, allow_cubins)
     if not predict:
         return time_engine(engine, name, wanted, paths, progress, verbose)
     from gpu_runtime.benchmark import summary, wording
@@ -213,10 +213,9 @@ def bench(
     say(wording.predicted_text(summary.predicted(engine.record)))
 
 
-def load_engine(name: str, device: str | None, progress: ProgressLine, allow_cubins: bool = False) -> Engine:
+def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:
     """The engine of a file; this process sees the GPU of the number `device` alone. UsageError for any other device."""
     from cuda_kernels import device as devices
-    from gpu_runtime import EngineError, load
 
     try:
         if device is not None and not device.isdecimal():
@@ -226,10 +225,7 @@ def load_engine(name: str, device: str | None, progress: ProgressLine, allow_cub
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
     progress(Progress("load", name))
-    try:
-        return load(name, allow_cubins=allow_cubins)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", "gpu-runtime bench --allow-cubins")) from None
+    return opened(name, allow_cubins, shown, "gpu-runtime bench --allow-cubins")
 
 
 def time_engine(

@@ -61,6 +61,14 @@ def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
     return {b.name: (b.shape[0] // own * batch, *b.shape[1:]) for b in inputs if b.name in profile.batched}
 
 
+def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of all inputs, where a batch or the shapes of some are given. Raises ValueError where no plan takes them."""
+    found = fit(record, whole(record, asked) if isinstance(asked, int) else asked)
+    batch, names = batched(record, found.plan)
+    ends = record.plans[found.plan].inputs
+    return {b.name: (b.shape[0] // batch * found.rows, *b.shape[1:]) if b.name in names else b.shape for b in ends}
+
+
 def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
     """The plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
     tried = []
@@ -124,8 +132,12 @@ def _sizes_text(record: EngineRecord, shapes: Mapping[str, Shape]) -> str:
             ranges = {b.name: f"{_range(record, profile)} x {_dims(b.shape[1:])}" for b in ends if b.name in profile.batched}
             yield ", ".join(f"{b.name} {ranges.get(b.name) or _dims(b.shape)}" for b in ends)
 
-    got = ", ".join(f"{name} {_dims(shape)}" for name, shape in shapes.items())
+    got = shapes_text(shapes)
     return f"expected one of the engine's sizes, {'; '.join(texts())}, got {got}"
+
+
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    return ", ".join(f"{name} {_dims(shape)}" for name, shape in shapes.items())
 
 
 def _dims(shape: Sequence[int]) -> str:
