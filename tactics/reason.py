@@ -14,6 +14,7 @@ UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sen
 OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
     **dict.fromkeys(("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise")),
     "no_sparse_tactic": None,
+    "other_batches": None,
     # why no sparse tactic may run a convolution's weights
     "pattern_violation": "the weights are not 2:4 along the input channels",
     "channels_not_multiple_of_4": "C = {channels}",

@@ -89,7 +89,6 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 
 def rivals(table: Table) -> Rivals:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
-    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), lambda entry: not entry.sparse)
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -101,8 +100,13 @@ def rivals(table: Table) -> Rivals:
     except ValueError:
         greedy = None
     one = SingleFormat(single[0], single[1].us) if single else None
-    all_dense = plan.solve(table.graph, force=dense)
+    all_dense = plan.solve(table.graph, force=without_sparse(table.network))
     return Rivals(all_dense.us, one, greedy, _library(table, all_dense))
+
+
+def without_sparse(network: Network) -> plan.Force:
+    """For the planner: no layer runs sparse."""
+    return dict.fromkeys((op.name for op in network.ops if op.layer), lambda entry: not entry.sparse)
 
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:

@@ -213,9 +213,11 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
 
     found = list(planned)
     for p in profiles:
-        chosen = invariant.solve([planned[i].table for i in p.plans])
-        for i, plan in zip(p.plans, chosen, strict=True):
-            found[i] = replace(planned[i], chosen=plan, own_us=planned[i].chosen.us)
+        tables = [planned[i].table for i in p.plans]
+        chosen = invariant.solve(tables)
+        dense = invariant.solve(tables, dense=True) if any(e.sparse for e in chosen[0].entries.values()) else chosen
+        for i, plan, without in zip(p.plans, chosen, dense, strict=True):
+            found[i] = replace(planned[i], chosen=plan, own=planned[i].chosen, dense_us=without.us)
     return found
 
 
