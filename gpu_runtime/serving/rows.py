@@ -90,8 +90,9 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
     engine = load(path)
     sizes(engine)
     context = engine.context(device=device)
-    if context.device.title != (built := engine.record.device.title):
-        text = f"{path}: its tactics were chosen for {built}, this is {context.device.title}: build it here to be faster"
+    here, built = context.device, engine.record.device
+    if here.model != built.model:
+        text = f"{path}: its tactics were chosen for {built.title}, this is {here.title}: build it here to be faster"
         warnings.warn(printable(text), UserWarning, stacklevel=2)
     return engine, context
 

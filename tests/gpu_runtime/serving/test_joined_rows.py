@@ -1,14 +1,18 @@
 """Requests joined into runs: every answer is bit by bit the one of the request alone, and a bad request fails alone."""
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels.device import DRIVER_NAMES, Device, named
 from cuda_kernels.driver_errors import DriverError
 from gpu_runtime.errors import EngineError
-from gpu_runtime.serving.rows import Failure, Sizes, answer, checked, sizes
+from gpu_runtime.runtime import steps
+from gpu_runtime.serving.rows import Failure, Sizes, answer, checked, opened, sizes
 from tests.engines import build
 from tests.reference_run import model, node
 
@@ -192,3 +196,21 @@ def test_an_engine_without_a_batch_is_refused(tmp_path):
     proto = model([node("Transpose", "x", "y", perm=(1, 0))], {"x": (4, 8)}, "y")
     with pytest.raises(EngineError, match="first dimension"):
         sizes(build(tmp_path, proto))
+
+
+def reported(name: str) -> Device:
+    """The device as its driver reports it."""
+    title = next(title for title, known in DRIVER_NAMES.items() if known == name)
+    return replace(named(name), name=title.lower(), title=title)
+
+
+@pytest.mark.parametrize(("here", "warned"), [(named("h200"), False), (reported("h200"), False), (reported("h100"), True)])
+def test_an_engine_that_was_tuned_on_another_gpu_of_the_architecture_warns(engine, tmp_path, monkeypatch, here, warned):
+    """Not one that was planned for this GPU by its name."""
+    engine.save(tmp_path / "e.engine")
+    monkeypatch.setattr(steps, "device_for", lambda engine, device: here)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        opened(tmp_path / "e.engine", "cuda")[1].close()
+    words = "its tactics were chosen for H200 SXM 141GB, this is NVIDIA H100 80GB HBM3: build it here to be faster"
+    assert [str(w.message) for w in told] == [f"{tmp_path / 'e.engine'}: {words}"] * warned
