@@ -10,8 +10,8 @@ from tests.conftest import ROOT
 from tests.emulated_driver.build import CUPY
 from tests.test_wheel import clean, done
 
-# Server -> its packages. nvidia-pytriton's wheel has NVIDIA's server (2.51) with its python backend, which needs NumPy 1; CuPy 14,
-# which the emulated driver is made for, needs NumPy 2.
+# Server -> its packages. nvidia-pytriton's wheel has NVIDIA's server (2.51) with its python backend, which needs NumPy 1; the
+# CuPy of the emulated driver needs NumPy 2.
 PINS = {"ray": ("ray[serve]==2.60.0", f"cupy-cuda13x=={CUPY}"), "triton": ("nvidia-pytriton==0.7.0",)}
 CUDA = {"ray": "cuda13", "triton": "emulator"}
 DEBIAN = Path("/usr/bin/python3.11")  # Triton's stub needs a Python whose libpython is shared
