@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import opened, plan_text, shown_at
+from gpu_runtime.commands.options import opened, shown_at
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.progress import Progress, compiling
@@ -207,9 +207,10 @@ def bench(
     if not predict:
         return time_engine(engine, name, wanted, paths, progress, verbose)
     from gpu_runtime.benchmark import summary, wording
+    from gpu_runtime.explain.points import at_text
 
     progress.end()
-    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{plan_text(engine.record)}")
+    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{at_text(engine.record)}")
     say(wording.predicted_text(summary.predicted(engine.record)))
 
 
@@ -235,6 +236,7 @@ def time_engine(
     from cuda_kernels import device as devices
     from gpu_runtime.benchmark import inputs, summary, wording
     from gpu_runtime.errors import EngineError
+    from gpu_runtime.explain.points import at_text
 
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
@@ -253,7 +255,7 @@ def time_engine(
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    say(f"Timing {name} on {where.title} ({where.sm}){plan_text(engine.record)}: {wording.title(wanted.settings)}")
+    say(f"Timing {name} on {where.title} ({where.sm}){at_text(engine.record)}: {wording.title(wanted.settings)}")
     _say(measured, found, wanted, verbose)
     for option in contents:
         if option in paths:

@@ -6,7 +6,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import labels_option, opened, plan_text, quiet_option, shown_at
+from gpu_runtime.commands.options import labels_option, opened, quiet_option, shown_at
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays, split_labels
 
@@ -62,6 +62,7 @@ def compare_command(
         raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they belong to")
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime.accuracy import compare, wording
+    from gpu_runtime.explain.points import at_text
     from gpu_runtime.text import several
 
     loaded = opened(engine, allow_cubins, shown)
@@ -85,7 +86,7 @@ def compare_command(
     else:
         source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        count, plan = several(found.samples, "sample"), plan_text(loaded.record)
+        count, plan = several(found.samples, "sample"), at_text(loaded.record)
         say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {count} of {source}{plan}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:

@@ -181,15 +181,6 @@ def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
 
 
-def plan_text(record: EngineRecord) -> str:
-    """The plan that is shown, in words that follow a name; empty for an engine of one size."""
-    if not record.profiles:
-        return ""
-    from gpu_runtime.explain.points import at_text
-
-    return at_text(record)
-
-
 def parse_pools(text: str) -> int | None:
     """`workspace:64` (MiB), `workspace:1.5G`, `workspace:512K` -> bytes; None for an empty text. Raises UsageError."""
     if not text:

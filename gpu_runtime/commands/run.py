@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named, opened, plan_text, quiet_option, sizes_of
+from gpu_runtime.commands.options import named, opened, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
@@ -50,8 +50,8 @@ def run_command(
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError
-    from gpu_runtime.runtime.sizes import shapes_text
-    from gpu_runtime.text import not_finite, printable
+    from gpu_runtime.explain.points import at_text
+    from gpu_runtime.text import not_finite, printable, shapes_text
 
     progress(Progress("load", engine))
     loaded = opened(engine, allow_cubins)
@@ -72,7 +72,7 @@ def run_command(
     progress.end()
     sizes = shapes_text({name: a.shape for name, a in arrays.items()})
     drawn = "" if given or not arrays else printable(f", random inputs: {sizes}")
-    say(f"Ran {engine} on {where}{plan_text(loaded.record)}{drawn}; wrote {output}")
+    say(f"Ran {engine} on {where}{at_text(loaded.record)}{drawn}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
@@ -92,7 +92,8 @@ def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engi
     is wrong with them is said here, before a kernel is compiled or loaded."""
     from gpu_runtime.benchmark.inputs import random_inputs
     from gpu_runtime.runtime.arrays import check_names, host_inputs
-    from gpu_runtime.runtime.sizes import filled, shapes_text
+    from gpu_runtime.runtime.sizes import filled
+    from gpu_runtime.text import shapes_text
 
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)

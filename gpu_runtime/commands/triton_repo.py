@@ -61,9 +61,8 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
     tensors = {"input": loaded.inputs, "output": loaded.outputs}
     ends = "".join(f"{end} [ {', '.join(map(_tensor, specs))} ]\n" for end, specs in tensors.items())
     interface = f'name: "{name}"\nbackend: "python"\nmax_batch_size: {size.max}\n{ends}'
-    settings = SETTINGS.format(
-        instances=instances, kind=f"KIND_{kind.upper()}", points=list(size.exact or loaded.points), emulate=str(kind == "cpu").lower()
-    )
+    points, emulate = list(size.exact or loaded.points), str(kind == "cpu").lower()
+    settings = SETTINGS.format(instances=instances, kind=f"KIND_{kind.upper()}", points=points, emulate=emulate)
     model = Path(output) / name
     try:
         version = _next_version(model, interface)
