@@ -1,7 +1,6 @@
 """The plans of an engine for several sizes of inputs, beside each other: time, time per image, memory and weights of each."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from gpu_runtime.explain.figures import us_text
 from gpu_runtime.planning.sums import agreeing
@@ -62,11 +61,6 @@ def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
                 name = plan.renamed.get(f"{layer.name}.{part}", f"{layer.name}.{part}")
                 found[name] = stored[name]
     return found
-
-
-def data(record: EngineRecord) -> list[dict[str, Any]]:
-    """As JSON has them."""
-    return [asdict(p) for p in points(record)]
 
 
 def points_text(record: EngineRecord) -> str:
