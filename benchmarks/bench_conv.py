@@ -5,8 +5,8 @@
 Ours: channels-last in and out (fp16:hwc8, the 3-channel image padded to 8), FP32 accumulation, bias and ReLU fused; dense and
 sparse run on the same 2:4 weights. cuDNN: torch, channels_last, FP16, `benchmark=True`; `fused` is
 torch.cudnn_convolution_relu (bias and ReLU in the convolution), `plain` the convolution alone; ratios are against the
-faster of the two. All are CUDA graphs under one stopwatch (tactics/measure/worker.py): activations as the last run left them
-in L2, a copy of the weights per launch and none of them in L2, random normal data, samples interleaved, medians. Shapes that
+faster of the two. All are CUDA graphs under one stopwatch (tactics/measure/stopwatch.py): activations as a copy just wrote
+them, a copy of the weights per launch and none of them in L2, random normal data, samples interleaved, medians. Shapes that
 do not fit in --seconds are left out and listed.
 """
 
@@ -31,7 +31,7 @@ from cuda_kernels.driver_errors import is_fatal
 from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.measure.timing import Cache, driver_version, measured, quantiles
-from tactics.measure.worker import Bench, Clock
+from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
@@ -87,6 +87,43 @@ def problem(shape: str, batch: int) -> ConvProblem:
 def tactics(p: ConvProblem, device):
     """The channels-last ones: what cuDNN's tensors look like too."""
     return [t for t in candidates(p, device) if t.ins[0].layout == t.out.layout == "hwc8"]
+
+
+class Clock:
+    """The SM clock in MHz from the management library, asked for at most every 0.2 s; None where it does not answer."""
+
+    def __init__(self, pci_bus_id: str):
+        self._at = -1.0
+        self._mhz: int | None = None
+        self._handle: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            if pynvml.nvmlDeviceGetCount() == 1:
+                self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            else:
+                self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+        except Exception:  # no library, no permission, another form of id: times are kept without a clock
+            self._handle = None
+
+    def mhz(self) -> int | None:
+        if self._handle is not None and time.monotonic() - self._at > 0.2:
+            try:
+                self._mhz = int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+            except Exception:  # as above
+                self._handle = None
+            self._at = time.monotonic()
+        return self._mhz
+
+    def watts(self) -> tuple[float, float] | None:
+        """(drawn now, limit in force)."""
+        try:
+            nvml = self._nvml
+            return nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3, nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
+        except Exception:  # as above
+            return None
 
 
 def facts(device, clock: Clock, torch=None) -> dict:
@@ -159,8 +196,9 @@ class Cudnn:
         self.torch, self.bench, self.p = torch, bench, p
         last = torch.channels_last
         self.x = torch.from_numpy(bench.inputs[0]).cuda().contiguous(memory_format=last)
+        self.source = self.x.clone()
         w = torch.from_numpy(bench.weights["w"].astype(np.float16)).cuda()
-        count = int(np.clip((1 << 30) // (2 * w.numel()), 2, 17))
+        count = int(np.clip((1 << 30) // (2 * w.numel()), 1, 16))
         self.w = [w.clone().contiguous(memory_format=last) for _ in range(count)]
         self.b = torch.from_numpy(bench.weights["b"].astype(np.float16)).cuda()
 
@@ -173,20 +211,24 @@ class Cudnn:
         return self.torch.nn.functional.conv2d(self.x, self.w[i], None, p.stride, p.pad[:2], p.dilation, 1)
 
     def prepare(self, run, stream):
-        """(warm, timed, runs inside timed), for a Stopwatch, on torch's current stream `stream`."""
+        """(before, timed, runs inside timed), for a Stopwatch, on torch's current stream `stream`."""
         torch, watch = self.torch, self.bench.stopwatch
         for _ in range(3):  # `benchmark=True` picks the algorithm here
             run(0)
         torch.cuda.synchronize()
-        once = min(watch.samples(lambda: None, lambda: run(0), 2))
-        count = int(np.clip(100 / once, 1, len(self.w) - 1))
+        once = min(watch.samples(self.write, lambda: run(0), 2))
+        count = int(np.clip(100 / once, 1, len(self.w)))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for i in range(count):
                 run(i)
         graph.replay()
         torch.cuda.synchronize()
-        return lambda: run(len(self.w) - 1), graph.replay, count
+        return self.write, graph.replay, count
+
+    def write(self) -> None:
+        """The input anew, as a layer before would."""
+        self.x.copy_(self.source)
 
     def error(self) -> float:
         """Of the fused output against the FP32 reference, relative to its range."""
@@ -209,9 +251,9 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
         contestants: dict[str, tuple[Callable[[], None], Callable[[], None], int]] = {}
         row: dict[str, Any] = {"failed": {}}
         for kind, tactic in best.items():
-            warm, timed, count, error = bench.prepare(tactic)
-            contestants[kind] = warm, timed, count
-            row[kind] = {"tactic": tactic.name, "rel_error": error}
+            ready = bench.prepare(tactic)
+            contestants[kind] = ready.before, ready.timed, ready.count
+            row[kind] = {"tactic": tactic.name, "rel_error": ready.error}
         cudnn = Cudnn(torch, bench, p)
         for kind, run in (("cudnn_fused", cudnn.fused), ("cudnn_plain", cudnn.plain)):
             try:
@@ -220,18 +262,21 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
             except RuntimeError as e:  # torch has no fused convolution for this shape or version
                 row["failed"][kind] = str(e)[:300]
         samples: dict[str, list[float]] = {kind: [] for kind in contestants}
+        clocks: list[float] = []
         for _ in range(ROUNDS):
             order = list(contestants)
             random.shuffle(order)
             for kind in order:
-                warm, timed, count = contestants[kind]
-                samples[kind] += bench.stopwatch.samples(warm, timed, 1, count)
+                before, timed, count = contestants[kind]
+                one_us, mhz = bench.stopwatch.sample(before, timed, count)
+                samples[kind].append(one_us)
+                clocks.append(mhz)
         torch.cuda.synchronize()
     for kind, us in samples.items():
         low, median, high = quantiles(us)
         row[kind] |= {"us": round(median, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
         row[kind] |= {"tflops": round(2e-6 * p.macs / median, 1), "launches_per_sample": contestants[kind][2]}
-    row["clock_mhz"] = bench.clock.mhz()
+    row["clock_mhz"] = round(statistics.median(clocks), 1)
     row["tactics_timed"] = len(times)
     if timer.failures:
         row["failed"] |= {name: text for (key, name), text in timer.failures.items() if key == str(p)}
@@ -316,12 +361,13 @@ def main(argv: list[str] | None = None) -> int:
     torch.backends.cudnn.benchmark = True
     device = current()
     bench = Bench(device)
+    clock = Clock(bench.cupy.cuda.Device().pci_bus_id)
     timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
     result: dict[str, Any] = {
         "what": __doc__.strip(),
-        "machine": facts(device, bench.clock, torch),
-        "ceilings": ceilings(torch, bench.clock),
+        "machine": facts(device, clock, torch),
+        "ceilings": ceilings(torch, clock),
         "overhead_us": bench.stopwatch.overhead_us,
         "rows": [],
         "left_out": [],
@@ -353,7 +399,7 @@ def main(argv: list[str] | None = None) -> int:
                 break
         save()
     timer.close()
-    result["machine_after"] = facts(device, bench.clock, torch)
+    result["machine_after"] = facts(device, clock, torch)
     save()
     print(table(result["rows"]))
     if result["left_out"]:

@@ -122,7 +122,6 @@ def timing_record(device: Device) -> Timing:
     if device.measured:
         from tactics.measure import timing
 
-        found = timing.environment()
         title = device.title + (", emulated driver" if timing.is_emulated() else "")
-        return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])
+        return Timing("measured", f"measured({title})", driver=timing.driver_version(), policy=timing.POLICY)
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))

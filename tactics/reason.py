@@ -17,6 +17,7 @@ OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a se
         ("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "in_network", "not_timed")
     ),
     "no_sparse_tactic": None,
+    "other_batches": None,
     # why no sparse tactic may run a convolution's weights
     "pattern_violation": "the weights are not 2:4 along the input channels",
     "channels_not_multiple_of_4": "C = {channels}",

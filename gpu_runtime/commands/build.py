@@ -17,7 +17,6 @@ from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import (
     HELP,
-    at,
     flag,
     gathered,
     given,
@@ -339,7 +338,7 @@ def _loaded(asked: Asked, name: str) -> None:
         _unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
     progress = listening(asked.verbose)
-    engine = at(load_engine(name, asked.device, progress), asked.shapes)
+    engine = load_engine(name, asked.device, progress, asked.shapes)
     from gpu_runtime.explain import report
 
     times = _layer_times(engine, wanted) if asked.profiled else None

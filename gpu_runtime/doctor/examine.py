@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,10 +21,10 @@ from tactics import codec as records
 from tactics.kernels import KERNELS
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
-from tactics.measure.child import Helper
+from tactics.measure.child import Helper, command_of
 from tactics.problems import codec
 
-WORKER = (sys.executable, "-m", "gpu_runtime.doctor.worker")
+WORKER = command_of("gpu_runtime.doctor.worker")
 START_S, HANG_S = 60.0, 15.0  # time limits of a child's start and answer; four times as long in the emulator
 MOST_LOST = 2  # processes of one kernel; a third is not started
 COMMON = 3  # families without a correct case: then the shared code is at fault, and no kernel is left out

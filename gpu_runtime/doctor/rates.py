@@ -65,10 +65,11 @@ def _table(device: Device) -> dict[str, tuple[str, float, str]]:
     }
 
 
-def _clock(bench: Bench) -> float | None:
-    """The clock while tensor cores work; None if the management library does not tell."""
-    _product_us(bench, sparse=False)
-    return bench.clock.mhz()
+def _clock(bench: Bench) -> float:
+    """The clock between products on tensor cores."""
+    bench.set_problem(PRODUCT)
+    (clocks,) = bench.time(products(bench.gpu.device)[:1], SAMPLES)["mhz"].values()
+    return statistics.median(clocks)
 
 
 def _bandwidth(bench: Bench) -> float:
@@ -100,9 +101,8 @@ def _launch(bench: Bench) -> float:
 def _product_us(bench: Bench, *, sparse: bool) -> float:
     """The fastest large tile's median."""
     bench.set_problem(PRODUCT)
-    return min(
-        statistics.median(bench.time(tactic, SAMPLES)["us"]) for tactic in products(bench.gpu.device) if tactic.sparse == sparse
-    )
+    rivals = [tactic for tactic in products(bench.gpu.device) if tactic.sparse == sparse]
+    return min(map(statistics.median, bench.time(rivals, SAMPLES)["us"].values()))
 
 
 def products(device: Device) -> list[Tactic]:

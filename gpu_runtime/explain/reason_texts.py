@@ -98,7 +98,8 @@ def _picked(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     head, both = "", f"the best sparse kernel takes {sparse}, the best dense one {dense}"
     if best_sparse and row.us is not None and abs(row.us - best_sparse.us) >= SHOWN_US:
-        head, both = f", in {us_text(row.us, record.timing)} with the plan's formats", f"in any format, {both}"
+        where = "as one tactic for all batches" if row.alone else "with the plan's formats"
+        head, both = f", in {us_text(row.us, record.timing)} {where}", f"in any format, {both}"
     text = f"runs sparse{head}: {both}"
     if best_dense and best_sparse and best_dense.us > best_sparse.us > 0:
         text += f" ({ratio_text(best_dense.us / best_sparse.us)})"
@@ -155,6 +156,14 @@ def _not_timed(row: SparsityRow, record: Explained) -> str:
 def _in_network(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     return f"sparse is faster alone ({sparse} against {dense}), but the whole network, run in turns, is faster with dense"
+
+
+def _other_batches(row: SparsityRow, record: Explained) -> str:
+    """Which kind the plan of this batch alone has, where it has this form of the layer at all."""
+    kind = "dense" if row.verdict == "sparse" else "sparse"
+    own = f"has a {kind} kernel of {us_text(row.alone.us, record.timing)}" if row.alone else "computes it in another form"
+    time = us_text(row.us or 0, record.timing)
+    return f"runs {row.verdict}, in {time}, because one tactic runs all batches; the plan of this batch alone {own}"
 
 
 def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
@@ -271,5 +280,10 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         lambda row, _: f"its number of input channels is not a multiple of 4, as 2:4 requires{_detail(row)}",
     ),
     "grouped_conv": ReasonText("grouped", lambda *_: "no sparse kernel runs these groups of channels", _grouped),
+    "other_batches": ReasonText(
+        "all batches",
+        lambda *_: "one tactic runs all batches; the plan of this batch alone has the other kind, or another form",
+        _other_batches,
+    ),
     "no_sparse_tactic": ReasonText("no kernel", _without_tactic, _no_sparse_tactic, _limit),
 }

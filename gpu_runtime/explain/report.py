@@ -49,11 +49,11 @@ def _totals(record: EngineRecord) -> list[str]:
     lines += _range_lines(record)
     for key, text in whole_texts(plan, timing):
         lines += wrap(printable(f"{key:8} {text}"))
-    single = p.rivals.best_single_format
+    single, whose = p.rivals.best_single_format, "" if p.rivals.own_us is None else "this batch alone: "
     named = [
         ("without sparse tactics", p.rivals.all_dense_us),
-        (f"one format, {single.format}" if single else "", single.us if single else None),
-        ("layer by layer", p.rivals.greedy_us),
+        (f"{whose}one format, {single.format}" if single else "", single.us if single else None),
+        (f"{whose}layer by layer", p.rivals.greedy_us),
         ("without --batchInvariant", p.rivals.own_us),
     ]
     texts = [f"{what} {us_text(us, timing)} ({versus(us, p.total_us)})" for what, us in named if us is not None]

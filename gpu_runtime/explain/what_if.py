@@ -198,15 +198,17 @@ def text(record: EngineRecord, found: Answer) -> str:
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
     proof = proof_text(record.plan, timing, found.status)
     least = "" if all(c.after is None or c.after.timed for c in found.layers) else "at least "
+    alone = record.plan.solution.rivals.own_us is not None
+    whose = "For this batch alone, without --batchInvariant, the" if alone else "The"
     lines += wrap(
-        f"The plan would take {least}{us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
+        f"{whose} plan would take {least}{us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
         f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
     moved: list[tuple[str, Side, Side]] = [(printable(c.name), c.before, c.after) for c in found.layers]
     moved += [(f"reformat of {printable(hop.tensor)} removed", hop, None) for hop in found.reformats_gone]
     moved += [(f"reformat of {printable(hop.tensor)} added", None, hop) for hop in found.reformats_new]
     if not moved:
-        return "\n".join([*lines, "Nothing changes: this is already the plan.", ""])
+        return "\n".join([*lines, f"Nothing changes: this is already the plan{' of this batch alone' * alone}.", ""])
     now, then = ([side.us if side else 0.0 for side in sides] for sides in list(zip(*moved, strict=True))[1:])
     sums = round(sum(now), 2), round(sum(now), 2) + then_us - now_us
     rows = [

@@ -136,7 +136,6 @@ def rivals(table: Table) -> Rivals:
 
 def _rival_plans(table: Table) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:
     """The plans of `rivals`."""
-    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), lambda entry: not entry.sparse)
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -147,7 +146,12 @@ def _rival_plans(table: Table) -> tuple[plan.Plan, tuple[Format, plan.Plan] | No
         greedy = plan.greedy(table.graph)
     except ValueError:
         greedy = None
-    return plan.solve(table.graph, force=dense), single, greedy
+    return plan.solve(table.graph, force=without_sparse(table.network)), single, greedy
+
+
+def without_sparse(network: Network) -> plan.Force:
+    """For the planner: no layer runs sparse."""
+    return dict.fromkeys((op.name for op in network.ops if op.layer), lambda entry: not entry.sparse)
 
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:

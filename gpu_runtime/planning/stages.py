@@ -100,13 +100,15 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
-    was chosen for all batches; `measured_us`, `apart`, `replaced`: of the plan as a whole, where it ran on a GPU."""
+    """The plan that was chosen, and what the network's tensors reach; `own`: the batch's own plan, where one was chosen
+    for all batches, and `dense_us`: the time of that one without sparse kernels; `measured_us`, `apart`, `replaced`: of the
+    plan as a whole, where it ran on a GPU."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
-    own_us: float | None = None
+    own: Plan | None = None
+    dense_us: float | None = None
     measured_us: float | None = None
     apart: tuple[Apart, ...] = ()
     replaced: tuple[Replaced, ...] = ()
@@ -258,12 +260,17 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: 
 
     table, chosen = planned.table, planned.chosen
     planner.progress(Progress("explain", table.network.name))
-    others = counterfactuals(table, chosen)
+    others = counterfactuals(table, planned.own or chosen)
+    rivals = others.rivals
+    if planned.own:
+        rivals = replace(rivals, all_dense_us=planned.dense_us, own_us=planned.own.us)
     explained = reasons.sparsity(
         table,
         chosen,
         others,
         planner.sparsity,
+        own=planned.own,
+        all_dense_us=rivals.all_dense_us,
         measured=table.device.measured,
         single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
         stored=loaded.stored,
@@ -271,7 +278,6 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: 
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    rivals = replace(others.rivals, own_us=planned.own_us)
     return explained, replace(
         solution_of(chosen),
         rivals=rivals,

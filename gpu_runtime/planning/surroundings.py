@@ -36,4 +36,4 @@ def _ends_in_relu(op: Op) -> bool:
         end = problem.epilogue
         last = end.act if end.last == NONE and not (end.act_first and end.residual) and not end.affine else end.last
         return last.name == "relu"
-    return isinstance(problem, PointwiseProblem) and problem.stages[-1].op == "relu"
+    return isinstance(problem, PointwiseProblem) and [s.op for s in problem.stages[-1:]] == ["relu"]

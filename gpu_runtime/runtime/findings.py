@@ -140,7 +140,8 @@ class SparsityRow(Shown):
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
     plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
     would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32; `library`: null where
-    there is no estimate of a library's kernel.
+    there is no estimate of a library's kernel. Where one tactic runs all batches, `other` and `flip` are of the plan of this
+    batch alone, and `alone` is its kernel, null where it is the same.
     """
 
     layer: Text
@@ -171,6 +172,7 @@ class SparsityRow(Shown):
     apart_cost_us: Number | None = None
     able: tuple[Text, ...] = ()
     library: LibraryKernel | None = None
+    alone: KernelTime | None = None
 
     @property
     def reason(self) -> str:

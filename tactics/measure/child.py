@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -144,7 +145,6 @@ def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:
     there is nothing to ask."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print goes to standard error
-    _die_with_parent()
     answer: Answer | None = None
     try:
         hello, answer = begin()
@@ -162,7 +162,24 @@ def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:
         answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
 
 
+def command_of(module: str) -> tuple[str, ...]:
+    """The command for a child that runs a module as `python -m` does, and dies with its parent from its first moment on: not
+    only once it has imported what it needs, which takes seconds."""
+    return sys.executable, "-m", "tactics.measure.child", module
+
+
 def _die_with_parent() -> None:
-    """Linux: be killed when the parent is, even while a kernel hangs."""
+    """Linux: be killed when the parent is, even while a kernel hangs; at once where it is gone already, and with it the other
+    end of standard input."""
     with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        gone = select.poll()
+        gone.register(0, select.POLLHUP)
+        if gone.poll(0):
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    _die_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

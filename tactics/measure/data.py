@@ -36,13 +36,16 @@ Weights = dict[str, np.ndarray]
 Rng = np.random.Generator
 
 
-def random_data(problem: Problem, seed: int | None = None) -> tuple[Arrays, Weights]:
+def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool] = ()) -> tuple[Arrays, Weights]:
     """(inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the problem is).
 
-    Outputs come out near unit variance. The seed defaults to one drawn from the problem.
+    Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
+    ReLU's output, negative values 0, where the problem's domain has a 0.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
+    for i, zero in enumerate(zeros):
+        inputs[i] = np.maximum(inputs[i], 0) if zero else inputs[i]
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
     return inputs, WEIGHTS[type(problem)](problem, rng, seed) if type(problem) in WEIGHTS else {}

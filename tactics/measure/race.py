@@ -13,14 +13,18 @@ STEPS: tuple[int, ...] = (1, 2, 4, 7, 12, 20, 30, 45, 70, 120)  # samples that a
 MOST_IN_CELL = 30  # samples of a tactic that may be the best of its cell, but not of the problem
 # Out with up to two samples: this many times the best of the cell, where that is shorter than FAR_SHORT_US the second.
 FIRST_FAR, FAR, FAR_SHORT, FAR_SHORT_US = 10.0, 1.5, 2.0, 10.0
+HELD_UP = 1.5  # times the 20 % quantile, of three samples or more at least the second: longer is none of the kernel's time
 DOUBT = 2.5  # standard errors of the difference to the best within which a tactic may still be the best
 ENOUGH = 0.004  # relative standard error from which on no further sample is needed
 
 
 def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """The 20 % quantile, the mean of the middle half and the 80 % quantile. The mean is nearer to the truth than the median is
-    (with normal noise as near as with a third more samples), and no outlier moves it either."""
+    """The 20 % quantile, the mean of the middle half and the 80 % quantile, of the samples without launches that something
+    held up. The mean is nearer to the truth than the median is (with normal noise as near as with a third more samples), and no
+    outlier moves it either."""
     s = sorted(samples)
+    usual = s[max(int(0.2 * (len(s) - 1)), min(1, len(s) // 3))]
+    s = [x for x in s if x <= HELD_UP * usual]
     low, ends = int(0.2 * (len(s) - 1)), (len(s) + 1) // 4
     middle = s[ends : len(s) - ends]
     return s[low], min(max(statistics.fmean(middle), middle[0]), middle[-1]), s[-1 - low]

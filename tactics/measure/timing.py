@@ -13,7 +13,6 @@ import contextlib
 import json
 import random
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tactics.format import Format
 from tactics.launches import binaries
 from tactics.measure import faults
 from tactics.measure.cache import POLICY, Cache, Key, are_times, is_over, source_key
-from tactics.measure.child import Helper
+from tactics.measure.child import Helper, command_of
 from tactics.measure.compiling import Compiling
 from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
@@ -36,7 +35,7 @@ from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
-WORKER = (sys.executable, "-m", "tactics.measure.worker")
+WORKER = command_of("tactics.measure.worker")
 SAMPLE_S = 0.02  # more than a sample takes with all its repetitions, but for the kernel itself
 FACTS = "clock_mhz", "rel_error", "slow"  # of a line in the cache, beside the samples
 
@@ -75,11 +74,6 @@ def names_emulated(version: str) -> bool:
 def is_emulated() -> bool:
     """Whether the driver at hand is no GPU's."""
     return names_emulated(driver_version())
-
-
-def environment() -> dict[str, str]:
-    """What measured times rest on beside the device, for the record in an engine: driver and policy."""
-    return {"driver": driver_version(), "policy": POLICY}
 
 
 Facts = Mapping[str, dict[str, Any]]  # tactic -> its FACTS

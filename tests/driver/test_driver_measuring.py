@@ -25,7 +25,7 @@ from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
-from tactics.measure import child, race, timing, trial, worker
+from tactics.measure import child, race, references, timing, trial, worker
 from tactics.measure.child import Child
 from tactics.measure.data import random_data, reference
 from tactics.measure.timing import Cache
@@ -57,6 +57,13 @@ def bench(device):
     return worker.Bench(device)
 
 
+def verified(bench, tactic, samples: int = 1) -> float:
+    """The relative error of its output; there are as many samples as were asked for."""
+    reply = bench.time([tactic], samples)
+    assert len(reply["us"][tactic.name]) == len(reply["mhz"][tactic.name]) == samples
+    return reply["rel_error"][tactic.name]
+
+
 # ---- one process: what is right is accepted, what is wrong refused
 
 
@@ -77,8 +84,9 @@ def test_right_outputs_are_accepted(bench, name):
     tactics = candidates(PROBLEMS[name], bench.gpu.device)
     bench.set_problem(PROBLEMS[name])
     for tactic in tactics[:: max(1, len(tactics) // 3)]:
-        reply = bench.time(tactic, 4)
-        assert len(reply["us"]) == 4 and all(0 < us < 1000 for us in reply["us"]) and reply["rel_error"] < 1e-3
+        reply = bench.time([tactic], 4)
+        us, error = reply["us"][tactic.name], reply["rel_error"][tactic.name]
+        assert len(us) == 4 and all(0 < v < 1000 for v in us) and error < 1e-3
         assert json.loads(json.dumps(reply)) == reply
 
 
@@ -89,7 +97,7 @@ def test_tactics_that_pack_weights_otherwise_have_their_own(bench, name, kernel)
     assert len(packings) > 1
     bench.set_problem(PROBLEMS[name])
     for tactic in [*packings.values()][:3]:
-        assert bench.time(tactic, 1)["rel_error"] < 1e-3
+        assert verified(bench, tactic) < 1e-3
 
 
 def test_data_is_made_and_read_on_one_stream_whichever_is_current(bench):
@@ -99,7 +107,7 @@ def test_data_is_made_and_read_on_one_stream_whichever_is_current(bench):
     mine.use()
     try:
         bench.set_problem(CONV)
-        assert bench.time(tactic, 1)["rel_error"] < 1e-3
+        assert verified(bench, tactic) < 1e-3
         assert cupy.cuda.get_current_stream() == mine
     finally:
         cupy.cuda.Stream.null.use()
@@ -118,8 +126,7 @@ def test_library_functions_are_timed_without_a_graph(bench, problem, monkeypatch
     monkeypatch.setattr(bench.gpu, "record", lambda run: pytest.fail("a library function allocates, as no graph can"))
     bench.set_problem(problem)
     for tactic in candidates(problem, bench.gpu.device):
-        reply = bench.time(tactic, 2)
-        assert len(reply["us"]) == 2 and reply["rel_error"] < 1e-3
+        assert verified(bench, tactic, samples=2) < 1e-3
 
 
 def spoiled(bench, monkeypatch, change: Callable) -> None:
@@ -153,15 +160,15 @@ def test_wrong_outputs_are_refused(bench, monkeypatch, value, at, text):
     bench.set_problem(problem)
     spoiled(bench, monkeypatch, change)
     with pytest.raises(RuntimeError, match=text):
-        bench.time(tactic, 1)
+        bench.time([tactic], 1)
 
 
 def test_some_images_of_a_large_batch_are_compared(bench, monkeypatch):
-    monkeypatch.setattr(worker, "SMALL_ELEMENTS", 3 * 64 * 8 * 8)
+    monkeypatch.setattr(references, "SMALL_ELEMENTS", 3 * 64 * 8 * 8)
     problem = PoolProblem(5, 64, 8, 8, "max", 1, 1, (8, 8))
     (tactic,) = [t for t in candidates(problem, bench.gpu.device) if t.ins[0] == t.out == HWC8]
     bench.set_problem(problem)
-    assert bench.time(tactic, 1)["rel_error"] < 1e-3 and bench._images.tolist() == [0, 2, 4]
+    assert verified(bench, tactic) < 1e-3 and bench._images.tolist() == [0, 2, 4]
 
     def change(out):
         out[: num_bytes(HWC8, problem.out_shape)].view(np.float16)[-100:] += 1
@@ -169,7 +176,7 @@ def test_some_images_of_a_large_batch_are_compared(bench, monkeypatch):
     bench.set_problem(problem)
     spoiled(bench, monkeypatch, change)
     with pytest.raises(RuntimeError, match="relative error"):
-        bench.time(tactic, 1)
+        bench.time([tactic], 1)
 
 
 def drawn(seed: int) -> ConvProblem:
@@ -185,21 +192,12 @@ def drawn(seed: int) -> ConvProblem:
 @pytest.mark.parametrize("problem", [*CONVS.values(), *map(drawn, range(40))], ids=[*CONVS, *map(str, range(40))])
 def test_large_convolutions_are_judged_by_a_kernel_that_agrees_with_numpy(bench, monkeypatch, problem):
     """Above SMALL_MACS, what is expected comes from reference_conv: every epilogue, a residual before or behind."""
-    monkeypatch.setattr(worker, "SMALL_MACS", 0)
+    monkeypatch.setattr(references, "SMALL_MACS", 0)
     bench.set_problem(problem)
     inputs, weights = random_data(problem)
     with bench.gpu.current():
         got = bench.expected.get()
     assert trial.relative_error(got, reference(problem, inputs, weights)) < 1e-4
-
-
-def test_the_stopwatch_throws_away_what_the_host_was_too_slow_for(bench):
-    watch = worker.Stopwatch(bench.gpu)
-    before = watch.discarded
-    assert len(watch.samples(lambda: time.sleep(0.001), lambda: None, 2)) == 2
-    assert watch.discarded >= before + 4
-    with pytest.raises(RuntimeError, match="overloaded"):
-        watch.samples(lambda: time.sleep(0.02), lambda: None, 2)
 
 
 # ---- through the child process
@@ -337,7 +335,7 @@ def test_a_throttled_clock_stands_beside_the_times(device, driver, measure):
     driver(throttle_from_us=0.0, throttle_factor=0.5)
     times, timer = measure(CONV, some(device, "conv_dense", 1))
     assert len(times) == 1
-    assert [r["clock_mhz"] for r in kept(timer.cache.path).values()] == [device.clock_mhz // 2]
+    assert [r["clock_mhz"] for r in kept(timer.cache.path).values()] == pytest.approx([device.clock_mhz / 2], rel=0.005)
 
 
 # ---- builds

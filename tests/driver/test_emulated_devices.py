@@ -1,4 +1,4 @@
-"""The emulated CUDA driver's devices, virtual clock, faults on request and threads."""
+"""The emulated CUDA driver's devices, faults on request and threads."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from cuda_kernels.device import NAMED, current, named
 from tests.driver.test_emulated_streams import N, launch, setup
 from tests.emulated_driver.settings import Fault
-from tests.on_driver import Refused, kernel, passes, started
+from tests.on_driver import Refused, passes, started
 
 pytestmark = pytest.mark.driver
 BY_SM = ("a100", "rtx3090", "rtx4090", "h200", "b200", "rtx5090")  # sm_80, 86, 89, 90, 100, 120
@@ -271,52 +271,6 @@ def test_cuda_visible_devices(shown, expected, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     seen, managed = json.loads(passes(names_and_buses, devices=("h200", "a100")))
     assert seen == [names[c] for c in expected] and managed == list(names.values())
-
-
-# ---- the clock
-
-
-def times_of_launches():
-    """20 times of one kernel in microseconds, and the clock in MHz that is reported after each."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    cupy, a, _, x = setup()
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    rows = []
-    for _ in range(20):
-        begin.record(a)
-        kernel("spin")((1,), (N,), (x, np.int32(200)), stream=a)
-        end.record(a)
-        end.synchronize()
-        rows.append((1e3 * cupy.cuda.get_elapsed_time(begin, end), pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
-    print(json.dumps(rows))
-
-
-def times(**changes) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.array(json.loads(passes(times_of_launches, **changes))).T)
-
-
-def test_times_of_the_virtual_clock():
-    quiet, _ = times(noise=0.0)
-    assert np.ptp(quiet) < 0.02 and quiet[0] > 2  # events are told in single precision
-    noisy, clock = times(noise=0.05, seed=1)
-    assert (times(noise=0.05, seed=1)[0] == noisy).all() and (times(noise=0.05, seed=2)[0] != noisy).any()
-    assert 0.02 < noisy.std() / noisy.mean() < 0.1 and abs(noisy.mean() / quiet[0] - 1) < 0.05
-    assert (clock == named("h200").clock_mhz).all()
-
-
-def test_slow_tails_drift_and_throttling():
-    quiet = times(noise=0.0)[0][0]
-    slow = times(noise=0.0, tail_share=0.3, tail_factor=10.0)[0] / quiet
-    assert 1 <= (slow > 9).sum() < 15 and (slow < 1.1).sum() >= 5
-    drifting = times(noise=0.0, drift_per_s=1e4)[0]
-    assert (np.diff(drifting) > 0).all() and drifting[-1] > 1.3 * drifting[0]
-    throttled, clock = times(noise=0.0, throttle_from_us=5 * quiet, throttle_to_us=30 * quiet, throttle_factor=0.5)
-    slow = throttled > 1.5 * quiet
-    assert slow.any() and not slow[0] and not slow[-1]
-    assert (clock[5:9] == named("h200").clock_mhz // 2).all() and clock[0] == clock[-1] == named("h200").clock_mhz
 
 
 # ---- faults on request

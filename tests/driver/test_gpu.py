@@ -24,10 +24,11 @@ from cuda_kernels.driver_errors import why_fatal
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
-from tactics.measure import worker
+from tactics.measure import references
 from tactics.measure.data import random_data, reference
+from tactics.measure.references import reference_conv
 from tactics.measure.trial import TOLERANCE, relative_error
-from tactics.measure.worker import Bench, reference_conv
+from tactics.measure.worker import Bench
 from tests.on_driver import ON_DRIVER, timed
 from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 
@@ -125,7 +126,7 @@ def small(problem):
 def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     """Bench.time raises where an output is wrong. All channels-last tactics, and some of each other pair of formats."""
     problem = small(LARGE[name]) if ON_DRIVER else LARGE[name]
-    monkeypatch.setattr(worker, "SMALL_MACS", 0)  # the naive kernel is what these are compared with
+    monkeypatch.setattr(references, "SMALL_MACS", 0)  # the naive kernel is what these are compared with
     tactics = list(candidates(problem, device))
     picked = [] if ON_DRIVER else [t for t in tactics if t.ins[0].layout == t.out.layout == "hwc8"]
     picked += random.Random(name).sample(tactics, PER_LARGE)
@@ -135,7 +136,7 @@ def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     wrong = []
     for tactic in dict.fromkeys(picked):
         try:
-            assert bench.time(tactic, 1)["us"][0] > 0
+            assert bench.time([tactic], 1)["us"][tactic.name][0] > 0
         except RuntimeError as e:
             wrong.append(f"{tactic.name}: {e}")
     assert not wrong, f"{len(wrong)} of {len(picked)} tactics:\n" + "\n".join(wrong[:20])

@@ -56,7 +56,8 @@ int attribute(const Device& d, int number) {
 }
 
 static bool throttled(const Device& d) {
-    return d.idle_from >= settings.throttle_from_us && d.idle_from < settings.throttle_to_us;
+    double since = std::fmod(d.idle_from - settings.throttle_from_us, settings.throttle_every_us);
+    return since >= 0 && since < settings.throttle_to_us - settings.throttle_from_us;
 }
 
 double clock_mhz(const Device& d) { return d.facts.clock_mhz * (throttled(d) ? settings.throttle_factor : 1.0); }

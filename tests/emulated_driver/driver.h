@@ -35,7 +35,7 @@ struct Settings {
     uint64_t seed, memory_bytes;      // memory_bytes: what a device has
     double noise, drift_per_s;        // relative: standard deviation of a duration; growth in a second of device time
     double tail_share, tail_factor;   // so many launches take so much longer
-    double throttle_from_us, throttle_to_us, throttle_factor;  // device time at which the clock is factor x its own
+    double throttle_from_us, throttle_to_us, throttle_every_us, throttle_factor;  // device time at which the clock is factor x its own
 };
 struct Facts {
     char name[128];
@@ -65,7 +65,7 @@ struct Python {
     Status (*load)(int device, const char* image, uint64_t size, const char* path, uint64_t* handle);
     Status (*function)(uint64_t module, const char* name, uint64_t* handle, int* facts, int* params);
     Status (*called)(uint64_t function);  // whether the call itself is to fail
-    Status (*launch)(int device, uint64_t function, const unsigned* dims, const void* params, uint64_t size, double* us);
+    Status (*launch)(int device, uint64_t function, const unsigned* dims, const void* params, uint64_t size, double* took);
     Status (*global)(uint64_t module, const char* name, uint64_t* address, uint64_t* size);
     Status (*encode)(const void* call, void* map);  // call: a MapCall
 };

@@ -69,7 +69,8 @@ class Settings:
     `repeats`: run launches of our own kernels also where they would only write again what is there, as most do that are timed.
     Of the virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
     (`tail_share`, `tail_factor`): so many launches take so much longer; between `throttle_from_us` and `throttle_to_us` of
-    device time the clock is `throttle_factor` of its own, and NVML says so; `behind`: kernels that last longer behind some."""
+    device time the clock is `throttle_factor` of its own, and NVML says so; again in each `throttle_every_us`. What a kernel
+    spins lasts so many clocks, exactly. `behind`: kernels that last longer behind some."""
 
     devices: tuple[str, ...] = ("h200",)
     order: str = "late"
@@ -84,6 +85,7 @@ class Settings:
     tail_factor: float = 1.0
     throttle_from_us: float = math.inf
     throttle_to_us: float = math.inf
+    throttle_every_us: float = math.inf
     throttle_factor: float = 1.0
     faults: tuple[Fault, ...] = ()
     behind: tuple[Behind, ...] = ()
@@ -143,7 +145,7 @@ class CSettings(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("eager", "trace", "faults", "devices", "visible")),
         *((name, ctypes.c_uint64) for name in ("seed", "memory_bytes")),
         *((name, ctypes.c_double) for name in ("noise", "drift_per_s", "tail_share", "tail_factor")),
-        *((name, ctypes.c_double) for name in ("throttle_from_us", "throttle_to_us", "throttle_factor")),
+        *((name, ctypes.c_double) for name in ("throttle_from_us", "throttle_to_us", "throttle_every_us", "throttle_factor")),
     ]
 
 
@@ -185,6 +187,7 @@ def c_settings(s: Settings, shown: int) -> CSettings:
         s.tail_factor,
         s.throttle_from_us,
         s.throttle_to_us,
+        s.throttle_every_us,
         s.throttle_factor,
     )
 

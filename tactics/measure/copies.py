@@ -1,0 +1,65 @@
+"""A problem's packed weights on the GPU, several times over: each launch of a sample reads a copy that no cache holds."""
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cuda_kernels.launch import Cuda
+from tactics.launches import pack_weights, packing_key
+from tactics.problems.problem import Problem
+from tactics.tactic import Tactic
+
+BUDGET_BYTES = 1 << 30  # for the copies of all packings of a problem
+ALIGNED = 256  # bytes
+
+
+@dataclass
+class Packed:
+    """One packing. `sections`: of each copy, name -> address; `ready`: whatever holds these addresses, and goes with them."""
+
+    memory: Any
+    sections: list[dict[str, int]]
+    ready: dict[Tactic, Any] = field(default_factory=dict)
+
+
+class Copies:
+    """The packings of a problem's weights that were asked for last, as many as the budget holds."""
+
+    def __init__(self, gpu: Cuda, problem: Problem, weights: Mapping[str, np.ndarray]) -> None:
+        self.gpu, self.problem, self.weights = gpu, problem, weights
+        self._held: dict[Hashable, Packed] = {}  # the one that was used last comes last
+
+    @property
+    def nbytes(self) -> int:
+        return sum(packed.memory.nbytes for packed in self._held.values())
+
+    def of(self, tactic: Tactic, most_bytes: float, most: int, keep: Collection[Hashable]) -> Packed:
+        """The tactic's packing; tactics that pack alike share it. A new one has up to `most` copies, no more than it takes to
+        pass `most_bytes`, and at least one, also beyond the budget: packings with the keys `keep` are not given up for it."""
+        key = packing_key(self.problem, tactic)
+        if key not in self._held:
+            places, host = self._pack(tactic)
+            most = int(np.clip(1 + most_bytes // len(host), 1, most))
+            for old in [k for k in self._held if k not in keep]:
+                if self.nbytes + most * len(host) > BUDGET_BYTES:
+                    del self._held[old]
+            count = int(np.clip((BUDGET_BYTES - self.nbytes) // len(host), 1, most))
+            memory = self.gpu.cupy.tile(self.gpu.cupy.asarray(host), count)
+            starts = range(memory.data.ptr, memory.data.ptr + memory.nbytes, len(host))
+            self._held[key] = Packed(memory, [{name: start + at for name, at in places.items()} for start in starts])
+        self._held[key] = self._held.pop(key)
+        return self._held[key]
+
+    def _pack(self, tactic: Tactic) -> tuple[dict[str, int], np.ndarray]:
+        """(Section name -> offset, bytes of all sections)."""
+        sections = pack_weights(self.problem, tactic, self.weights)
+        places, end = {}, 0
+        for name, array in sections.items():
+            places[name] = end
+            end += -(-array.nbytes // ALIGNED) * ALIGNED
+        host = np.zeros(max(end, ALIGNED), np.uint8)
+        for name, array in sections.items():
+            host[places[name] : places[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return places, host

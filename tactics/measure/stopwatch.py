@@ -1,0 +1,98 @@
+"""How long work on a GPU takes, and at which clock."""
+
+import statistics
+import time
+from functools import partial
+
+import numpy as np
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.launch import Cuda
+from cuda_kernels.params import arrange, pack_params
+from tactics.measure.faults import Overloaded
+from tactics.measure.trial import Run
+from tactics.step import Args
+
+FLUSH_US, SPIN_US = 40.0, 80.0  # how long the flush and the spin last, at least
+MOST_SLACK = 40.0  # how much longer they get where the host is slow
+TRIES = 20  # of a sample, at a slow host
+
+
+class Stopwatch:
+    """Times what is queued on a stream of `gpu`, and the SM clock just before.
+
+    One sample: flush the L2 -> event -> spin -> event -> before() -> event -> timed() -> event. The spin is a launch of its own
+    and reads nothing, so no memory bounds it: it lasts a number of SM clocks, which the kernel itself counts (clock64). The
+    clock is that number over the time between its events, less that of a launch that spins none. Events resolve 0.5 us (CUDA
+    Runtime API, cudaEventElapsedTime), 0.6 % of SPIN_US. Flush and spin last until the host has queued what follows them; where
+    they did not, the sample is thrown away and both are made longer. `overhead_us`, what an empty graph costs beside its
+    kernels, is measured at the start and subtracted.
+    """
+
+    def __init__(self, gpu: Cuda):
+        self.gpu, cupy = gpu, gpu.cupy
+        self._events = [cupy.cuda.Event() for _ in range(4)]
+        self._kernel = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm))
+        self._words = max(2 * gpu.device.l2_bytes, 32 << 20) // 16
+        with gpu.current():
+            self._data = cupy.zeros(self._words * 16 + 16, np.uint8)
+        self._slack = 1.0
+        self.discarded = 0
+        self.overhead_us = self._launch_us = 0.0
+        nothing = partial(self._empty, 0)
+        self._launch_us = statistics.median(self._sample(nothing, nothing, spin_us=0.0)[1] for _ in range(9))
+        one, many = (gpu.record(partial(self._empty, n)) for n in (1, 17))
+        t1, t17 = (statistics.median(self.samples(nothing, timed, 9)) for timed in (one, many))
+        self.overhead_us = max(0.0, t1 - max(0.0, (t17 - t1) / 16))
+
+    def samples(self, before: Run, timed: Run, count: int, launches: int = 1) -> list[float]:
+        """`count` times of `timed` in microseconds, each divided by the `launches` in it."""
+        return [self.sample(before, timed, launches)[0] for _ in range(count)]
+
+    def sample(self, before: Run, timed: Run, launches: int = 1, *, flush: bool = True) -> tuple[float, float]:
+        """(microseconds of `timed` divided by the `launches` in it, MHz). Not `flush`: the L2 stays as it is."""
+        us, spun_us = self._sample(before, timed, flush=flush)
+        return us / launches, self._clocks(SPIN_US) / spun_us
+
+    def pause(self, ms: float) -> None:
+        """Let the GPU rest. One of its threads spins, because a GPU without any work may lower its clock."""
+        self._launch(0, int(1e3 * ms * self.gpu.device.clock_mhz))
+        self.gpu.synchronize()
+
+    def _clocks(self, us: float) -> int:
+        return int(self._slack * us * self.gpu.device.clock_mhz)
+
+    def _sample(self, before: Run, timed: Run, *, spin_us: float = SPIN_US, flush: bool = True) -> tuple[float, float]:
+        """Microseconds of `timed` and of the spin. Overloaded where the GPU waited for the host each time."""
+        begin, spun, start, stop = self._events
+        elapsed_ms = self.gpu.cupy.cuda.get_elapsed_time
+        for _ in range(TRIES):
+            begun = time.perf_counter()
+            self._launch(self._words if flush else 0, self._clocks(FLUSH_US))
+            begin.record(self.gpu.stream)
+            self._launch(0, self._clocks(spin_us))
+            spun.record(self.gpu.stream)
+            spin_queued_us = 1e6 * (time.perf_counter() - begun)
+            before()
+            start.record(self.gpu.stream)
+            timed()
+            stop.record(self.gpu.stream)
+            queued_us = 1e6 * (time.perf_counter() - begun)
+            stop.synchronize()
+            in_time = spin_queued_us < 0.85 * self._slack * FLUSH_US
+            if in_time and (not spin_us or queued_us < 0.85 * self._slack * (FLUSH_US + spin_us)):
+                us = 1e3 * elapsed_ms(start, stop) - self.overhead_us
+                return max(us, 0.05), 1e3 * elapsed_ms(begin, spun) - self._launch_us
+            self.discarded += 1  # the GPU may have waited for the host
+            self._slack = min(1.25 * self._slack, MOST_SLACK)
+        raise Overloaded("the host cannot queue work fast enough to time it: is the machine overloaded?")
+
+    def _empty(self, count: int) -> None:
+        for _ in range(count):
+            self._launch(0, 0)
+
+    def _launch(self, words: int, clocks: int) -> None:
+        at = self._data.data.ptr
+        args: Args = {"data": ("ptr", at), "sink": ("ptr", at + self._words * 16), "words": ("i64", words)}
+        params = pack_params(arrange("flush_l2", (), args | {"clocks": ("i64", clocks)}))
+        self.gpu.launch(self._kernel, (8 * self.gpu.device.num_sms if words else 1, 1, 1), (256, 1, 1), 0, params)
