@@ -133,7 +133,8 @@ def without_progress(err: str) -> str:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> dict[str, bytes]:
-    """Files by name: a model of two convolutions, its engine and input, and the digits network, which is dynamic."""
+    """Files by name: a model of two convolutions, its engine and input, the digits network, which is dynamic, and an empty
+    timing cache."""
     folder = tmp_path_factory.mktemp("made")
     rng = np.random.default_rng(0)
     weights = {"w1": rng.normal(0, 0.1, (16, 8, 3, 3)), "w2": rng.normal(0, 1, (8, 16, 1, 1))}
@@ -148,7 +149,7 @@ def made(tmp_path_factory) -> dict[str, bytes]:
     gr.build(folder / "tiny.onnx", device="h200").save(folder / "tiny.engine")
     np.save(folder / "x.npy", rng.uniform(-1, 1, (1, 8, 6, 6)).astype(np.float32))
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return files | {"sparse.onnx": (DIGITS / "digits_sparse.onnx").read_bytes()}
+    return files | {"sparse.onnx": (DIGITS / "digits_sparse.onnx").read_bytes(), "times.jsonl": b""}
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ def run_command(
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError
-    from gpu_runtime.explain.points import at_text
     from gpu_runtime.text import not_finite, printable, shapes_text
 
     progress(Progress("load", engine))
@@ -72,7 +71,7 @@ def run_command(
     progress.end()
     sizes = shapes_text({name: a.shape for name, a in arrays.items()})
     drawn = "" if given or not arrays else printable(f", random inputs: {sizes}")
-    say(f"Ran {engine} on {where}{at_text(loaded.record)}{drawn}; wrote {output}")
+    say(f"Ran {engine} on {where}{_at(loaded)}{drawn}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
@@ -85,6 +84,15 @@ def run_command(
         )
     for name, a in results.items():
         say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
+
+
+def _at(engine: Engine) -> str:
+    """Which of several plans ran."""
+    if not engine.record.profiles:
+        return ""
+    from gpu_runtime.explain.points import at_text
+
+    return at_text(engine.record)
 
 
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
