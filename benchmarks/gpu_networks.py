@@ -24,12 +24,11 @@ from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Emulated
 from gpu_runtime import pipeline
 from gpu_runtime.engine import Engine
-from gpu_runtime.planning import tables
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
 from tactics.measure import timing
-from tactics.measure.timing import Predicted, Time
+from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
 
@@ -104,11 +103,24 @@ def few(tactics: Iterable[Tactic]) -> list[Tactic]:
 class Few:
     """A timer that times few of the tactics it is asked for, as if the others could not run."""
 
-    def __init__(self, timer: tables.Timer) -> None:
-        self.timer, self.failures = timer, timer.failures
+    def __init__(self, timer: Timer) -> None:
+        self.timer, self.failures, self.zeros = timer, timer.failures, timer.zeros
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))
+
+    def close(self) -> None:
+        self.timer.close()
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return self.timer.refine(pairs)
+
+    def remembered(self, *asked: Any) -> Time:
+        return self.timer.remembered(*asked)
+
+    @property
+    def early(self) -> bool:
+        return self.timer.early
 
 
 class Collecting(Predicted):
@@ -125,10 +137,10 @@ class Collecting(Predicted):
 
 
 @contextlib.contextmanager
-def fewer_tactics(small: bool = True, make: Callable[..., tables.Timer] = pipeline.make_timer) -> Iterator[None]:
+def fewer_tactics(small: bool = True, make: Callable[..., Timer] = pipeline.make_timer) -> Iterator[None]:
     """Builds use the timers of `make` while this lasts, for few tactics where `small`."""
 
-    def timer(*args: Any, **options: Any) -> tables.Timer:
+    def timer(*args: Any, **options: Any) -> Any:
         return Few(make(*args, **options)) if small else make(*args, **options)
 
     with mock.patch.object(pipeline, "make_timer", timer):

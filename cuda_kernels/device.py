@@ -51,6 +51,11 @@ class Device(Hashed):
             raise ValueError(f"device {self.name}: a block's shared memory exceeds the SM's")
 
     @property
+    def model(self) -> str:
+        """The name of a named device, by which plans are predicted, also where its driver reports it; else its title."""
+        return self.name if self.name in NAMED else DRIVER_NAMES.get(self.title, self.title)
+
+    @property
     def cc(self) -> int:
         """Compute capability as a number: 80 for sm_80, 90 for sm_90a."""
         return int(self.sm[3:].rstrip("a"))
@@ -369,8 +374,7 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
 
 def relative(device: Device) -> Device:
     """The named device that equals `device` or, for facts that its driver does not report, resembles it most."""
-    known = device.name if device.name in NAMED else DRIVER_NAMES.get(device.title)
-    return NAMED[known or _relative(device.cc, "GeForce" in device.title).name]
+    return NAMED.get(device.model) or NAMED[_relative(device.cc, "GeForce" in device.title).name]
 
 
 def _relative(cc: int, geforce: bool) -> Relative:

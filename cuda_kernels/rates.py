@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from cuda_kernels.device import DRIVER_NAMES, Device, relative
+from cuda_kernels.device import Device, relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ RATES = {
 
 
 def peers_are_timed(device: Device) -> bool:
-    return bool({device.name, DRIVER_NAMES.get(device.title)} & PEERS_TIMED)
+    return device.model in PEERS_TIMED
 
 
 @lru_cache(maxsize=64)
@@ -176,7 +176,7 @@ def rates(device: Device) -> Rates:
     card."""
     like = relative(device)
     found, share = RATES[like.name], device.num_sms / like.num_sms
-    if like.name in (device.name, DRIVER_NAMES.get(device.title)):
+    if like.name == device.model:
         return found
     library = replace(found.library, l2=found.library.l2 * share)
     return replace(found, l2=found.l2 * share, library=library, sustained=(1.0, 1.0))

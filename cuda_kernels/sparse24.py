@@ -41,8 +41,8 @@ def stored(w: np.ndarray) -> np.ndarray:
 
 
 def is_sparse(w: np.ndarray) -> bool:
-    """Whether all groups fit once the weights are stored in FP16."""
-    return bool(fits(stored(w)).all())
+    """Whether all groups fit once the weights are stored in FP16; most that do not show it in the first row."""
+    return bool(fits(stored(w[:1])).all() and fits(stored(w)).all())
 
 
 def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Tensor maps: what is known of one before its address, and its 128 bytes, by the driver or for the emulator.
 
-The driver's bytes are opaque; `encode_tiled` and `encode_im2col` make the emulator's by the same arguments and rules as
-cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
+The driver's bytes are opaque; `encode` makes the emulator's by the same arguments and rules as cuTensorMapEncodeTiled and
+cuTensorMapEncodeIm2col (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
 
 The innermost dimension comes first in every tuple. Refused, as nothing witnesses them: interleaved layouts and types that flush
 subnormal numbers. ValueError names the argument that breaks a rule.
@@ -30,8 +30,11 @@ assert LAYOUT.size == 128
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A launch's tensor map without its address, which is that of the argument `of` (tactics.step.Arg). The other fields are
-    arguments of `encode_tiled`, or without a `box` of `encode_im2col`. ValueError for one that breaks a rule."""
+    """A launch's tensor map without its address, which is that of the argument `of` (tactics.step.Arg), for copies of boxes; or
+    without a `box` for columns of `pixels` with `channels` each, of a tensor C, W, H, D, N: pixels lie in the box whose first
+    corner is `lower` and whose last is `upper` from the last pixel on. `strides`: bytes, of all dimensions but the innermost;
+    `element_strides`: every n-th element or pixel is copied, from the first on; `swizzle`: 0, 32, 64 or 128 bytes. ValueError
+    for a field that breaks a rule."""
 
     of: tuple[str, Any]
     dims: tuple[int, ...]
@@ -55,12 +58,70 @@ class Map:
         return size + sum((d - 1) * s for d, s in zip(self.dims, (size, *self.strides), strict=True))
 
 
-def encode(m: Map, address: int) -> bytes:
-    """For the emulator. ValueError for an address that is not a multiple of 16."""
-    around, how = (m.element, address, m.dims, m.strides), (m.element_strides, m.swizzle)
-    if m.box:
-        return encode_tiled(*around, m.box, *how)
-    return encode_im2col(*around, m.lower, m.upper, m.channels, m.pixels, *how)
+def encode(m: Map, address: int, nan_fill: bool = False) -> bytes:
+    """For the emulator; `nan_fill`: what lies outside the tensor is NaN instead of 0. ValueError names the argument that breaks
+    a rule."""
+    dims, steps = m.dims, m.element_strides or (1,) * len(m.dims)
+    row = (_box(m) if m.box else _columns(m)) * SIZES.get(m.element, 0)
+    _check(m.element in SIZES, "element", f"one of {', '.join(SIZES)}", m.element)
+    _check(address % 16 == 0 and 0 < address < 1 << 64, "address", "a multiple of 16", address)
+    _check(all(1 <= d <= 1 << 32 for d in dims), "dims", "sizes from 1 to 2^32", dims)
+    _check(len(m.strides) == len(dims) - 1, "strides", "one for each dimension but the innermost", m.strides)
+    _check(all(s % 16 == 0 and 0 <= s < 1 << 40 for s in m.strides), "strides", "multiples of 16 below 2^40", m.strides)
+    _check(len(steps) == len(dims) and all(1 <= s <= 8 for s in steps), "element_strides", "1 to 8 for each dimension", steps)
+    _check(m.swizzle in SWIZZLES, "swizzle", "0, 32, 64 or 128", m.swizzle)
+    _check(row % 16 == 0, "box", "rows of a multiple of 16 bytes", row)
+    _check(not m.swizzle or row <= m.swizzle, "box", f"rows of at most {m.swizzle} bytes, the swizzle's", row)
+    _check(not nan_fill or m.element in FLOATS, "nan_fill", "a type that has NaN", m.element)
+
+    def padded(values: Sequence[int], count: int) -> list[int]:
+        return [*values, *[0] * (count - len(values))]
+
+    return LAYOUT.pack(
+        MAGIC,
+        address,
+        *padded(m.strides, 4),
+        *padded([d - 1 for d in dims], 5),
+        *padded(m.box, 5),
+        *padded(m.lower, 3),
+        *padded(m.upper, 3),
+        m.channels,
+        m.pixels,
+        *padded(steps, 5),
+        TILED if m.box else IM2COL,
+        len(dims),
+        SIZES[m.element],
+        SWIZZLES[m.swizzle],
+        nan_fill,
+        list(SIZES).index(m.element),
+    )
+
+
+def _box(m: Map) -> int:
+    """The elements in a row of a box, whose sizes are checked."""
+    _check(1 <= len(m.dims) <= 5, "dims", "1 to 5 dimensions", m.dims)
+    _check(len(m.box) == len(m.dims), "box", "a size for each dimension", m.box)
+    _check(all(1 <= b <= 256 for b in m.box), "box", "sizes from 1 to 256", m.box)
+    return m.box[0]
+
+
+def _columns(m: Map) -> int:
+    """The elements in a row of columns, whose sizes are checked."""
+    _check(3 <= len(m.dims) <= 5, "dims", "3 to 5 dimensions", m.dims)
+    most = CORNERS[len(m.dims)]
+    for name, corner in (("lower", m.lower), ("upper", m.upper)):
+        _check(len(corner) == len(m.dims) - 2, name, "a number for each dimension but the first and last", corner)
+        _check(all(-most <= c < most for c in corner), name, f"numbers from {-most} to {most - 1}", corner)
+    box = [d - 1 + b - a for d, a, b in zip(m.dims[1:-1], m.lower, m.upper, strict=True)]
+    _check(min(box) >= 0, "upper", "a box that is not empty", m.upper)
+    _check(1 <= m.channels <= 256, "channels", "1 to 256", m.channels)
+    _check(1 <= m.pixels <= 1024, "pixels", "1 to 1024", m.pixels)
+    return m.channels
+
+
+def _check(holds: bool, name: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, got {got}")
 
 
 def encode_by_driver(m: Map, address: int) -> bytes:
@@ -94,124 +155,3 @@ def encode_by_driver(m: Map, address: int) -> bytes:
     status = ctypes.CFUNCTYPE(s32, *map(type, args))(int(function))(*args)
     check_status(f"cuTensorMapEncode{kind}", driver.CUresult(status), f"for {m} at address {address:#x}")
     return ctypes.string_at(out, LAYOUT.size)
-
-
-def encode_tiled(
-    element: str,
-    address: int,
-    dims: Sequence[int],
-    strides: Sequence[int],
-    box: Sequence[int],
-    element_strides: Sequence[int] | None = None,
-    swizzle: int = 0,
-    nan_fill: bool = False,
-) -> bytes:
-    """A map for copies of boxes. `strides`: bytes, of all dimensions but the innermost; `element_strides`: every n-th element
-    of a dimension is copied, from the first of the box on; `swizzle`: 0, 32, 64 or 128 bytes."""
-    steps = tuple(element_strides or [1] * len(dims))
-    _check(1 <= len(dims) <= 5, "dims", "1 to 5 dimensions", dims)
-    _check(len(box) == len(dims), "box", "a size for each dimension", box)
-    _check(all(1 <= b <= 256 for b in box), "box", "sizes from 1 to 256", box)
-    common = _common(element, address, dims, strides, steps, swizzle, nan_fill, box[0])
-    return _packed(TILED, *common, box=tuple(box))
-
-
-def encode_im2col(
-    element: str,
-    address: int,
-    dims: Sequence[int],
-    strides: Sequence[int],
-    lower: Sequence[int],
-    upper: Sequence[int],
-    channels: int,
-    pixels: int,
-    element_strides: Sequence[int] | None = None,
-    swizzle: int = 0,
-    nan_fill: bool = False,
-) -> bytes:
-    """A map for columns of `pixels` with `channels` each, of a tensor C, W, H, D, N. Pixels lie in the box whose first corner
-    is `lower` and whose last is `upper` from the last pixel on, every `element_strides`-th of them; W comes first."""
-    steps = tuple(element_strides or [1] * len(dims))
-    _check(3 <= len(dims) <= 5, "dims", "3 to 5 dimensions", dims)
-    most = CORNERS[len(dims)]
-    for name, corner in (("lower", lower), ("upper", upper)):
-        _check(len(corner) == len(dims) - 2, name, "a number for each dimension but the first and last", corner)
-        _check(all(-most <= c < most for c in corner), name, f"numbers from {-most} to {most - 1}", corner)
-    box = [d - 1 + b - a for d, a, b in zip(dims[1:-1], lower, upper, strict=True)]
-    _check(min(box) >= 0, "upper", "a box that is not empty", upper)
-    _check(1 <= channels <= 256, "channels", "1 to 256", channels)
-    _check(1 <= pixels <= 1024, "pixels", "1 to 1024", pixels)
-    common = _common(element, address, dims, strides, steps, swizzle, nan_fill, channels)
-    return _packed(IM2COL, *common, lower=tuple(lower), upper=tuple(upper), channels=channels, pixels=pixels)
-
-
-Common = tuple[str, int, Sequence[int], Sequence[int], Sequence[int], int, bool]
-
-
-def _common(
-    element: str,
-    address: int,
-    dims: Sequence[int],
-    strides: Sequence[int],
-    steps: Sequence[int],
-    swizzle: int,
-    nan_fill: bool,
-    inner: int,
-) -> Common:
-    """The arguments of both kinds, checked; `inner`: elements in a row of shared memory."""
-    _check(element in SIZES, "element", f"one of {', '.join(SIZES)}", element)
-    _check(address % 16 == 0 and 0 < address < 1 << 64, "address", "a multiple of 16", address)
-    _check(all(1 <= d <= 1 << 32 for d in dims), "dims", "sizes from 1 to 2^32", dims)
-    _check(len(strides) == len(dims) - 1, "strides", "one for each dimension but the innermost", strides)
-    _check(all(s % 16 == 0 and 0 <= s < 1 << 40 for s in strides), "strides", "multiples of 16 below 2^40", strides)
-    _check(len(steps) == len(dims) and all(1 <= s <= 8 for s in steps), "element_strides", "1 to 8 for each dimension", steps)
-    _check(swizzle in SWIZZLES, "swizzle", "0, 32, 64 or 128", swizzle)
-    row = inner * SIZES[element]
-    _check(row % 16 == 0, "box", "rows of a multiple of 16 bytes", row)
-    _check(not swizzle or row <= swizzle, "box", f"rows of at most {swizzle} bytes, the swizzle's", row)
-    _check(not nan_fill or element in FLOATS, "nan_fill", "a type that has NaN", element)
-    return element, address, dims, strides, steps, swizzle, nan_fill
-
-
-def _check(holds: bool, name: str, expected: str, got: object) -> None:
-    if not holds:
-        raise ValueError(f"{name}: expected {expected}, got {got}")
-
-
-def _packed(
-    kind: int,
-    element: str,
-    address: int,
-    dims: Sequence[int],
-    strides: Sequence[int],
-    steps: Sequence[int],
-    swizzle: int,
-    nan_fill: bool,
-    *,
-    box: Sequence[int] = (),
-    lower: Sequence[int] = (),
-    upper: Sequence[int] = (),
-    channels: int = 0,
-    pixels: int = 0,
-) -> bytes:
-    def padded(values: Sequence[int], count: int) -> list[int]:
-        return [*values, *[0] * (count - len(values))]
-
-    return LAYOUT.pack(
-        MAGIC,
-        address,
-        *padded(strides, 4),
-        *padded([d - 1 for d in dims], 5),
-        *padded(box, 5),
-        *padded(lower, 3),
-        *padded(upper, 3),
-        channels,
-        pixels,
-        *padded(steps, 5),
-        kind,
-        len(dims),
-        SIZES[element],
-        SWIZZLES[swizzle],
-        nan_fill,
-        list(SIZES).index(element),
-    )

@@ -15,6 +15,7 @@ from cuda_kernels.driver_errors import code_of
 from cuda_kernels.extras import why_missing
 from gpu_runtime.commands.bench import bench_command
 from gpu_runtime.commands.build import build_command
+from gpu_runtime.commands.cache import cache_command
 from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import QUIET, columns, say
 from gpu_runtime.commands.doctor import doctor_command
@@ -25,14 +26,14 @@ from gpu_runtime.commands.plan import plan_command
 from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
-from gpu_runtime.commands.triton_repo import triton_repo_command
 from gpu_runtime.errors import InternalError
+from gpu_runtime.serving.triton_repo import triton_repo_command
 from gpu_runtime.text import WIDTH
 
 # fmt: off
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command, compare_command, bench_command, doctor_command, triton_repo_command,
+    prune_command, compare_command, bench_command, doctor_command, triton_repo_command, cache_command,
 )
 # fmt: on
 

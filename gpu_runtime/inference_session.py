@@ -25,6 +25,7 @@ from gpu_runtime.engine import Engine, load
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.runtime.steps import warning
 from gpu_runtime.text import printable
 
 ORT_TYPES = {"float32": "tensor(float)"}  # where it is not tensor(NumPy's name)
@@ -119,7 +120,11 @@ class InferenceSession:
         wanted = list(output_names or known)
         arrays.check_known("output_names", known, wanted)
         found = self.context.run(input_feed)
-        return [a if isinstance(a, np.ndarray) else a.get() for a in map(found.__getitem__, wanted)]
+        if not all(isinstance(a, np.ndarray) for a in found.values()):  # a run does not wait for its outputs on the GPU
+            found = {name: a.get() for name, a in found.items()}
+            if text := warning(self.context.plan, self.context.nonfinite(), {}, found):
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return [found[name] for name in wanted]
 
     def close(self) -> None:
         self.context.close()

@@ -7,7 +7,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,17 +17,18 @@ from cuda_kernels.device import Device, named
 from gpu_runtime.engine import Engine, join, seal
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import ModelLike, sha256_of, source_of
+from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.planning import points, stages
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
-from gpu_runtime.target import make_timer, pick_device, timing_record
+from gpu_runtime.target import LEVEL, make_timer, pick_device, timing_record, tuning
 from gpu_runtime.text import WIDTH
 from tactics import predict
 
 if TYPE_CHECKING:
+    from gpu_runtime.explain import reasons
     from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
@@ -50,12 +52,15 @@ def build(
     device: str | Device | None = None,
     shapes: Shapes | Sequence[Shapes] | None = None,
     batch_invariant: bool = False,
-    timing_cache: str | os.PathLike | None = None,
+    timing_cache: str | os.PathLike | Literal[False] | None = None,
+    only_cached_times: bool = False,
     save_pruned: str | os.PathLike | BinaryIO | None = None,
     embed_cubins: bool = False,
     input_formats: io_formats.Spec | None = None,
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
+    optimization_level: int = LEVEL,
+    tuning_time: float | Callable[[], bool] | None = None,
     workspace: int | None = None,
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
@@ -66,41 +71,38 @@ def build(
 
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
     weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
-    for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and measures, or, without one,
-    plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic inputs, or three shapes for a
-    range of batches (smallest, optimal, largest); a list of such for several sizes of image. `batch_invariant`: one tactic per
-    layer for all batches, so that an image gets the same bits in each. `timing_cache`: file of measurements to use and extend.
-    `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all),
+    for bytes, gets that model once all has succeeded). `device`: None: the GPU at hand, measured, else an H200, predicted; a
+    name ("a100"): predicted. `shapes`: of dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a
+    list of such for several sizes of image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the
+    same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`: measure nothing,
+    ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" (one for all),
     ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
-    what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None:
-    any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take it. `calibration`:
-    inputs by name, as `Context.run` takes them, on which the network is run once in FP32: a tensor near FP16's limit is stored
-    smaller, or in FP32, with a RuntimeWarning if it cannot be; without, random values where that is quick
-    (`engine.plan.range` tells). On it the plan is run too, where that is quick, and layers whose rounding harms get FP32
-    inputs; without, operators that are not known to be harmless do. `log` gets the timings of each layer, as TensorRT's verbose
-    log. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument, OSError for
-    `save_pruned`, InternalError for a wrong plan.
+    what must take the same time as another. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1 to 4 those that
+    plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over. `workspace`: scratch
+    bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which
+    predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near FP16's
+    limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range` tells). On it
+    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do. `log`
+    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    mode, target = _mode(sparsity), pick_device(device)
-    asked = _risk(risk, target)
+    mode, tuned = _mode(sparsity), tuning(optimization_level, tuning_time, batch_invariant)
+    asked = _risk(risk, target := tuned.of(pick_device(device)))
     _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
     source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
-    pruned = None if save_pruned is None else io.BytesIO()
-    wanted = points.asked(shapes)
+    pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
     loaded = replace(loaded, large={})  # its weights take memory
-    planner = Planner(target, mode, make_timer(target, timing_cache, progress), {}, progress, exhaustive, workspace, asked)
+    timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     explained = _explained(loaded, planned, planner, log)
     flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
-    described = Model(planned[0].table.network.name, sha256_of(source))
-    engine = _packed(described, planned, explained, flags, profiles, progress, embed_cubins)
-    return _reported(engine, save_pruned, pruned)
+    return _reported(_packed(source, planned, explained, flags, profiles, progress, embed_cubins), save_pruned, pruned)
 
 
 def _fitted(
@@ -135,12 +137,18 @@ def _planned(
     """The profiles, and their plans that are worth a place in the engine. `formats`: of the inputs, and of the outputs;
     `alike`: whether one tactic per layer is to compute all batches."""
     planned: list[Planned] = []
+    planners: list[Planner] = []
     for network, reached, rows in fitted:
-        planner = replace(planner, ends=stages.ends_of(network, reached, *formats))
-        planned.append(stages.settle(network, reached, rows, planner, planned[0].table.network if planned else None))
+        planners.append(replace(planner, ends=stages.ends_of(network, reached, *formats)))
+        planned.append(stages.settle(network, reached, rows, planners[-1], planned[0].table.network if planned else None))
     profiles, stay = points.kept(wanted, planned, exact)
-    planned = [planned[i] for i in stay]
-    return profiles, points.alike(profiles, planned) if alike else planned
+    if alike:
+        return profiles, points.alike(profiles, [planned[i] for i in stay])
+    if not planner.whole or planner.timer.early:
+        return profiles, [planned[i] for i in stay]
+    from gpu_runtime.planning import in_network
+
+    return profiles, [in_network.settle(planned[i], planners[i]) for i in stay]
 
 
 def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned: io.BytesIO | None) -> Engine:
@@ -212,7 +220,7 @@ def outlooks(
         for target in targets:
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if batches else ''}"))
             planner = Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
-            sparse, solution = stages.explain(loaded, Planned(*planner(network), reached), planner)
+            sparse, solution = stages.explain(loaded, Planned(*planner(network), reached), planner, {})
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
     return Plans(tuple(found), batches)
 
@@ -227,9 +235,9 @@ def _mode(sparsity: str) -> Sparsity:
 
 def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
     """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
-    paths = str, os.PathLike
+    paths, cache = (str, os.PathLike), given["timing_cache"]
     for name, wanted, fits in (
-        ("timing_cache", "a path or None", given["timing_cache"] is None or isinstance(given["timing_cache"], paths)),
+        ("timing_cache", "a path, None or False", cache is None or cache is False or isinstance(cache, paths)),
         ("workspace", "a number of bytes or None", given["workspace"] is None or type(given["workspace"]) is int),
         ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
         ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),
@@ -249,8 +257,10 @@ def _risk(risk: float, target: Device) -> float | None:
 def _explained(
     loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner, log: Callable[[str], None] | None
 ) -> list[Explained]:
-    """Each plan's reasons; `log` and the logger get the timings of each layer."""
-    explained = [stages.explain(loaded, p, planner) for p in planned]
+    """Each plan's reasons; `log` and the logger get the timings of each layer. The timer, which is asked no more, is closed."""
+    patterns: reasons.Patterns = {}
+    explained = [stages.explain(loaded, p, planner, patterns) for p in planned]
+    planner.timer.close()
     if log or LOGGER.isEnabledFor(logging.DEBUG):
         from gpu_runtime.explain import autotuning
 
@@ -263,7 +273,7 @@ def _explained(
 
 
 def _packed(
-    model: Model,
+    source: Path | Source,
     planned: Sequence[Planned],
     explained: Sequence[Explained],
     flags: Flags,
@@ -275,7 +285,7 @@ def _packed(
     from gpu_runtime.assembly import assemble
     from gpu_runtime.explain import what_if
 
-    parts = []
+    model, parts = Model(planned[0].table.network.name, sha256_of(source)), []
     for p in planned:
         progress(Progress("pack", p.table.network.name))
         parts.append(assemble.assemble(p.table, p.chosen))

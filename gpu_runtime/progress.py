@@ -10,30 +10,35 @@ LOGGER = logging.getLogger("gpu_runtime")
 # fmt: off
 STAGES = {
     "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
-    "time": "times of layers:", "plan": "choosing the plan of",
+    "time": "times of layers:", "tune": "timing tactics:",
+    "network": "running as a whole:", "plan": "choosing the plan of",
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
     "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
     "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
     "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
-    "rate": "measuring",
+    "rate": "measuring", "wait": "waiting for", "cache": "timing cache",
 }
 # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stage, and what of it begins now: `done` of `total` items are ready; total 0: nobody counts them."""
+    """A stage, and what of it begins now: `done` of `total` items are ready; total 0: nobody counts them. `expected`: how many
+    will probably be done, where `total` is the most that it may be."""
 
     stage: str
     detail: str = ""
     done: int = 0
     total: int = 0
+    expected: int = 0
 
     def text(self, left: str = "") -> str:
         """In words; `left`: how long the rest takes."""
         text = STAGES.get(self.stage, self.stage)
         if self.total:
-            text += f" {self.done} of {self.total}{left}" + (":" if self.detail else "")
+            text += f" {self.done:,} of {'at most ' if self.expected else ''}{self.total:,}{left}" + (
+                ":" if self.detail else ""
+            )
         return printable(f"{text} {self.detail}".rstrip())
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cuda_kernels import device as devices
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime.progress import Listener, compiling, ignore
+from gpu_runtime.progress import Listener, Progress, compiling, ignore
 from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
 if TYPE_CHECKING:
-    from gpu_runtime.planning import tables
+    from gpu_runtime.network import Network
+    from tactics.measure.timing import Timer
 
 
 def pick_device(device: str | Device | None) -> Device:
@@ -33,15 +38,83 @@ def pick_device(device: str | Device | None) -> Device:
     return findings.applied(devices.current())
 
 
-def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = ignore) -> tables.Timer:
+MOST_LEVEL = 5
+LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How many tactics a build times on a GPU: by its `level` of optimization, 0 none, 5 every one; until it has `ended`."""
+
+    level: int = LEVEL
+    ended: Callable[[], bool] = lambda: False
+
+    def of(self, device: Device) -> Device:
+        """The device as a build sees it: where it times nothing, one to predict for."""
+        return device if self.level else replace(device, measured=False)
+
+    def whole(self, device: Device) -> bool:
+        """Whether plans are run as a whole, and improved by that."""
+        return device.measured and self.level >= LEVEL
+
+    @property
+    def sigmas(self) -> float:
+        """How far below an estimate, in standard deviations, the bound of what is not timed lies."""
+        from tactics.measure import lazy
+
+        return lazy.LEVELS[self.level].sigmas if self.level in lazy.LEVELS else 0.0
+
+
+def tuning(level: object, seconds: object, several: bool = False) -> Tuning:
+    """`seconds`: how long at most, a function that says whether it is over, or None. `several`: one choice is for several plans
+    at once, which is not made step by step: every tactic is timed, or none. Raises ValueError."""
+    if type(level) is not int or not 0 <= level <= MOST_LEVEL:
+        raise ValueError(f"optimization_level: expected a whole number from 0 to {MOST_LEVEL}, got {level!r}")
+    level = MOST_LEVEL if several and level else level
+    if callable(seconds):
+        return Tuning(level, seconds)
+    if seconds is None:
+        return Tuning(level)
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+        raise ValueError(f"tuning_time: expected seconds, more than 0, got {seconds!r}")
+    ends: list[float] = []  # from when the first tactic is to be timed
+
+    def ended() -> bool:
+        ends.extend([] if ends else [time.monotonic() + seconds])
+        return time.monotonic() >= ends[0]
+
+    return Tuning(level, ended)
+
+
+def make_timer(
+    device: Device,
+    timing_cache: str | os.PathLike | Literal[False] | None,
+    progress: Listener = ignore,
+    tuning: Tuning | None = None,
+    only_cached: bool = False,
+    networks: Sequence[Network] = (),
+) -> Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
-    the kernels that are compiled for it."""
-    from tactics.measure import timing
+    the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache was good
+    for when the timer is closed. `tuning`: of which level but 0; `networks`: what is built; the others are `build`'s."""
+    from gpu_runtime.planning.surroundings import stays_in_l2
+    from tactics.measure import lazy, timing
 
     if not device.measured:
         return timing.predicted(device)
-    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
-    return timing.measured(device, timing.Cache(path), progress=compiling(progress))
+    timer = timing.measured(
+        device,
+        timing.Cache(None if timing_cache is False else Path(timing_cache or cache_dir() / "timings.jsonl")),
+        progress=compiling(progress),
+        waits=lambda: progress(Progress("wait", "the GPU, on which another process measures")),
+        told=lambda text: progress(Progress("cache", text)),
+        only_known=only_cached,
+    )
+    timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
+    asked = tuning or Tuning()
+    if asked.level not in lazy.LEVELS:
+        return timer
+    return lazy.Lazy(timer, device, lazy.LEVELS[asked.level], asked.ended, lambda *of: progress(Progress("tune", "", *of)))
 
 
 def timing_record(device: Device) -> Timing:
@@ -49,7 +122,6 @@ def timing_record(device: Device) -> Timing:
     if device.measured:
         from tactics.measure import timing
 
-        found = timing.environment()
         title = device.title + (", emulated driver" if timing.is_emulated() else "")
-        return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])
+        return Timing("measured", f"measured({title})", driver=timing.driver_version(), policy=timing.POLICY)
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))

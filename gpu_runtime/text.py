@@ -5,7 +5,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,6 +33,14 @@ def share_text(share: float) -> str:
 def lost_text(share: float) -> str:
     """The share of weight energy that pruning takes away: 0 means none."""
     return "less than 0.01 %" if 0 < share < 0.00005 else f"{100 * share:.2f} %"
+
+
+def dims(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "()"
+
+
+def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {dims(shape)}" for name, shape in shapes.items())
 
 
 def size_text(nbytes: int) -> str:

@@ -13,21 +13,24 @@ from tactics.format import Format
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
-from tactics.reason import Reason, unsupported
+from tactics.reason import Candidates, Reason, unsupported
 from tactics.step import linear
-from tactics.tactic import Patch, Tactic, Tile
+from tactics.tactic import Only, Patch, Tactic, Tile, tactic_of
 
 Rejection = tuple[Tactic | str, Reason]
 
 
-def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Tactic, ...]:
-    """Every tactic that can run `problem` on `device`. `dtypes`: of its inputs and its output, where some of them are FP32."""
-    return _split(problem, device, dtypes)[0]
+@lru_cache(maxsize=4096)
+def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = (), only: Only = None) -> tuple[Tactic, ...]:
+    """Every tactic that can run `problem` on `device`. `dtypes`: of its inputs and its output, where some of them are FP32;
+    `only`: of a convolution, those of these tiles."""
+    return tuple(t for t, why in _judged(problem, device, dtypes, only) if not why and isinstance(t, Tactic))
 
 
+@lru_cache(maxsize=256)
 def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Rejection, ...]:
     """(tactic, or the name of a kernel or family; reason) for each one that cannot."""
-    return _split(problem, device, dtypes)[1]
+    return tuple((t, why) for t, why in _judged(problem, device, dtypes) if why)
 
 
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
@@ -47,34 +50,29 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
     ends = others(tactic.ins[0], ins[0], kernel.any_input), others(tactic.out, out if alone else (), kernel.any_output)
     yield tactic
     for x, y in list(product(*ends))[1:]:
-        yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
+        yield tactic_of(tactic.kernel, tactic.tile, (x, *tactic.ins[1:]), y)
     others_in = tactic.ins if kernel.fp32_output == "linear" else [f for f in tactic.ins[1:] if f != tactic.ins[0]]
     same = {str(f) for f in others_in} | {str(tactic.out)}  # of convolutions a residual; a gate lies as the first input does
     if kernel.fp32_output and same == {"fp16:chw"}:
         yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
 
 
-@lru_cache(maxsize=4096)
-def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
-    good: list[Tactic] = []
-    bad: list[Rejection] = []
+def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Only = None) -> Candidates:
+    """All tactics, each with the reason against it, or None."""
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if against := unsupported(fp32.reason(problem)):
-            return (), ((type(problem).__name__, against),)
-        found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
-        return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
+            yield type(problem).__name__, against
+            return
+        yield from ((t, _denied(t, device)) for t in fp32.candidates(problem, dtypes))
+        return
     for family, first in table.OF_PROBLEM.get(type(problem), {}).items():
         if first.sm not in ("", device.sm):
             continue  # of another architecture: no reason that a user could do anything about
         if against := unsupported(table.missing(problem, first)):
-            bad.append((first.family.rpartition(".")[2], against))
+            yield first.family.rpartition(".")[2], against
             continue
-        for tactic, reason in family.candidates(problem, device):
-            if reason := reason or _denied(tactic, device):
-                bad.append((tactic, reason))
-            else:
-                good.append(tactic)
-    return tuple(good), tuple(bad)
+        for tactic, reason in family.candidates(problem, device, *filter(None, [only])):
+            yield tactic, reason or _denied(tactic, device)
 
 
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:

@@ -182,6 +182,7 @@ PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
 assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 
+@lru_cache(maxsize=4096)
 def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
     """The distinct formats of an NCHW shape, one name for each memory layout."""
     found: dict[CanonicalFormat, Format] = {}

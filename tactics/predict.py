@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
@@ -131,11 +132,24 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     return dict(_cached(problem, tactic, device))
 
 
-@lru_cache(maxsize=65536)
-def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def alike(problem: Problem, tactic: Tactic) -> Tactic:
+    """One tactic for all that differ in formats alone and take the same time, where the family knows such."""
+    family = _family(tactic.kernel)
+    return family.alike(problem, tactic) if hasattr(family, "alike") else tactic
+
+
+@lru_cache
+def _family(kernel: str) -> Any:
     from tactics.families import table  # all of them, which take long to import
 
-    counts = table.OF_KERNEL[tactic.kernel].counts(problem, tactic, device)
+    return table.OF_KERNEL[kernel]
+
+
+@lru_cache(maxsize=65536)
+def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    if (same := alike(problem, tactic)) != tactic:
+        return _cached(problem, same, device)
+    counts = _family(tactic.kernel).counts(problem, tactic, device)
     if isinstance(counts, Counts):
         return predicted(device, counts)
     parts = [predicted(device, of) for of in counts]  # one after the other

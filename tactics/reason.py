@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from cuda_kernels.device import Device
@@ -12,8 +13,11 @@ from tactics.tactic import Tactic
 
 UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
 OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
-    **dict.fromkeys(("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise")),
+    **dict.fromkeys(
+        ("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "in_network", "not_timed")
+    ),
     "no_sparse_tactic": None,
+    "other_batches": None,
     # why no sparse tactic may run a convolution's weights
     "pattern_violation": "the weights are not 2:4 along the input channels",
     "channels_not_multiple_of_4": "C = {channels}",
@@ -52,6 +56,7 @@ class Reason:
         return ": ".join(filter(None, ("" if self.code == UNSUPPORTED else self.code, self.sentence)))
 
 
+@lru_cache(maxsize=4096)
 def unsupported(why: str) -> Reason | None:
     """The reason of a kernel that cannot, or None where `why` is empty."""
     return Reason(UNSUPPORTED, why) if why else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal
 
 from cuda_kernels.hashed import Hashed
 from tactics.format import Format
@@ -81,8 +82,14 @@ def _tile(found: re.Match) -> Tile:
     return Tile(m, n, k, warps_m, warps_n, stages, *shared, bool(pingpong), cluster, box)
 
 
-def restrict(tiles: tuple, only: Tile | Patch | None) -> tuple:
+changed = lru_cache(maxsize=16384)(replace)  # of a tile: one object for all problems
+Only = Tile | Patch | Literal["sparse"] | None  # of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all
+
+
+def restrict(kernel: str, tiles: tuple, only: Only) -> tuple:
     """`tiles`, or of them `only`."""
+    if only == "sparse":
+        return tiles if kernel in SPARSE else ()
     return tiles if only is None else tuple(t for t in tiles if t == only)
 
 
@@ -156,3 +163,9 @@ class Tactic(Hashed):
         if kernel not in KERNELS or type(tile) is not TILES[KERNELS[kernel].tile] or tactic.name != name:
             raise ValueError(f"not a tactic's name: {name!r}")
         return tactic
+
+
+@lru_cache(maxsize=1 << 17)
+def tactic_of(kernel: str, tile: Tile | Patch | None, ins: tuple[Format, ...], out: Format) -> Tactic:
+    """One object for all problems: a network at two batches has most of its tactics in common."""
+    return Tactic(kernel, tile, ins, out)

@@ -1,8 +1,9 @@
 """Calls of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col by programs: checked, and made maps of the emulator."""
 
 import ctypes as C
+from collections.abc import Sequence
 
-from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
+from cuda_kernels.tensor_maps import Map, encode
 
 
 class MapCall(C.Structure):
@@ -23,6 +24,39 @@ class MapCall(C.Structure):
 # By their numbers in cuda.h, as far as they are executed.
 ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
 SWIZZLES = dict(enumerate((0, 32, 64, 128)))
+
+
+def encode_tiled(
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int] = (),
+    swizzle: int = 0,
+    nan_fill: bool = False,
+) -> bytes:
+    """The emulator's map, by cuTensorMapEncodeTiled's arguments."""
+    sizes = (tuple(dims), tuple(strides), tuple(box))
+    return encode(Map(("in", 0), *sizes, (), (), 0, 0, tuple(element_strides), swizzle, element), address, nan_fill)
+
+
+def encode_im2col(
+    element: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    lower: Sequence[int],
+    upper: Sequence[int],
+    channels: int,
+    pixels: int,
+    element_strides: Sequence[int] = (),
+    swizzle: int = 0,
+    nan_fill: bool = False,
+) -> bytes:
+    """The same, by cuTensorMapEncodeIm2col's."""
+    sizes = (tuple(dims), tuple(strides), (), tuple(lower), tuple(upper), channels, pixels)
+    return encode(Map(("in", 0), *sizes, tuple(element_strides), swizzle, element), address, nan_fill)
 
 
 def encoded(m: MapCall) -> bytes:

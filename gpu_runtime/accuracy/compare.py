@@ -21,6 +21,7 @@ from gpu_runtime.accuracy import rounding, sessions, wording
 from gpu_runtime.accuracy.comparison import Comparison, Row, Scores
 from gpu_runtime.accuracy.errors import Difference
 from gpu_runtime.accuracy.metrics import Judge, Metric, judge
+from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.check import check_graph, check_values
@@ -30,7 +31,6 @@ from gpu_runtime.frontend.weights import prune_weights
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
-from tactics.format import DTYPES
 
 FACTOR, SLACK = 8.0, 1e-4  # see above; drawn and real networks stay within 4 and 1e-4
 Arrays = Mapping[str, np.ndarray]
@@ -266,13 +266,8 @@ class _Models:
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
     """The inputs in the engine's types and shapes."""
-    wanted = [(i.name, i.shape, np.dtype(DTYPES[i.dtype])) for i in engine.plan.inputs]
-    if given is not None:
-        yield from sessions.batches(wanted, given)
-        return
-    rng = np.random.default_rng(seed)
-    feeds = {}
-    for name, shape, dtype in wanted:
-        high = 256 if dtype == np.uint8 else 2
-        feeds[name] = (rng.random(shape, np.float32) if dtype.kind == "f" else rng.integers(0, high, shape)).astype(dtype)
-    yield feeds
+    wanted = [i.spec for i in engine.plan.inputs]
+    if given is None:
+        yield random_inputs(wanted, seed, low=0)
+    else:
+        yield from sessions.batches([(i.name, i.shape, i.dtype) for i in wanted], given)

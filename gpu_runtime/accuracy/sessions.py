@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 
 from gpu_runtime.errors import ModelError
+from gpu_runtime.text import dims
 
 Arrays = Mapping[str, np.ndarray]
 NUMPY = {
@@ -81,7 +82,7 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
     first = shape[0] if shape and isinstance(shape[0], int) else None
     if not whole or (shape and not a.shape[0]) or (first is not None and a.shape[0] % first):
         text = "x".join(str(d) if isinstance(d, int) else "?" for d in shape)
-        raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {_text(a.shape)}")
+        raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {dims(a.shape)}")
     if a.dtype != dtype and (a.dtype.kind != "f" or dtype.kind != "f"):
         raise ValueError(f"input {name!r}: expected dtype {dtype}, got {a.dtype}")
     if a.dtype.kind == "f" and not np.isfinite(a).all():
@@ -95,7 +96,3 @@ def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
         if i.type not in NUMPY:
             raise ModelError(f"input {i.name!r} is a {i.type}: NumPy has no array of that type")
     return [(i.name, i.shape, np.dtype(NUMPY[i.type])) for i in found.get_inputs()]
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "()"

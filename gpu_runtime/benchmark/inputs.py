@@ -16,13 +16,13 @@ NPY = ".npy"
 HEADER = 1 << 16  # bytes that the header of a .npy file may take
 
 
-def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray]:
-    """As trtexec draws them: from -1 to 1, uint8 any value, bool both. Other whole numbers may be indices: 0 and 1."""
+def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0, low: float = -1) -> dict[str, np.ndarray]:
+    """As trtexec draws them: from `low` to 1, uint8 any value, bool both. Other whole numbers may be indices: 0 and 1."""
     rng, found = np.random.default_rng(seed), {}
     for i in inputs:
         dtype = i.dtype
         high = 256 if dtype == np.uint8 else 2
-        drawn = rng.uniform(-1, 1, i.shape) if dtype.kind == "f" else rng.integers(0, high, i.shape)
+        drawn = low + (1 - low) * rng.random(i.shape, np.float32) if dtype.kind == "f" else rng.integers(0, high, i.shape)
         found[i.name] = drawn.astype(dtype)
     return found
 

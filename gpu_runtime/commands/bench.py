@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import at, plan_text, shown_at
+from gpu_runtime.commands.options import opened, shown_at
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.progress import Progress, compiling
@@ -203,20 +203,20 @@ def bench(
     """Time the engine of a file, or predict, at the sizes of `shown`."""
     paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()
-    engine = at(load_engine(name, device, progress, allow_cubins=allow_cubins), shown)
+    engine = load_engine(name, device, progress, shown, allow_cubins)
     if not predict:
         return time_engine(engine, name, wanted, paths, progress, verbose)
     from gpu_runtime.benchmark import summary, wording
+    from gpu_runtime.explain.points import at_text
 
     progress.end()
-    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{plan_text(engine.record)}")
+    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{at_text(engine.record)}")
     say(wording.predicted_text(summary.predicted(engine.record)))
 
 
-def load_engine(name: str, device: str | None, progress: ProgressLine, allow_cubins: bool = False) -> Engine:
+def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:
     """The engine of a file; this process sees the GPU of the number `device` alone. UsageError for any other device."""
     from cuda_kernels import device as devices
-    from gpu_runtime import EngineError, load
 
     try:
         if device is not None and not device.isdecimal():
@@ -226,10 +226,7 @@ def load_engine(name: str, device: str | None, progress: ProgressLine, allow_cub
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
     progress(Progress("load", name))
-    try:
-        return load(name, allow_cubins=allow_cubins)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", "gpu-runtime bench --allow-cubins")) from None
+    return opened(name, allow_cubins, shown, "gpu-runtime bench --allow-cubins")
 
 
 def time_engine(
@@ -239,6 +236,7 @@ def time_engine(
     from cuda_kernels import device as devices
     from gpu_runtime.benchmark import inputs, summary, wording
     from gpu_runtime.errors import EngineError
+    from gpu_runtime.explain.points import at_text
 
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
@@ -257,7 +255,7 @@ def time_engine(
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    say(f"Timing {name} on {where.title} ({where.sm}){plan_text(engine.record)}: {wording.title(wanted.settings)}")
+    say(f"Timing {name} on {where.title} ({where.sm}){at_text(engine.record)}: {wording.title(wanted.settings)}")
     _say(measured, found, wanted, verbose)
     for option in contents:
         if option in paths:

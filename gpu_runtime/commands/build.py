@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -17,7 +17,6 @@ from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import (
     HELP,
-    at,
     flag,
     gathered,
     given,
@@ -27,7 +26,7 @@ from gpu_runtime.commands.options import (
     shapes_of,
     version_option,
 )
-from gpu_runtime.commands.progress import listening
+from gpu_runtime.commands.progress import Interrupts, ProgressLine, listening
 from gpu_runtime.commands.targets import KEPT, check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import PROFILES, TrtexecCommand
 from gpu_runtime.progress import Progress
@@ -101,6 +100,10 @@ class Asked:
     timing_cache: str | None = flag(
         "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
     )
+    no_cache: bool = flag("--noBuilderCache", is_flag=True, help="Neither read nor write a timing cache.")
+    only_cached: bool = flag(
+        "--errorOnTimingCacheMiss", is_flag=True, help="Measure nothing: fail where the timing cache lacks a time."
+    )
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
     embed_cubins: bool = flag(
         "--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins."
@@ -110,6 +113,17 @@ class Asked:
     )
     exhaustive: bool = flag(
         "--exhaustive", is_flag=True, help="Time every format of a tactic, even two formats with the same bytes."
+    )
+    level: int = flag(
+        "--builderOptimizationLevel",
+        type=click.IntRange(0, 5),
+        default=3,
+        show_default=True,
+        help="On a GPU, how many tactics are timed: 0 none, all are estimated; 3 those that the plan and its explanation need, "
+        "by bounds on the others; 5 all.",
+    )
+    tuning_time: float | None = flag(
+        "--tuningTime", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Time tactics no longer than this."
     )
     verbosity: str = flag(
         "--profilingVerbosity",
@@ -145,6 +159,13 @@ class Asked:
         return shapes_of(texts | {"--maxShapes": self.max_shapes})
 
     @property
+    def cache(self) -> str | Literal[False] | None:
+        """`build`'s argument `timing_cache`. Raises UsageError."""
+        if self.no_cache and (self.timing_cache or self.only_cached):
+            raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
+        return self.timing_cache if not self.no_cache else False
+
+    @property
     def exports(self) -> dict[str, str | None]:
         """Option -> the file of an engine's layers that it asks for."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
@@ -169,41 +190,22 @@ def build_command(asked: Asked) -> None:
     source, wanted = _source(asked.model, asked.onnx), asked.wanted
     if asked.save_pruned and asked.sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
-    sizes, workspace = asked.sizes, parse_pools(asked.pools)
     targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}
     own = {"--saveEngine": asked.engine_path, "--timingCacheFile": asked.timing_cache}
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
-    inputs = read_arrays("--calibration", asked.calibration)
     progress = listening(asked.verbose)
     from gpu_runtime.engine import encode
-    from gpu_runtime.pipeline import build
 
     target = _target(asked.device)
-    if target.measured:
+    if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
-    head = _planning_for(target, asked.device, asked.timing_cache)
+    planned = target if asked.level else replace(target, measured=False)
+    head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache)
     say("\n".join(head))
     pruned = io.BytesIO()
-    engine = build(
-        source,
-        sparsity=asked.sparsity,
-        device=target,
-        shapes=sizes,
-        batch_invariant=asked.batch_invariant,
-        timing_cache=asked.timing_cache,
-        save_pruned=pruned if asked.save_pruned else None,
-        embed_cubins=asked.embed_cubins,
-        input_formats=asked.input_formats,
-        output_formats=asked.output_formats,
-        exhaustive=asked.exhaustive,
-        workspace=workspace,
-        risk=asked.risk,
-        calibration=inputs,
-        log=say if asked.verbose else None,
-        progress=progress,
-    )
+    engine = _built(asked, source, target, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = _layer_times(engine, wanted) if asked.profiled else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -220,6 +222,36 @@ def build_command(asked: Asked) -> None:
     if timed:
         say("")
         time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
+
+
+def _built(asked: Asked, source: str, target: Device, progress: ProgressLine, pruned: io.BytesIO) -> Engine:
+    """The engine; Ctrl-C ends the timing of tactics first."""
+    from gpu_runtime.pipeline import build
+    from gpu_runtime.target import tuning
+
+    workspace, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
+    with Interrupts(progress, tuning(asked.level, asked.tuning_time).ended) as told:
+        return build(
+            source,
+            sparsity=asked.sparsity,
+            device=target,
+            shapes=asked.sizes,
+            batch_invariant=asked.batch_invariant,
+            timing_cache=asked.cache,
+            only_cached_times=asked.only_cached,
+            save_pruned=pruned if asked.save_pruned else None,
+            embed_cubins=asked.embed_cubins,
+            input_formats=asked.input_formats,
+            output_formats=asked.output_formats,
+            exhaustive=asked.exhaustive,
+            optimization_level=asked.level,
+            tuning_time=told.ended,
+            workspace=workspace,
+            risk=asked.risk,
+            calibration=inputs,
+            log=say if asked.verbose else None,
+            progress=told,
+        )
 
 
 def _contents(
@@ -306,7 +338,7 @@ def _loaded(asked: Asked, name: str) -> None:
         _unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
     progress = listening(asked.verbose)
-    engine = at(load_engine(name, asked.device, progress), asked.shapes)
+    engine = load_engine(name, asked.device, progress, asked.shapes)
     from gpu_runtime.explain import report
 
     times = _layer_times(engine, wanted) if asked.profiled else None
@@ -370,13 +402,13 @@ def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> lis
     return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer")]
 
 
-def _planning_for(target: Device, name: str | None, timing_cache: str | None) -> list[str]:
-    """The first lines of a build: which device, and where its times come from."""
+def _planning_for(target: Device, asked: bool, timing_cache: str | None) -> list[str]:
+    """The first lines of a build: which device, and where its times come from. `asked`: whether the user wants these."""
     from gpu_runtime.explain.figures import held_text
 
     if target.measured:
         return _lines(f"Planning for {target.title} ({target.sm}), timing on it")
-    default = "" if name else ", the default where no GPU is found (another with --device)"
+    default = "" if asked else ", the default where no GPU is found (another with --device)"
     head = f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
     held = _lines(f"{target.title}: {held_text(target)}") if held_text(target) else []
     ignored = ["--timingCacheFile is neither read nor written: it holds measured times only"] if timing_cache else []

@@ -6,7 +6,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import at, labels_option, plan_text, quiet_option, shown_at
+from gpu_runtime.commands.options import labels_option, opened, quiet_option, shown_at
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays, split_labels
 
@@ -61,14 +61,11 @@ def compare_command(
     if labels and not inputs:
         raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they belong to")
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
-    from gpu_runtime import EngineError, load
     from gpu_runtime.accuracy import compare, wording
+    from gpu_runtime.explain.points import at_text
     from gpu_runtime.text import several
 
-    try:
-        loaded = at(load(engine, allow_cubins=allow_cubins), shown)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    loaded = opened(engine, allow_cubins, shown)
     progress = listening()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, which are counted here
@@ -89,7 +86,7 @@ def compare_command(
     else:
         source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        count, plan = several(found.samples, "sample"), plan_text(loaded.record)
+        count, plan = several(found.samples, "sample"), at_text(loaded.record)
         say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {count} of {source}{plan}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:

@@ -5,7 +5,7 @@ import json
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import at, named, plan_text, quiet_option, shown_at
+from gpu_runtime.commands.options import named, opened, quiet_option, shown_at
 from gpu_runtime.commands.targets import check_targets, write_all
 
 
@@ -28,16 +28,16 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     LAYER may be a pattern: 'layer3.*', or 'layer{1..3}/conv' as the log of a build has it.
     """
     wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
-    from gpu_runtime import load
+    from gpu_runtime.explain.points import at_text
 
-    loaded = at(load(engine, allow_cubins=True), shown)  # only read, never run
+    loaded = opened(engine, True, shown)  # only read, never run
     found = loaded.what_if(wanted) if wanted else None
     account = loaded.explain(layers or None) if layers or not wanted else None
     if as_json:
         answer = found.to_dict() if found else None
         document = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
         return say(json.dumps(document, indent=1))
-    if plan := plan_text(loaded.record):
+    if plan := at_text(loaded.record):
         say(f"{engine}: {loaded.record.model.name}{plan}\n")
     say("\n".join(str(part) for part in (account, found) if part), nl=False)
 
@@ -52,11 +52,10 @@ def report_command(engine: str, output: str, other: str | None, shown: str) -> N
     """Write the plan of ENGINE and its reasons as one HTML file: layers, candidates, graph, roofline, memory. The page needs no
     network."""
     paths = check_targets({"--output": output}, [engine, *([other] if other else [])])
-    from gpu_runtime import load
     from gpu_runtime.report import page
 
     files = [name for name in (engine, other) if name is not None]
-    records = [at(load(name, allow_cubins=True), shown).record for name in files]  # only read, never run
+    records = [opened(name, True, shown).record for name in files]  # only read, never run
     data = page.report(*records)
     write_all({paths["--output"]: data})
     say(f"Wrote {output}: {len(data)} bytes; open it in a browser, it needs no network")

@@ -62,10 +62,9 @@ def _engine(file: str, as_json: bool, gap: bool, shown: str, wanted: Mapping[str
     if bool(model) != bool(wanted[options.ONNX]):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
     paths = check_targets(wanted, [file, *([model] if model else [])], {options.ONNX: "onnx"})
-    from gpu_runtime import load
     from gpu_runtime.explain import gaps, report
 
-    loaded = options.at(load(file, allow_cubins=True), shown)  # only read, never run
+    loaded = options.opened(file, True, shown)  # only read, never run
     contents = options.exported(loaded.record, model)
     write_all({path: contents[option]() for option, path in paths.items()})
     if as_json:

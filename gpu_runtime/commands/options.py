@@ -164,20 +164,21 @@ shown_at = click.option(
 )
 
 
-def at(engine: Engine, text: str) -> Engine:
-    """The engine, showing the plan for those sizes."""
-    if not text:
-        return engine
-    return engine.at(int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text))
+def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-cubins") -> Engine:
+    """The engine of a file, showing the plan for the sizes of `text`; ValueError names the option, `cure`, where it is the
+    machine code inside that is refused."""
+    from gpu_runtime import EngineError, load
+
+    try:
+        engine = load(path, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", cure)) from None
+    return engine.at(sizes_of(text)) if text else engine
 
 
-def plan_text(record: EngineRecord) -> str:
-    """The plan that is shown, in words that follow a name; empty for an engine of one size."""
-    if not record.profiles:
-        return ""
-    from gpu_runtime.explain.points import at_text
-
-    return at_text(record)
+def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
+    """What --shapes asks for, as Engine.at takes it. Raises UsageError."""
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
 
 
 def parse_pools(text: str) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -19,10 +20,15 @@ from gpu_runtime.progress import Progress
 if TYPE_CHECKING:
     import logging
 
+    from gpu_runtime.progress import Listener
+
 FIRST_S = 1.0  # nothing is shown of what takes less
 BETWEEN_S = 4.0  # between two lines where there is no terminal
 TICK_S = 0.2
 MARK = "["  # what all lines begin with: "[12 s] "
+
+
+TUNING = ("tune", "wait", "time", "plan", "compile")  # stages between which a build goes to and fro while it times tactics
 
 
 class ProgressLine:
@@ -103,7 +109,8 @@ class ProgressLine:
     def _text(self, now: float) -> str:
         p = self._now
         took = now - self._since[p.stage]
-        left = f", about {_span(took * (p.total - p.done) / p.done)} left" if p.done and took >= FIRST_S else ""
+        rest = (p.expected or p.total) - p.done
+        left = f", about {_span(took * rest / p.done)} left" if p.done and rest > 0 and took >= FIRST_S else ""
         return f"{MARK}{_span(now - self._began)}] {p.text(left)}"
 
     def _line(self, text: str) -> None:
@@ -124,6 +131,37 @@ class ProgressLine:
             return os.get_terminal_size(self._stream.fileno()).columns or console.WIDTH
         except (OSError, ValueError):
             return console.WIDTH
+
+
+class Interrupts:
+    """A listener in front of another one, which knows what a build does when Ctrl-C is pressed; only in the main thread. While
+    tactics are timed, the first Ctrl-C ends that, and the build goes on; any other one ends the command."""
+
+    def __init__(self, listener: Listener, ended: Callable[[], bool]):
+        self._listener, self._ended = listener, ended
+        self._tuning = self._pressed = False
+        self._usual = signal.default_int_handler
+
+    def __call__(self, progress: Progress) -> None:
+        self._tuning = progress.stage == "tune" or (self._tuning and progress.stage in TUNING)
+        self._listener(progress)
+
+    def ended(self) -> bool:
+        """Whether no more is to be timed."""
+        return self._pressed or self._ended()
+
+    def __enter__(self) -> Interrupts:
+        signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._usual)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._pressed or not self._tuning:
+            self._usual(number, frame)
+        self._pressed = True
+        console.say("Ctrl-C: the best plan with the times so far is taken; once more ends the command", err=True)
 
 
 def _emulator_log() -> logging.Logger:

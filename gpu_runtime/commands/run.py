@@ -1,26 +1,44 @@
 """`gpu-runtime run ENGINE`: outputs of arrays in files."""
 
+from __future__ import annotations
+
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named, plan_text, quiet_option
+from gpu_runtime.commands.options import named, opened, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpu_runtime.engine import Engine
 
 
 @click.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated.")
 @click.option("--output", type=click.Path(), required=True, help="Write the outputs to this .npz file, or one to a .npy file.")
+@click.option(
+    "--shapes",
+    default="",
+    metavar="SIZES|BATCH",
+    help="Without --input, run random values of these sizes, x:8x3x224x224, or of this batch.",
+)
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 @quiet_option
-def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, nvtx: bool, allow_cubins: bool) -> None:
+def run_command(
+    engine: str, inputs: tuple[str, ...], output: str, shapes: str, emulate: bool, nvtx: bool, allow_cubins: bool
+) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
@@ -31,27 +49,16 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     progress = listening()
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
-    from gpu_runtime import EngineError, load
-    from gpu_runtime.runtime.arrays import check_names, host_inputs
-    from gpu_runtime.text import not_finite
+    from gpu_runtime import EngineError
+    from gpu_runtime.explain.points import at_text
+    from gpu_runtime.text import not_finite, printable, shapes_text
 
     progress(Progress("load", engine))
-    try:
-        loaded = load(engine, allow_cubins=allow_cubins)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    loaded = opened(engine, allow_cubins)
     if kind == "npy" and len(loaded.outputs) > 1:
         count = len(loaded.outputs)
         raise ValueError(f"--output {output}: a .npy file holds one array, the engine has {count} outputs: give an .npz file")
-    largest = {b.name: b for plan in loaded.record.plans for b in plan.inputs}  # plans of a profile are in rising order
-    most = max((8 * math.prod(i.shape) for i in largest.values()), default=0)
-    # What is wrong with them is said before a kernel is compiled or loaded.
-    arrays = {name: read_array(f"--input {name}", path, most) for name, path in given.items()}
-    if loaded.record.profiles:
-        check_names(loaded.plan.inputs, arrays)
-        loaded = loaded.at({name: a.shape for name, a in arrays.items()})
-    else:
-        arrays = host_inputs(loaded.plan.inputs, arrays)
+    loaded, arrays = _inputs(loaded, given, shapes)
     try:
         context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
     except EngineError as e:
@@ -63,7 +70,9 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         results, wrong = ctx.run(arrays), ctx.nonfinite()
     write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
     progress.end()
-    say(f"Ran {engine} on {where}{plan_text(loaded.record)}; wrote {output}")
+    sizes = shapes_text({name: a.shape for name, a in arrays.items()})
+    drawn = "" if given or not arrays else printable(f", random inputs: {sizes}")
+    say(f"Ran {engine} on {where}{at_text(loaded.record)}{drawn}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
@@ -76,3 +85,27 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         )
     for name, a in results.items():
         say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
+
+
+def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
+    """The engine at the plan that runs, and its inputs: of the files, or random ones of the sizes that --shapes asks for. What
+    is wrong with them is said here, before a kernel is compiled or loaded."""
+    from gpu_runtime.benchmark.inputs import random_inputs
+    from gpu_runtime.runtime.arrays import check_names, host_inputs
+    from gpu_runtime.runtime.sizes import filled
+    from gpu_runtime.text import shapes_text
+
+    asked = sizes_of(shapes) if shapes else {}
+    wanted = filled(engine.at(asked).record, asked)
+    if shapes and not given:
+        engine = engine.at(wanted)
+        return engine, random_inputs([replace(i, shape=wanted[i.name]) for i in engine.inputs])
+    largest = {b.name: b for plan in engine.record.plans for b in plan.inputs}  # plans of a profile are in rising order
+    most = max((8 * math.prod(i.shape) for i in largest.values()), default=0)
+    arrays = {name: read_array(f"--input {name}", path, most) for name, path in given.items()}
+    check_names(engine.plan.inputs, arrays)
+    got = {name: a.shape for name, a in arrays.items()}
+    if shapes and got != wanted:
+        texts = f"expected {shapes_text(wanted)}, but --input gives {shapes_text(got)}"
+        raise ValueError(f"--shapes={shapes}: {texts}: leave one of them out")
+    return (engine.at(got), arrays) if engine.record.profiles else (engine, host_inputs(engine.plan.inputs, arrays))

@@ -44,7 +44,7 @@ NO_TYPES = (
 )
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
-NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
+NO_TUNER = "give --builderOptimizationLevel=5, which times every tactic, or --exhaustive"
 NO_VERSIONS = "an engine runs on one architecture and with the gpu_runtime that built it: build it again on the target"
 NO_SAFE = "there is no safety runtime or restricted build: leave it out"
 NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns the output of every layer"
@@ -53,7 +53,7 @@ NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give input
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
 NO_ACCURACY = "a build compares no outputs: gpu-runtime compare MODEL ENGINE compares them with onnxruntime, layer by layer"
 ONE_STREAM = "layers run on one stream"
-ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree"
+ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree; --builderOptimizationLevel times fewer"
 OWN_KERNELS = "all tactics are kernels of this package"
 STATIC = "memory is placed when the engine is built"
 
@@ -68,8 +68,9 @@ def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
 TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("accepted", "", "--onnx= --saveEngine= --shapes= --minShapes= --optShapes= --maxShapes= --profile= "
            "--inputIOFormats= --outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose "
+           "--builderOptimizationLevel= "
            "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
-           "--skipInference --buildOnly --help"),
+           "--skipInference --buildOnly --help --noBuilderCache --errorOnTimingCacheMiss"),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -79,12 +80,12 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "inputs and outputs are copied from and to pinned memory", "--useManagedMemory"),
     *_rows("ignored", "only inferences and layers are timed", "--timeDeserialize --timeRefit --asyncFileReader"),
     *_rows("ignored", ONE_STREAM, "--maxAuxStreams="),
-    *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --builderOptimizationLevel= --heuristic"),
+    *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
     *_rows("ignored", "all kernels compute in FP16 with FP32 accumulation", "--best --stronglyTyped --explicitPrecision"),
     *_rows("ignored", "kernels and times are kept in the cache folder; --timingCacheFile=FILE keeps the times elsewhere",
-           "--noBuilderCache --noCompilationCache --tempdir= --tempfileControls="),
+           "--noCompilationCache --tempdir= --tempfileControls="),
     *_rows("ignored", "there is one runtime, and it is not stored in the engine", "--useRuntime= --leanDLLPath= "
            "--excludeLeanRuntime"),
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
@@ -110,8 +111,6 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--tuningResultFile= --tuningTimeOut= --continue --dryRun --helpBuildRoute --setBuildRoute= --saveAllEngines "
            "--remoteAutoTuningConfig= --distributiveIndependence"),
     *_rows("refused", NO_ACCURACY, "--loadRefOutputs= --refPair= --accuracyAlgorithm= --accuracyThreshold= --atol= --rtol="),
-    *_rows("refused", "tactics that the timing cache lacks are measured: leave it out; --device=NAME measures nothing",
-           "--errorOnTimingCacheMiss"),
     *_rows("refused", "give the formats of inputs and outputs with --inputIOFormats and --outputIOFormats", "--directIO"),
     *_rows("refused", "give --device=NAME: it plans for a GPU that is not here, with predicted times", "--cpuOnly --cpu"),
     *_rows("refused", "give --memPoolSize=workspace:{value}", "--workspace="),

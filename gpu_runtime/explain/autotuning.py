@@ -1,7 +1,8 @@
 """The timings behind a plan in TensorRT's manner, for --verbose: every format combination, every tactic, what was left out.
 
 Nothing is left untimed but what the log names with its proof: tactics that cannot run, with the reason; formats that the
-network's tensors cannot have; and, without --exhaustive, formats that are another name for a timed one's addresses.
+network's tensors cannot have; tactics with a bound that no plan of the timed ones exceeds; and, without --exhaustive, formats
+that are another name for a timed one's addresses.
 """
 
 from collections import Counter
@@ -57,11 +58,15 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
         *ins, out = (_described(f, s) for f, s in zip(formats, shapes, strict=True))
         yield f"{STARS} Autotuning format combination: {', '.join(ins)} -> {out} {STARS}"
         for kernel in dict.fromkeys(t.kernel for t in tactics):
-            mine = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))
+            every = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))
+            mine, bounded = [t for t in every if times[t].timed], [t for t in every if not times[t].timed]
             yield f"{DASHES} Timing Runner: {name} ({kernel})"
             for t in mine:
                 yield f"Tactic Name: {t.name} Tactic: {tactic_value(t.name)} Time: {_ms(times[t].us, mark)}"
-            yield f"{name} ({kernel}) Fastest Tactic: {tactic_value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
+            if bounded:
+                yield f"Not timed: {len(bounded)} tactics of {name} ({kernel}): at least {_ms(times[bounded[0]].us, mark)} each"
+            if mine:
+                yield f"{name} ({kernel}) Fastest Tactic: {tactic_value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
 
 
 def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
@@ -83,7 +88,8 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
         shape = problem.in_shapes[0]
         yield f"{STARS} Autotuning Reformat: {_described(src, shape)} -> {_described(dst, shape)} {STARS}"
         for t, time in sorted(times.items(), key=lambda item: (item[1].us, item[0].name)):
-            yield f"Tactic Name: {t.name} Tactic: {tactic_value(t.name)} Time: {_ms(time.us, mark)}"
+            least = "" if time.timed else "at least "
+            yield f"Tactic Name: {t.name} Tactic: {tactic_value(t.name)} Time: {least}{_ms(time.us, mark)}"
     for tensor, before, after in chosen.reformats:
         if table.graph.reformat_us(tensor, before, after):
             yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {before} to {after}"

@@ -103,12 +103,42 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
     kernel costs more than its time by what its doubt is worth."""
     if status is None and plan.solution.rivals.own_us is not None:
         return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
+    tuned = plan.solution.tuned
+    if tuned and tuned.early:
+        rest = f" and {len(tuned.missing) - 3} more" if len(tuned.missing) > 3 else ""
+        without = f", without {', '.join(tuned.missing[:3])}{rest}" if tuned.missing else ""
+        return f"not proven minimal: timing ended early{without}; the same build goes on from there"
+    if status is None and any(r.swap for r in plan.solution.replaced):
+        return "not the least sum of times: the whole is faster with other tactics"
     if (status or plan.solution.status) == "proven":
+        if tuned:
+            bounds = f"{tuned.untimed:,} not timed, bounds at {tuned.sigmas:g} sigma"
+            return f"proven minimal for serial execution and {tuned.timed:,} times; {bounds}"
         doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
         priced = ", with --risk's surcharge on doubtful sparse kernels" if doubt else ""
         return f"proven minimal for serial execution and these times{priced}"
     gap = plan.solution.gap if status is None else None
     return "not proven minimal" + ("" if gap is None else f": a plan that takes up to {100 * gap:.2f} % less may exist")
+
+
+def whole_texts(plan: PlanRecord, timing: Timing) -> list[tuple[str, str]]:
+    """(key, text) of what the plan took as a whole, where it ran; names are not made printable."""
+    p, found = plan.solution, []
+    if p.measured_us is not None:
+        text = f"{us_text(p.measured_us, timing)} measured end to end, {versus(p.measured_us, p.total_us)} than the sum"
+        found.append(("whole", text))
+    if p.apart:
+        worst = sorted(p.apart, key=lambda a: -abs(a.us - a.alone_us))
+        places = [f" behind {a.behind}" if a.behind else "" for a in worst]
+        texts = [
+            f"{a.layer} took {us_text(a.us, timing)}{at}, {us_text(a.alone_us, timing)} alone"
+            for a, at in list(zip(worst, places, strict=True))[:3]
+        ]
+        found.append(("in place", "; ".join([*texts, *([f"{len(worst) - 3} more"] if len(worst) > 3 else [])])))
+    for r in p.replaced:
+        whole = f"the whole took {us_text(r.after_us, timing)} instead of {us_text(r.before_us, timing)}"
+        found.append(("replaced", f"{r.op}: {r.after.partition('__')[0]} for {r.before.partition('__')[0]}, as {whole}"))
+    return found
 
 
 def held_text(device: Device) -> str:

@@ -52,7 +52,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
-        **({"Points": points.data(record)} if record.profiles else {}),
+        **({"Points": [asdict(p) for p in points.points(record)]} if record.profiles else {}),
         **_network_keys(plan),
         **({"LeftOut": "; ".join(f"{what}: {why}" for what, why in record.device.left_out)} if record.device.left_out else {}),
     }

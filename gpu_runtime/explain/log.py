@@ -16,6 +16,7 @@ from gpu_runtime.explain.figures import (
     pruned_text,
     sureness,
     us_text,
+    whole_texts,
     whose_text,
 )
 from gpu_runtime.explain.names import fitting, grouped, packed
@@ -98,6 +99,7 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     time = f"{us_text(record.solution.total_us, timing)}, {proof_text(record.plan, timing)}"
     facts = [("pruning", text)] if (text := gain_text(record)) else []
     facts += [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
+    facts += [(key, printable(text)) for key, text in whole_texts(record.plan, timing)]
     if record.profiles:
         facts.append(("batches", batches_text(record)))
     if library := library_text(record):

@@ -1,13 +1,12 @@
 """The plans of an engine for several sizes of inputs, beside each other: time, time per image, memory and weights of each."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from gpu_runtime.explain.figures import us_text
 from gpu_runtime.planning.sums import agreeing
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of, batches, specs
-from gpu_runtime.text import printable, size_text, table, wrap
+from gpu_runtime.text import printable, shapes_text, size_text, table, wrap
 from tactics.launches import section_bytes
 
 
@@ -44,7 +43,7 @@ def points(record: EngineRecord) -> tuple[Point, ...]:
             read = sum(s.nbytes for s in used[number].values()) if known else None
             own = sum(s.nbytes for name, s in used[number].items() if name not in others) if known else None
             us, memory = plan.solution.total_us, plan.memory.activation_bytes
-            shapes = ", ".join(f"{b.name} {'x'.join(map(str, b.shape))}" for b in plan.inputs)
+            shapes = shapes_text({b.name: b.shape for b in plan.inputs})
             first = batch if profile.exact or not profile.batched else before
             shown = number == record.shown
             alone = plan.solution.rivals.own_us
@@ -62,11 +61,6 @@ def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
                 name = plan.renamed.get(f"{layer.name}.{part}", f"{layer.name}.{part}")
                 found[name] = stored[name]
     return found
-
-
-def data(record: EngineRecord) -> list[dict[str, Any]]:
-    """As JSON has them."""
-    return [asdict(p) for p in points(record)]
 
 
 def points_text(record: EngineRecord) -> str:
@@ -118,7 +112,9 @@ def _bits_text(record: EngineRecord, profile: Profile) -> str:
 
 
 def at_text(record: EngineRecord) -> str:
-    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown, in an engine of a range."""
+    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown; empty for an engine of one size."""
+    if not record.profiles:
+        return ""
     (p,) = (p for p in points(record) if p.shown)
     ends = ", ".join(str(spec).rsplit(" ", 1)[0] for spec in specs(record, record.plan.inputs))
     time = f"{us_text(p.us, record.timing)}, {us_text(p.us_per_image, record.timing)} an image"

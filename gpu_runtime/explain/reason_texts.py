@@ -81,7 +81,7 @@ def _faster(rows: Rows) -> list[float]:
 
 
 def _time(best: KernelTime | None, timing: Timing) -> str:
-    return us_text(best.us, timing) if best else "an unknown time"
+    return us_text(best.us, timing if best.timed else PREDICTED) if best else "an unknown time"
 
 
 def _times(row: SparsityRow, timing: Timing) -> tuple[str, str]:
@@ -98,11 +98,14 @@ def _picked(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     head, both = "", f"the best sparse kernel takes {sparse}, the best dense one {dense}"
     if best_sparse and row.us is not None and abs(row.us - best_sparse.us) >= SHOWN_US:
-        head, both = f", in {us_text(row.us, record.timing)} with the plan's formats", f"in any format, {both}"
+        where = "as one tactic for all batches" if row.alone else "with the plan's formats"
+        head, both = f", in {us_text(row.us, record.timing)} {where}", f"in any format, {both}"
     text = f"runs sparse{head}: {both}"
     if best_dense and best_sparse and best_dense.us > best_sparse.us > 0:
         text += f" ({ratio_text(best_dense.us / best_sparse.us)})"
-    if best_dense and best_sparse and best_dense.us < best_sparse.us:
+    if (row.other_cost_us or 0) < 0 and not record.timing.is_predicted:
+        text += "; the whole network, run in turns, is faster with it than with dense"
+    elif best_dense and best_sparse and best_dense.us < best_sparse.us:
         text += ", but dense would need costlier formats around it"
     return text
 
@@ -143,6 +146,24 @@ def _within_noise(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     text = f"sparse ({sparse}) and dense ({dense}) times overlap (20 to 80 % quantiles)"
     return f"{text}; the plan keeps {row.verdict}; either is fine"
+
+
+def _not_timed(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    return f"timing ended before both kinds of kernels were timed: sparse takes {sparse}, dense {dense}"
+
+
+def _in_network(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    return f"sparse is faster alone ({sparse} against {dense}), but the whole network, run in turns, is faster with dense"
+
+
+def _other_batches(row: SparsityRow, record: Explained) -> str:
+    """Which kind the plan of this batch alone has, where it has this form of the layer at all."""
+    kind = "dense" if row.verdict == "sparse" else "sparse"
+    own = f"has a {kind} kernel of {us_text(row.alone.us, record.timing)}" if row.alone else "computes it in another form"
+    time = us_text(row.us or 0, record.timing)
+    return f"runs {row.verdict}, in {time}, because one tactic runs all batches; the plan of this batch alone {own}"
 
 
 def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
@@ -243,6 +264,15 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
     "within_noise": ReasonText("within noise", lambda *_: "sparse and dense times overlap", _within_noise),
+    "in_network": ReasonText(
+        "in network", lambda *_: "sparse is faster alone, but the whole network is faster with dense", _in_network
+    ),
+    "not_timed": ReasonText(
+        "not timed",
+        lambda *_: "timing ended before both kinds of kernels were timed",
+        _not_timed,
+        lambda *_: "The same build with the same timing cache goes on from there.",
+    ),
     "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
     "channels_not_multiple_of_4": ReasonText(
         "C not 4n",
@@ -250,5 +280,10 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         lambda row, _: f"its number of input channels is not a multiple of 4, as 2:4 requires{_detail(row)}",
     ),
     "grouped_conv": ReasonText("grouped", lambda *_: "no sparse kernel runs these groups of channels", _grouped),
+    "other_batches": ReasonText(
+        "all batches",
+        lambda *_: "one tactic runs all batches; the plan of this batch alone has the other kind, or another form",
+        _other_batches,
+    ),
     "no_sparse_tactic": ReasonText("no kernel", _without_tactic, _no_sparse_tactic, _limit),
 }

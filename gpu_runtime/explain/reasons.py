@@ -36,6 +36,7 @@ from tactics.roofline import floors
 from tactics.tactic import Tactic
 
 Best = tuple[Tactic, Time] | None
+Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # by the weights of an op: it, and their pattern here and in the file
 OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
@@ -45,18 +46,24 @@ def sparsity(
     others: Counterfactuals,
     mode: Sparsity,
     *,
+    own: plan.Plan | None = None,
+    all_dense_us: float | None = None,
     measured: bool,
     single: Mapping[str, str] | None = None,
     stored: Mapping[str, Stored] | None = None,
+    patterns: Patterns | None = None,
 ) -> SparsityRecord:
     """The engine's sparsity record, a row for every layer with weights.
 
-    Reason within_noise is of measured plans only. `others`: what the plan would be otherwise; `single`: FP32 tensor -> the
-    sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has them.
+    Reasons within_noise, not_timed and in_network are of measured plans only. `others`: what the plan would be otherwise, or
+    the batch's `own` plan where `chosen` is for all batches; `all_dense_us`: `chosen` without sparse kernels, if that is not
+    the rivals' plan; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file
+    has them; `patterns`: what is known of weights, which is extended.
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
-    known = _Known(table, chosen, others, mode, measured, single or {}, stored or {})
+    seen = {} if patterns is None else patterns
+    known = _Known(table, chosen, own or chosen, others, mode, measured, single or {}, stored or {}, seen)
     rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
     found = SparsityRecord(
         mode,
@@ -64,7 +71,8 @@ def sparsity(
         tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers),
         rows,
     )
-    return replace(found, summary=_summary(found, chosen, others.rivals.all_dense_us, None if measured else table.device))
+    least_us, device = others.rivals.all_dense_us, None if measured else table.device
+    return replace(found, summary=_summary(found, chosen, all_dense_us or least_us, least_us, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +82,13 @@ class _Known:
 
     table: Table
     chosen: plan.Plan
+    own: plan.Plan
     others: Counterfactuals
     mode: Sparsity
     measured: bool
     single: Mapping[str, str]
     stored: Mapping[str, Stored]
+    patterns: Patterns
     _best: dict[tuple[int, bool], Best] = field(default_factory=dict)
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
@@ -87,6 +97,14 @@ class _Known:
         if key not in self._best:
             self._best[key] = _best(times, sparse)
         return self._best[key]
+
+    def alone(self, alternatives: list[Timed]) -> tuple[Op, tuple[Tactic, Time]] | None:
+        """The one of the alternatives that the batch's own plan runs, and its kernel."""
+        for op, times in alternatives:
+            entry = self.own.entries.get(op.name)
+            if entry and entry.tactic and plan.holds(op.when, self.own.options):
+                return op, (entry.tactic, times[entry.tactic])
+        return None
 
     def sparse(self, op: Op, times: Times, alternatives: list[Timed]) -> tuple[Best, Op]:
         """The best sparse kernel of an op, or else of its alternatives, and whose it is."""
@@ -109,12 +127,13 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
     pair = isinstance(op.problem, SqueezeExciteProblem)  # more than the sparse kernels of a layer compute
-    row = _blank(op, own, known.stored)
+    entry, alone = known.chosen.entries[op.name], known.alone(alternatives)
     row = replace(
-        row,
+        _blank(op, own, known),
         best_dense=dense and _timed(dense, op, table.device),
         best_sparse=sparse and _timed(sparse, ran, table.device),
-        us=known.chosen.entries[op.name].us,
+        alone=_timed(alone[1], alone[0], table.device) if alone and alone[1][0] != entry.tactic else None,
+        us=entry.us,
         branches=op.branches,
         apart_cost_us=others.apart_us.get(op.name),
     )
@@ -136,8 +155,9 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
         would = known.if_sparse(op, times, alternatives) if disabled and not apart else None
         why = "--sparsity=disable was given" if disabled else _rejections(table, op)
         return replace(row, why=Reason(row.reason, why), if_sparse=would)
-    other = others.other.get(op.layer)
-    row = replace(row, other=other, other_cost_us=other.cost_us if other else None, flip=others.flip.get(op.layer))
+    alike = alone is not None and alone[1][0].sparse == entry.sparse
+    if alike and (other := others.other.get(op.layer)):
+        row = replace(row, other=other, other_cost_us=other.cost_us, flip=others.flip.get(op.layer))
     form = _form(own, op)
     if apart:
         return replace(row, why=Reason("one_launch", form))
@@ -146,7 +166,9 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     if not known.measured and row.best_sparse:
         chance = p_faster(dense[1].us, sparse[1].us, row.best_sparse.bound, table.device)
         row = replace(row, p_sparse_faster=round(chance, 4))
-    if known.chosen.entries[op.name].sparse:
+    if not alike:
+        return replace(row, verdict="sparse" if entry.sparse else "dense", why=Reason("other_batches", form))
+    if entry.sparse:
         return replace(row, verdict="sparse", why=Reason("picked", form))
     return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.risk), form))
 
@@ -159,9 +181,12 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
     return LibraryKernel(round(found.us, 4), found.bound, PUBLISHED[regime(found.bound)], sparse)
 
 
-def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
+def _blank(op: Op, own: Op, known: _Known) -> SparsityRow:
     """The layer itself, and its weights' pattern; not eligible, until that is known."""
-    (groups, share, first), (stored_share, energy) = _pattern(own), _stored(own, stored)
+    weights = *map(id, own.weights.values()), own.layers, own.branches
+    if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of
+        known.patterns[weights] = own, _pattern(own), _stored(own, known.stored)
+    _, (groups, share, first), (stored_share, energy) = known.patterns[weights]
     return SparsityRow(
         op.layer,
         tuple(op.layers or (op.layer,)),
@@ -206,8 +231,12 @@ def _form(own: Op, ran: Op) -> str | None:
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
+    if not (sparse.timed and dense.timed):
+        return "not_timed"
     if measured and _within_noise(sparse, dense):
         return "within_noise"
+    if measured and sparse.us < dense.us and (row.other_cost_us or 0) < 0:
+        return "in_network"
     doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)
     if sparse.us < dense.us and (doubt or (row.other_cost_us or 0) < 0):  # faster, but for the premium
         return "uncertain"
@@ -244,15 +273,21 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
     return (whole.share, whole.lost_energy) if whole else (None, None)
 
 
-def _summary(found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None) -> Summary:
-    """Counts, the plan's time, `all_dense_us`, and `ceiling_us`: the dense plan with each eligible layer's best dense kernel at
-    twice its speed, launch aside, but no faster than any sparse kernel of the layer could be. For predictions also the range
-    of what the picks save together."""
+def _summary(
+    found: SparsityRecord,
+    chosen: plan.Plan,
+    all_dense_us: float | None,
+    least_us: float | None,
+    predicted_for: Device | None,
+) -> Summary:
+    """Counts, the plan's time, `all_dense_us`, and `ceiling_us`: the fastest dense plan, which takes `least_us`, with each
+    eligible layer's best dense kernel at twice its speed, launch aside, but no faster than any sparse kernel of the layer could
+    be. For predictions also the range of what the picks save together."""
     total, sparse = chosen.us, [r for r in found.rows if r.verdict == "sparse"]
     counts = len(found.layers), len(found.eligible), len(found.picked)
-    if all_dense_us is None:
+    if all_dense_us is None or least_us is None:
         return Summary(*counts, total)
-    ceiling = all_dense_us - sum(_most_us(r) for r in found.rows if r.verdict != "not_eligible")
+    ceiling = least_us - sum(_most_us(r) for r in found.rows if r.verdict != "not_eligible")
     saved, span = round(all_dense_us - total, 6), None
     if predicted_for and sparse:
         low, high = saved_range(saved, [pick for r in sparse if (pick := _pick(r))], predicted_for)
@@ -283,7 +318,11 @@ def _best(times: Times, sparse: bool) -> Best:
     def order(layout: str) -> int:  # an edge's own layout comes last
         return (*PREFERRED, layout).index(layout)
 
-    return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
+    def place(row: tuple[Tactic, Time]) -> tuple:
+        tactic, time = row
+        return time.us, not time.timed, order(tactic.ins[0].layout), order(tactic.out.layout), tactic.name
+
+    return min(rows, key=place, default=None)
 
 
 def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
@@ -291,7 +330,7 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
     tactic, time = best
     low, high = round(time.low_us, 6), round(time.high_us, 6)
     bound = str(predict(op.problem, tactic, device)["bound"])
-    return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound)
+    return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound, timed=time.timed)
 
 
 def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> IfSparse | None:

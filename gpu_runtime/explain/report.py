@@ -4,7 +4,7 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 """
 
 from gpu_runtime.explain.facts import ends_of, facts_of
-from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text
+from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text, whole_texts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.runtime.findings import Compared
@@ -47,15 +47,13 @@ def _totals(record: EngineRecord) -> list[str]:
         basis = ", estimated as one launch that moves each byte once" if timing.is_predicted else ""
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
     lines += _range_lines(record)
-    if p.measured_us is not None:
-        lines.append(
-            f"whole    {us_text(p.measured_us, timing)} measured end to end, {versus(p.measured_us, p.total_us)} than the sum"
-        )
-    single = p.rivals.best_single_format
+    for key, text in whole_texts(plan, timing):
+        lines += wrap(printable(f"{key:8} {text}"))
+    single, whose = p.rivals.best_single_format, "" if p.rivals.own_us is None else "this batch alone: "
     named = [
         ("without sparse tactics", p.rivals.all_dense_us),
-        (f"one format, {single.format}" if single else "", single.us if single else None),
-        ("layer by layer", p.rivals.greedy_us),
+        (f"{whose}one format, {single.format}" if single else "", single.us if single else None),
+        (f"{whose}layer by layer", p.rivals.greedy_us),
         ("without --batchInvariant", p.rivals.own_us),
     ]
     texts = [f"{what} {us_text(us, timing)} ({versus(us, p.total_us)})" for what, us in named if us is not None]

@@ -32,13 +32,14 @@ WISH = re.compile(r"sparse|dense|[a-z0-9:]+(->[a-z0-9:]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How an operation runs: in, out are the formats of its first input and of its output."""
+    """How an operation runs: in, out are the formats of its first input and of its output. Not `timed`: in `us` at least."""
 
     op: str
     tactic: str
     in_: str
     out: str
     us: float
+    timed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +90,17 @@ def store(table: Table) -> Choices:
     tactics: dict[Tactic | None, int] = {}
     choices = []
     for c, op in zip(g.choices, network.ops, strict=True):
-        rows = []
+        rows, bounds = [], list[int]()
         for e in c.entries:
             around = [*zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
             if all(f in keys[t] for f, t in around):
                 places = (keys[t].index(f) for f, t in around)
                 rows.append((tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps, e.premium_ps))
+                bounds += [] if e.timed else [len(rows) - 1]
         ins = tuple(tensors[t] for t in c.inputs)
-        choices.append(ChoiceRow(c.name, op.layer, tuple(op.layers), ins, tensors[c.output], tuple(c.when), tuple(rows)))
+        choices.append(
+            ChoiceRow(c.name, op.layer, tuple(op.layers), ins, tensors[c.output], tuple(c.when), tuple(rows), tuple(bounds))
+        )
 
     def reformats(t: str) -> tuple[tuple[int | None, ...], ...]:
         return tuple(tuple(0 if a == b else g.reformat_ps(t, a, b) for b in keys[t]) for a in keys[t])
@@ -124,10 +128,12 @@ def graph(stored: Choices) -> Graph:
     for c in stored.choices:
         *inputs, output = (stored.tensors[i].name for i in (*c.in_, c.out))
         entries = []
-        for number, *places, ps, premium_ps in c.entries:
+        bounds = set(c.bounds)
+        for i, (number, *places, ps, premium_ps) in enumerate(c.entries):
             *ins, out = (keys[t][i] for t, i in zip((*inputs, output), places, strict=True))
-            tactic = stored.tactics[number]
-            entries.append(planned.Entry(tactic, tuple(ins), out, ps, tactic is not None and tactic.sparse, premium_ps))
+            tactic, timed = stored.tactics[number], i not in bounds
+            sparse = tactic is not None and tactic.sparse
+            entries.append(planned.Entry(tactic, tuple(ins), out, ps, sparse, premium_ps, timed))
         choices.append(Choice(c.op, tuple(inputs), output, tuple(entries), c.when))
     return Graph(tuple(choices), stored.groups, stored.pinned, stored.inputs, stored.outputs, keys, reformat_ps)
 
@@ -191,15 +197,18 @@ def text(record: EngineRecord, found: Answer) -> str:
     now_us, then_us = round(found.before_us, 2), round(found.after_us, 2)
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
     proof = proof_text(record.plan, timing, found.status)
+    least = "" if all(c.after is None or c.after.timed for c in found.layers) else "at least "
+    alone = record.plan.solution.rivals.own_us is not None
+    whose = "For this batch alone, without --batchInvariant, the" if alone else "The"
     lines += wrap(
-        f"The plan would take {us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
+        f"{whose} plan would take {least}{us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
         f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
     moved: list[tuple[str, Side, Side]] = [(printable(c.name), c.before, c.after) for c in found.layers]
     moved += [(f"reformat of {printable(hop.tensor)} removed", hop, None) for hop in found.reformats_gone]
     moved += [(f"reformat of {printable(hop.tensor)} added", None, hop) for hop in found.reformats_new]
     if not moved:
-        return "\n".join([*lines, "Nothing changes: this is already the plan.", ""])
+        return "\n".join([*lines, f"Nothing changes: this is already the plan{' of this batch alone' * alone}.", ""])
     now, then = ([side.us if side else 0.0 for side in sides] for sides in list(zip(*moved, strict=True))[1:])
     sums = round(sum(now), 2), round(sum(now), 2) + then_us - now_us
     rows = [
@@ -217,12 +226,13 @@ def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
     if isinstance(side, Hop):
         return f"{us_text(us, timing)} {side.from_}->{side.to}"
     fused = f"\nas {printable(side.op)}" if isinstance(other, Entry) and other.op != side.op else ""
-    return f"{us_text(us, timing)} {side.in_}->{side.out}\n{side.tactic.partition('__')[0]}{fused}"
+    least = "" if side.timed else "at least "
+    return f"{least}{us_text(us, timing)} {side.in_}->{side.out}\n{side.tactic.partition('__')[0]}{fused}"
 
 
 def _entry(op: str, e: planned.Entry) -> Entry:
     ins, out = (e.ins[0].format, e.out.format) if e.tactic is None else (e.tactic.ins[0], e.tactic.out)
-    return Entry(op, e.name, str(ins), str(out), e.us)
+    return Entry(op, e.name, str(ins), str(out), e.us, e.timed)
 
 
 def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:

@@ -74,7 +74,11 @@ def network_lines(record: Explained) -> list[str]:
     and a library's times."""
     gain, library = gain_text(record), library_text(record)
     text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
-    text = "; ".join(filter(None, (text[0].upper() + text[1:], dense_text(record))))
+    own = record.solution.rivals.own_us
+    alone = (
+        "" if own is None else f"one tactic runs all batches, the plan of this batch alone takes {us_text(own, record.timing)}"
+    )
+    text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
     ceiling = ceiling_text(record)
     parts = (f"2:4 {gain}" if gain else "", text, f"Upper limit of 2:4: {ceiling}" if ceiling else "", library)
     return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
@@ -86,12 +90,25 @@ def network_lines(record: Explained) -> list[str]:
 def sentence(row: SparsityRow, record: Explained) -> str:
     """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
     if row.sentence:
-        return row.sentence
+        return " ".join(filter(None, (row.sentence, _alone(row, record))))
     words = REASONS[row.reason]
     text = words.sentence(row, record)
     form = f"{row.detail}." if row.detail and row.best_sparse else ""  # what the plan's form of the layer costs its weights
-    parts = (f"{text[0].upper()}{text[1:]}.", form, _branches(row, record), _forced_text(row, record), words.cure(row, record))
-    return " ".join(filter(None, parts))
+    parts = (f"{text[0].upper()}{text[1:]}.", form, _alone(row, record), _branches(row, record), _forced_text(row, record))
+    return " ".join(filter(None, (*parts, words.cure(row, record))))
+
+
+def _alone(row: SparsityRow, record: Explained) -> str:
+    """That another kernel of the same kind would run, were it not for the other batches."""
+    if row.alone is None or row.us is None or row.reason == "other_batches":
+        return ""
+    ours, own = us_text(row.us, record.timing), us_text(row.alone.us, record.timing)
+    return f"One tactic runs all batches, here in {ours}; the plan of this batch alone has one of {own}."
+
+
+def _plan(record: Explained) -> str:
+    """The plan that counterfactuals change."""
+    return "whole plan" if record.solution.rivals.own_us is None else "plan of this batch alone"
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
@@ -102,7 +119,7 @@ def _branches(row: SparsityRow, record: Explained) -> str:
     text = f"One convolution computes the exact sum of {what}; the merged weights need the 2:4 pattern"
     cost = row.apart_cost_us
     if cost is not None and cost >= SHOWN_US:
-        text += f". Without merging, the whole plan would take {us_text(cost, record.timing)} more"
+        text += f". Without merging, the {_plan(record)} would take {us_text(cost, record.timing)} more"
     return text + "."
 
 
@@ -116,7 +133,7 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
         return ""
     more = f"{us_text(abs(cost), record.timing)} {'more' if cost > 0 else 'less'}"
     change = more if abs(cost) >= SHOWN_US else "the same time"
-    text = f"Forced {_other_choice(row)}, the whole plan would take {change}"
+    text = f"Forced {_other_choice(row)}, the {_plan(record)} would take {change}"
     best = row.best_dense if row.verdict == "sparse" else row.best_sparse
     if other and best and abs(other.us - best.us) >= SHOWN_US:
         which = "a kernel that takes" if other.kernels == 1 else "kernels that take together"
@@ -163,6 +180,8 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
     """Everything known about one layer's choice: (what, in words), in the order in which to read it."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
     facts += [("dense", _measured(row.best_dense, record.timing)), ("sparse", _measured(row.best_sparse, record.timing))]
+    if row.alone:
+        facts.append(("alone", f"{_measured(row.alone, record.timing)}; in the plan of this batch alone"))
     if row.library:
         facts.append(("library", _library(row.library)))
     if row.if_sparse:
@@ -221,7 +240,8 @@ def _weights(row: SparsityRow) -> str:
 
 
 def _kernel(best: KernelTime | OtherChoice, timing: Timing, gap: str = " ") -> str:
-    return f"{us_text(best.us, timing)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
+    times = PREDICTED if isinstance(best, KernelTime) and not best.timed else timing
+    return f"{us_text(best.us, times)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
 
 
 def _measured(best: KernelTime | None, timing: Timing) -> str:

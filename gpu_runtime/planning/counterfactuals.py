@@ -2,7 +2,7 @@
 format. The plan is solved again nowhere else: explanation reads these answers."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cuda_kernels.rates import peers_are_timed, rates
@@ -11,13 +11,14 @@ from gpu_runtime.planning.entries import Times
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import Flip, LibraryPlan, OtherChoice, Rivals, SingleFormat
 from tactics import peers
-from tactics.format import HALF_FORMATS, canonical
+from tactics.format import HALF_FORMATS, Format, canonical
 from tactics.kernels import ANY_FP16
 from tactics.planner import plan
-from tactics.planner.graph import to_us
+from tactics.planner.graph import Entry, Hop, to_us
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
-from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
+from tactics.problems.problem import ConvProblem, Problem, SqueezeExciteProblem
+from tactics.tactic import Tactic
 
 Timed = tuple[Op, Times]
 
@@ -36,14 +37,7 @@ class Counterfactuals:
 
 def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
     """All of them, those of layers and of branches from one elimination tree."""
-    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
-    timed = alternatives(table, ops)
-    kinds = {id(times): {t.sparse for t in times} for times in table.times}
-    both = [op for op in ops if len(set().union(*(kinds[id(times)] for _, times in timed[op.layer]))) == 2]
-    wanted = {op.layer: not chosen.entries[op.name].sparse for op in both}
-    names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(table.network, wanted).items()}
-    merged = [op.name for op in ops if op.branches]
-    questions = [*((names[layer], sparse) for layer, sparse in wanted.items()), *(((name,), True) for name in merged)]
+    wanted, merged, questions = _questions(table, chosen)
     found = plan.forced(table.graph, chosen, questions)
     forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
     able = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
@@ -53,6 +47,52 @@ def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
     }
     flips = {layer: _flip(answer) for layer, answer in forced.items() if answer.speedup < math.inf}
     return Counterfactuals(rivals(table), {x: _other(table, chosen, f) for x, f in forced.items()}, flips, apart)
+
+
+def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[str], list[tuple[tuple[str, ...], bool]]]:
+    """(layer that could run either way -> whether it is to be forced sparse, the ops that merge branches, what to ask of
+    plan.forced about all of these)."""
+    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    timed = alternatives(table, ops)
+    kinds = {id(times): {t.sparse for t in times} for times in table.times}
+    both = [op for op in ops if len(set().union(*(kinds[id(times)] for _, times in timed[op.layer]))) == 2]
+    wanted = {op.layer: not chosen.entries[op.name].sparse for op in both}
+    names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(table.network, wanted).items()}
+    merged = [op.name for op in ops if op.branches]
+    return (
+        wanted,
+        merged,
+        [*((names[layer], sparse) for layer, sparse in wanted.items()), *(((name,), True) for name in merged)],
+    )
+
+
+def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
+    """What `counterfactuals` and the verdicts of layers tell times of, beside the plan's own entries: the best dense and the
+    best sparse tactic of each layer that has both, what plans with a layer forced change, and the rivals."""
+    wanted, _, questions = _questions(table, chosen)
+    ops = [op for op in table.network.ops if op.layer in wanted and plan.holds(op.when, chosen.options)]
+    for timed in alternatives(table, ops).values():
+        for op, times in timed:
+            best = {t.sparse: t for t in sorted(times, key=lambda t: -times[t].us)}
+            yield from ((op.problem, t) for t in best.values())
+    dense, single, greedy = _rival_plans(table)
+    for rival in filter(None, (single and single[1], dense, greedy)):
+        yield from launched(table, rival.options, rival.entries, rival.reformats)
+    for f in filter(None, plan.forced(table.graph, chosen, questions)):
+        yield from launched(table, {**chosen.options, **f.change.options}, f.change.entries, f.change.new)
+
+
+def launched(
+    table: Table, options: Mapping[str, str], entries: Mapping[str, Entry | None], hops: Iterable[Hop]
+) -> Iterator[tuple[Problem, Tactic]]:
+    """What a plan with these options launches for these entries and reformats."""
+    for op in table.network.ops:
+        entry = entries.get(op.name)
+        if entry and entry.tactic and plan.holds(op.when, options):
+            yield op.problem, entry.tactic
+    for problem in (table.hops[hop] for hop in hops if hop in table.hops):
+        times = table.reformats[problem]
+        yield problem, min(times, key=lambda t: (times[t].us, t.name))
 
 
 def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
@@ -89,7 +129,13 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 
 def rivals(table: Table) -> Rivals:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
-    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), lambda entry: not entry.sparse)
+    dense, single, greedy = _rival_plans(table)
+    one = SingleFormat(single[0], single[1].us) if single else None
+    return Rivals(dense.us, one, greedy.us if greedy else None, _library(table, dense))
+
+
+def _rival_plans(table: Table) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:
+    """The plans of `rivals`."""
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -97,12 +143,15 @@ def rivals(table: Table) -> Rivals:
     }
     single = plan.best_single_format(table.graph, names)
     try:
-        greedy = plan.greedy(table.graph).us
+        greedy = plan.greedy(table.graph)
     except ValueError:
         greedy = None
-    one = SingleFormat(single[0], single[1].us) if single else None
-    all_dense = plan.solve(table.graph, force=dense)
-    return Rivals(all_dense.us, one, greedy, _library(table, all_dense))
+    return plan.solve(table.graph, force=without_sparse(table.network)), single, greedy
+
+
+def without_sparse(network: Network) -> plan.Force:
+    """For the planner: no layer runs sparse."""
+    return dict.fromkeys((op.name for op in network.ops if op.layer), lambda entry: not entry.sparse)
 
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:

@@ -16,10 +16,11 @@ from tactics.planner.graph import Entry, to_ps
 from tactics.predict import premium
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 Times = Mapping[Tactic, Time]
 Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds, as the planner counts
+Priced = tuple[Tactic, int, int, bool]  # a tactic, its cost, how much of that is premium, whether it is timed
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 FormatsByTensor = tuple[
     tuple[tuple[Format, ...], tuple[Format, ...]], ...
@@ -59,34 +60,48 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
     shapes = (*problem.in_shapes, problem.out_shape)
     allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
+    known: dict[tuple, list[tuple[int, int, Tactic]]] = {}  # whatever the tile: a number for kernel and addresses; odd ones
+    numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}
-    for t in (v for tactic in tactics for v in at_edges(tactic, ins, out)):
-        ends = addresses(problem, t)
-        if all(at in formats for at, formats in zip(ends, allowed, strict=True)):
-            odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
-            cell = t.kernel, t.tile, ends
-            if cell not in best or odd < best[cell][0]:
-                best[cell] = odd, t
+    for tactic in tactics:
+        named = tactic.kernel, tactic.ins, tactic.out
+        if named not in known:
+            known[named] = []
+            for t in at_edges(tactic, ins, out):
+                ends = addresses(problem, t)
+                if all(at in formats for at, formats in zip(ends, allowed, strict=True)):
+                    odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
+                    known[named].append((numbers.setdefault((t.kernel, ends), len(numbers)), odd, t))
+        for number, odd, t in known[named]:
+            cell = number, tactic.tile
+            if (found := best.get(cell)) is None or odd < found[0]:
+                best[cell] = (
+                    odd,
+                    tactic if t.ins is tactic.ins and t.out is tactic.out else tactic_of(t.kernel, tactic.tile, t.ins, t.out),
+                )
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, int, int]]:
-    """(tactic, picoseconds, of them premium): of those with the same addresses that reach the same places the fastest dense and
+def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
+    """Of those with the same addresses that reach the same places the fastest dense and
     the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
-    best: dict[tuple, tuple[int, str, Tactic]] = {}
+    cells: dict[tuple, tuple] = {}  # whatever the tile
+    best: dict[tuple, tuple[int, Tactic]] = {}
     for t, time in times.items():
-        kernel = KERNELS[t.kernel]
-        cell = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
-        ps = cost(problem, t, time)
-        if cell not in best or (ps, t.name) < best[cell][:2]:
-            best[cell] = ps, t.name, t
-    return [(t, ps, ps - to_ps(times[t].us)) for ps, _, t in best.values()]
+        named = t.kernel, t.ins, t.out
+        if named not in cells:
+            kernel = KERNELS[t.kernel]
+            cells[named] = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
+        cell, ps = cells[named], cost(problem, t, time)
+        if cell not in best or ps < best[cell][0] or (ps == best[cell][0] and t.name < best[cell][1].name):
+            best[cell] = ps, t
+    return [(t, ps, ps - to_ps(times[t].us), times[t].timed) for ps, t in best.values()]
 
 
-def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
+def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
     """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
     of each tensor that have one, that its kernel can reach."""
-    for tactic, ps, premium_ps in tactics:
+    for tactic, ps, premium_ps, timed in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
         ways = [[k] for k in own]
         if KERNELS[tactic.kernel].placed:
@@ -97,7 +112,7 @@ def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tup
         if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
-            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps)
+            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps, timed)
 
 
 def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:

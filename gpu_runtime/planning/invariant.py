@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpu_runtime.errors import ModelError
+from gpu_runtime.planning.counterfactuals import without_sparse
 from gpu_runtime.planning.entries import Times, addresses, cost_of
 from gpu_runtime.planning.sums import order, steady
 from gpu_runtime.planning.tables import Table, choices
@@ -20,9 +21,10 @@ Place = tuple[str, Literals, tuple[str, ...], str]  # an op's name, when, inputs
 _Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # the first point's -> the sum of what plans pay, that of each point
 
 
-def solve(tables: Sequence[Table]) -> list[Plan]:
-    """A plan for each table, all with one choice: of those that all can make, the one with the least sum of times. Tables: of
-    one network at several batches, with the same formats outside. Raises ModelError where they have none in common."""
+def solve(tables: Sequence[Table], dense: bool = False) -> list[Plan]:
+    """A plan for each table, all with one choice: of those that all can make, or of these the `dense` ones, the one with the
+    least sum of times. Tables: of one network at several batches, with the same formats outside. Raises ModelError where they
+    have none in common."""
     name = f"{tables[0].network.name}: batches {', '.join(str(t.network.inputs[0].shape[0]) for t in tables)}"
     name += " have no plan in common that gives an image the same bits"
     cure = "; axes of size 1 vanish: begin with batch 2" if tables[0].network.inputs[0].shape[0] == 1 else ""
@@ -38,7 +40,7 @@ def solve(tables: Sequence[Table]) -> list[Plan]:
                 known[alike] = _shared(tables, at)
             found[place] = known[alike]
     try:
-        best = plan.solve(_graph(tables, places, found))
+        best = plan.solve(_graph(tables, places, found), force=without_sparse(tables[0].network) if dense else None)
     except Impossible as e:
         raise ModelError(f"{name}: {e}{cure}") from None
     return [_own(table, i, best, found) for i, table in enumerate(tables)]

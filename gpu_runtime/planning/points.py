@@ -18,6 +18,7 @@ from gpu_runtime.planning import stages
 from gpu_runtime.planning.stages import Planned
 from gpu_runtime.runtime.bounds import MOST_PLANS
 from gpu_runtime.runtime.plan_record import Profile
+from gpu_runtime.text import dims
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -79,8 +80,8 @@ def _profile(shapes: Mapping[str, object]) -> Asked:
             raise ValueError(f"shapes: expected three shapes of {name!r}, its smallest, optimal and largest, got {value!r}")
         low, opt, high = (_shape(name, v) for v in value)
         if not low[1:] == opt[1:] == high[1:]:
-            texts = [_text(s) for s in (low, opt, high)]
-            raise ValueError(f"{name}: expected sizes that differ in the batch alone, got {', '.join(texts)}: {INNER}")
+            got = ", ".join(map(dims, (low, opt, high)))
+            raise ValueError(f"{name}: expected sizes that differ in the batch alone, got {got}: {INNER}")
         if not 1 <= low[0] <= opt[0] <= high[0]:
             raise ValueError(f"{name}: expected 1 <= min <= opt <= max, got {low[0]}, {opt[0]} and {high[0]} rows")
         exact[name] = opt
@@ -97,10 +98,6 @@ def _shape(name: str, value: Sequence[object]) -> Shape:
         return tuple(operator.index(v) for v in value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"shapes: expected whole numbers for the sizes of {name!r}, got {value!r}") from None
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(map(str, shape))
 
 
 def candidates(wanted: Asked, most: int = MOST_POINTS) -> tuple[int, ...]:
@@ -213,9 +210,11 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
 
     found = list(planned)
     for p in profiles:
-        chosen = invariant.solve([planned[i].table for i in p.plans])
-        for i, plan in zip(p.plans, chosen, strict=True):
-            found[i] = replace(planned[i], chosen=plan, own_us=planned[i].chosen.us)
+        tables = [planned[i].table for i in p.plans]
+        chosen = invariant.solve(tables)
+        dense = invariant.solve(tables, dense=True) if any(e.sparse for e in chosen[0].entries.values()) else chosen
+        for i, plan, without in zip(p.plans, chosen, dense, strict=True):
+            found[i] = replace(planned[i], chosen=plan, own=planned[i].chosen, dense_us=without.us)
     return found
 
 

@@ -4,6 +4,7 @@ the records of the one before; pipeline.py calls them."""
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,17 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.progress import Listener, Progress, compiling, ignore
-from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
+from gpu_runtime.runtime.findings import (
+    Apart,
+    Choices,
+    Compared,
+    RangeRecord,
+    Replaced,
+    Solution,
+    Sparsity,
+    SparsityRecord,
+    Tuned,
+)
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.target import timing_record
@@ -33,10 +44,12 @@ from tactics.format import DTYPES
 if TYPE_CHECKING:
     from gpu_runtime import deviations
     from gpu_runtime.assembly import assemble
+    from gpu_runtime.explain.reasons import Patterns
     from gpu_runtime.network import Network
     from gpu_runtime.planning import io_formats, tables
     from gpu_runtime.precision import ranges
     from tactics.format import Format
+    from tactics.measure.timing import Timer
     from tactics.planner.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,45 +58,60 @@ ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
+    """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
+    all that is said of it are. `ends`: the formats that inputs and outputs may have."""
 
     target: Device
     sparsity: Sparsity
-    timer: tables.Timer
+    timer: Timer
     ends: Mapping[str, tuple[Format, ...]]
     progress: Listener
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = predict.RISK
+    sigmas: float = 0.0  # below an estimate, of the bounds of what is not timed
+    whole: bool = False  # whether plans are run as a whole
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
+        from gpu_runtime.planning.counterfactuals import launched, quoted
+        from gpu_runtime.planning.surroundings import half_zeros
         from tactics.planner.plan import solve
 
-        table = tables.tabulate(
-            network,
-            self.target,
-            self.timer,
-            sparse=self.sparsity != "disable",
-            io=self.ends,
-            exhaustive=self.exhaustive,
-            scratch=self.scratch,
-            risk=self.risk,
-            progress=lambda *op: self.progress(Progress("time", *op)),
-        )
-        self.progress(Progress("plan", network.name))
-        return table, solve(table.graph)
+        self.timer.zeros.update(half_zeros(network))
+        while True:
+            table = tables.tabulate(
+                network,
+                self.target,
+                self.timer,
+                sparse=self.sparsity != "disable",
+                io=self.ends,
+                exhaustive=self.exhaustive,
+                scratch=self.scratch,
+                risk=self.risk,
+                progress=lambda *op: self.progress(Progress("time", *op)),
+            )
+            self.progress(Progress("plan", network.name))
+            chosen = solve(table.graph)
+            plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
+            if not any(map(self.timer.refine, plans)):
+                return table, chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach; `own_us`: the time of the batch's own plan, where it
-    was chosen for all batches."""
+    """The plan that was chosen, and what the network's tensors reach; `own`: the batch's own plan, where one was chosen
+    for all batches, and `dense_us`: the time of that one without sparse kernels; `measured_us`, `apart`, `replaced`: of the
+    plan as a whole, where it ran on a GPU."""
 
     table: tables.Table
     chosen: Plan
     reached: ranges.Ranges
-    own_us: float | None = None
+    own: Plan | None = None
+    dense_us: float | None = None
+    measured_us: float | None = None
+    apart: tuple[Apart, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
 
 
 def load(
@@ -111,7 +139,9 @@ def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener =
     from gpu_runtime.lowering import lower
 
     progress(Progress("lower", stem_of(loaded.source)))
-    return lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+    network = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+    gc.collect(0)  # the model's graph, in cycles with its weights
+    return network
 
 
 def fit(
@@ -165,7 +195,7 @@ def shared(network: Network, first: Network) -> Network:
 
     def same(name: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         others = known.get(name, {})
-        return {k: others[k] if k in others and np.array_equal(others[k], w, equal_nan=True) else w for k, w in weights.items()}
+        return {k: others[k] if k in others and np.array_equal(others[k], w) else w for k, w in weights.items()}
 
     return replace(network, ops=tuple(replace(op, weights=same(op.name, op.weights)) for op in network.ops))
 
@@ -202,41 +232,74 @@ def settle(
     return Planned(table, chosen, replace(found, compared=compared))
 
 
-def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
-    """The plan is run on the calibration input, each layer beside the same in FP32."""
-    from gpu_runtime import deviations
+def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
+    """An engine of a plan, to run it before it is explained."""
     from gpu_runtime.assembly import assemble
 
-    target, compiled = planner.target, compiling(planner.progress)
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     plans = (plan_record(data, (unexplained, solution_of(chosen))),)
-    engine = Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+    return Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+
+
+def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
+    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    from gpu_runtime import deviations
+
+    target, compiled = planner.target, compiling(planner.progress)
+    engine = trial(table, chosen, target)
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
     with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
 
-def explain(loaded: importer.Loaded, planned: Planned, planner: Planner) -> tuple[SparsityRecord, Solution]:
-    """Everything that is known before weights are packed."""
+def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: Patterns) -> tuple[SparsityRecord, Solution]:
+    """Everything that is known before weights are packed; `known`: of weights, from plans for other batches."""
     from gpu_runtime.explain import reasons
     from gpu_runtime.planning.counterfactuals import counterfactuals
 
     table, chosen = planned.table, planned.chosen
     planner.progress(Progress("explain", table.network.name))
-    others = counterfactuals(table, chosen)
+    others = counterfactuals(table, planned.own or chosen)
+    rivals = others.rivals
+    if planned.own:
+        rivals = replace(rivals, all_dense_us=planned.dense_us, own_us=planned.own.us)
     explained = reasons.sparsity(
         table,
         chosen,
         others,
         planner.sparsity,
+        own=planned.own,
+        all_dense_us=rivals.all_dense_us,
         measured=table.device.measured,
         single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
         stored=loaded.stored,
+        patterns=known,
     )
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
-    return explained, replace(solution_of(chosen), rivals=replace(others.rivals, own_us=planned.own_us))
+    return explained, replace(
+        solution_of(chosen),
+        rivals=rivals,
+        tuned=_tuned(table, chosen, planner),
+        measured_us=planned.measured_us,
+        apart=planned.apart,
+        replaced=planned.replaced,
+    )
+
+
+def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
+    """What was timed for the plan; None where that is everything."""
+    problems = [
+        *((op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)),
+        *table.reformats.items(),
+    ]
+    timed = {(problem, t): time.timed for problem, times in problems for t, time in times.items()}
+    if all(timed.values()):
+        return None
+    count, early = sum(timed.values()), planner.timer.early
+    missing = tuple(clipped(name) for name, e in chosen.entries.items() if not e.timed)
+    return Tuned(count, len(timed) - count, 0.0 if early else planner.sigmas, early, missing)
 
 
 def plan_record(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from gpu_runtime.planning import places
 from gpu_runtime.planning.entries import (
     Cost,
     FormatsByTensor,
+    Priced,
     Times,
     addresses,
     cost_of,
@@ -42,6 +44,8 @@ class Timer(Protocol):
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Times: ...
 
+    def close(self) -> None: ...
+
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
@@ -51,9 +55,9 @@ class Table:
     """Everything the planner needs to know, and what explains its choice afterwards.
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
-    sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
-    tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be; `risk`: as in
-    `tabulate`.
+    sparse tactics were considered; `reformats`: the times of those the planner asked for, `hops`: which of them is which;
+    `scratch`: bytes of workspace that a tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be;
+    `risk`: as in `tabulate`.
     """
 
     network: Network
@@ -63,6 +67,7 @@ class Table:
     graph: plan.Graph
     sparse: bool = True
     reformats: Mapping[ReformatProblem, Times] = field(default_factory=dict)
+    hops: Mapping[Hop, ReformatProblem] = field(default_factory=dict)
     scratch: int | None = None
     beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
     risk: float | None = None
@@ -110,7 +115,8 @@ def tabulate(
     for fmts in product(*outside.values()):
         ends = dict(zip(outside, fmts, strict=True))
         pinned = _pinned(network, graph, ends)
-        tables.append(Table(network, device, ends, times, pinned, sparse, reformats.times, scratch, formats.beside, risk))
+        asked_for = reformats.times, reformats.problems
+        tables.append(Table(network, device, ends, times, pinned, sparse, *asked_for, scratch, formats.beside, risk))
     if unsure:  # ops of several decisions: some combinations of options have no plan, or all
         try:
             plan.solve(tables[0].graph)
@@ -206,6 +212,7 @@ class _Reformats:
 
     def __init__(self, network: Network, formats: _Formats, asked: _Asked):
         self.times: dict[ReformatProblem, Times] = {}
+        self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
@@ -218,6 +225,7 @@ class _Reformats:
             problem = ReformatProblem(*self._shapes[tensor], *map(str, ends))
             if problem not in self.times:
                 self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
+            self.problems[hop] = problem
             self._known[hop] = min((to_ps(t.us) for t in self.times[problem].values()), default=None)
         return self._known[hop]
 
@@ -225,7 +233,7 @@ class _Reformats:
 def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
-    best: dict[int, list[tuple[Tactic, int, int]]] = {}
+    best: dict[int, list[Priced]] = {}
     made = []
     for op, rows in zip(network.ops, times, strict=True):
         homes, own = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(fitting(network, op, in_place(op, inside)))
@@ -248,9 +256,8 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
-    sparse = [t for t in candidates(op.problem, table.device) if t.sparse]
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, to_time(op.problem, sparse, both, table.scratch)
+    return op, to_time(op.problem, candidates(op.problem, table.device, only="sparse"), both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -304,12 +311,26 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
 
 def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
     """The times of every tactic for a problem."""
-    tactics = runnable(problem, asked.device, dtypes, straight)
-    wanted = to_time(problem, [t for t in tactics if asked.sparse or not t.sparse], around, asked.scratch)
+    tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.sparse, asked.scratch)
     rows = asked.timer(problem, wanted)
     if not asked.exhaustive:
         return rows
     return with_namesakes(problem, rows, asked.timer(problem, list(namesakes(problem, tactics, wanted))))
+
+
+@lru_cache(maxsize=1024)  # a network is tabulated again whenever more of its tactics are timed
+def _wanted(
+    problem: Problem,
+    dtypes: tuple[str, ...],
+    straight: bool,
+    around: FormatsByTensor,
+    device: Device,
+    sparse: bool,
+    scratch: int | None,
+) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
+    """(the tactics that can run the problem, those worth a time)."""
+    tactics = runnable(problem, device, dtypes, straight)
+    return tactics, tuple(to_time(problem, [t for t in tactics if sparse or not t.sparse], around, scratch))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:

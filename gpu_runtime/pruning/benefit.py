@@ -16,7 +16,7 @@ from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.target import pick_device
-from gpu_runtime.text import lost_text, table, wrap
+from gpu_runtime.text import lost_text, shapes_text, table, wrap
 from tactics import predict
 
 NO_DEVICE = "none"
@@ -71,10 +71,6 @@ def forecast(
         return Forecast(None, str(e))
 
 
-def sizes_text(outlook: Outlook) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in outlook.shapes.items())
-
-
 def benefits(pruned: Outlook) -> dict[str, Benefit]:
     """Layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
     found: dict[str, Benefit] = {}
@@ -125,7 +121,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
     total = pruned.sparsity.summary
     lines = [
-        *wrap(f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}, {sizes_text(pruned)}:"),
+        *wrap(f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}, {shapes_text(pruned.shapes)}:"),
         "",
     ]
     if paid:

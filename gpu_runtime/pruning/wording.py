@@ -6,11 +6,11 @@ from gpu_runtime.accuracy.errors import Accuracy
 from gpu_runtime.explain.figures import library_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend.weights import together
-from gpu_runtime.pruning.benefit import Forecast, sizes_text
+from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
-from gpu_runtime.text import lost_text, printable, several, table, wrap
+from gpu_runtime.text import lost_text, printable, several, shapes_text, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
@@ -22,7 +22,7 @@ def forecast(found: Forecast) -> str:
         return "\n".join([*wrap(f"The gain of 2:4 is unknown, for there is no plan: {found.unknown}"), "", ""])
     if (outlook := found.outlook) is None:
         return ""
-    where = f"on {outlook.device.title}, {outlook.timing.label}, {sizes_text(outlook)}"
+    where = f"on {outlook.device.title}, {outlook.timing.label}, {shapes_text(outlook.shapes)}"
     line = f"With all its weights 2:4, {where}, the network {found.gain}"
     return "\n".join([*wrap(line), *wrap(library_text(outlook)), "", ""])
 

@@ -13,7 +13,7 @@ import numpy as np
 from cuda_kernels.driver_errors import code_of
 from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.plan_record import Bound
-from gpu_runtime.text import printable, suggest
+from gpu_runtime.text import dims, printable, suggest
 from tactics.format import DTYPES
 
 DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
@@ -88,10 +88,6 @@ def shape_of(a: Any) -> tuple[int, ...] | None:
         return None if hasattr(a, "__dlpack__") else np.shape(a)
     except (*UNREADABLE, LookupError, RuntimeError):
         return None
-
-
-def dims(shape: Sequence[int]) -> str:
-    return "x".join(str(d) for d in shape) or "()"
 
 
 def _check_shape(what: str, info: Bound, shape: tuple[int, ...]) -> None:

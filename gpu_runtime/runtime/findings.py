@@ -30,7 +30,7 @@ Sparsity = Literal["disable", "enable", "force"]
 @dataclass(frozen=True, slots=True)
 class KernelTime:
     """A layer's best kernel of a kind, in any formats. `low_us`, `high_us`: quantiles of the time or of the prediction's error;
-    `bound`: what limits it, by its family's prediction."""
+    `bound`: what limits it, by its family's prediction. Not `timed`: an estimate among measured times, as timing ended."""
 
     tactic: TacticName
     in_: LayerFormat
@@ -39,6 +39,7 @@ class KernelTime:
     low_us: Number
     high_us: Number
     bound: Text
+    timed: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ class SparsityRow(Shown):
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
     plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
     would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32; `library`: null where
-    there is no estimate of a library's kernel.
+    there is no estimate of a library's kernel. Where one tactic runs all batches, `other` and `flip` are of the plan of this
+    batch alone, and `alone` is its kernel, null where it is the same.
     """
 
     layer: Text
@@ -170,6 +172,7 @@ class SparsityRow(Shown):
     apart_cost_us: Number | None = None
     able: tuple[Text, ...] = ()
     library: LibraryKernel | None = None
+    alone: KernelTime | None = None
 
     @property
     def reason(self) -> str:
@@ -237,10 +240,47 @@ class Rivals(Shown):
     own_us: Number | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """How many pairs of a problem and a tactic were `timed`, where not all were: the `untimed` count with bounds `sigmas`
+    standard deviations below their estimates. `early`: timing was to end before all was proven, and estimates stand for what is
+    not timed; `missing`: operations of the plan that are not."""
+
+    timed: Size
+    untimed: Size
+    sigmas: Number
+    early: bool = False
+    missing: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A layer that takes `us` in its place, behind the layer `behind`, and `alone_us` when it is timed alone."""
+
+    layer: Text
+    alone_us: Number
+    us: Number
+    behind: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """An operation whose tactic `before` made way for `after`: the whole plan then took `after_us` instead of `before_us`.
+    `swap`: though it is slower alone, and not for the time that `before` took in its place."""
+
+    op: Text
+    before: Text
+    after: Text
+    before_us: Number
+    after_us: Number
+    swap: bool = False
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Solution(Shown):
     """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
-    a better plan could save at most; `measured_us`: end to end, where it was."""
+    a better plan could save at most; `measured_us`: end to end, where it was, with the layers that take another time in
+    their places than alone, and the tactics that were replaced for that; `tuned`: null where all is timed, or none."""
 
     total_us: Number
     status: Text
@@ -249,6 +289,9 @@ class Solution(Shown):
     gap: Number | None = None
     rivals: Rivals = field(default_factory=Rivals)
     measured_us: Number | None = None
+    tuned: Tuned | None = None
+    apart: tuple[Apart, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
 
 
 TensorError = tuple[Text, Number | None, Number]
@@ -301,7 +344,7 @@ class TensorKeys:
 class ChoiceRow:
     """An operation that the plan may use `when` each of these groups has that option. `in`, `out`: numbers of tensors; an
     entry is [tactic, key of each input, key of the output, picoseconds, of them premium for doubt], all but the last two by
-    number."""
+    number. `bounds`: the numbers of the entries that are not timed, and take at least that long."""
 
     op: Text
     layer: Text
@@ -310,6 +353,7 @@ class ChoiceRow:
     out: Size
     when: tuple[Named, ...]
     entries: tuple[tuple[Size, ...], ...]
+    bounds: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_runtime.runtime.plan_record import Batch, Bound, EngineRecord, PlanRecord, Profile, TensorSpec
-from gpu_runtime.text import printable
+from gpu_runtime.text import dims, printable, shapes_text
 
 Shape = tuple[int, ...]
 
@@ -61,6 +61,14 @@ def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
     return {b.name: (b.shape[0] // own * batch, *b.shape[1:]) for b in inputs if b.name in profile.batched}
 
 
+def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of all inputs, where a batch or the shapes of some are given. Raises ValueError where no plan takes them."""
+    found = fit(record, whole(record, asked) if isinstance(asked, int) else asked)
+    batch, names = batched(record, found.plan)
+    ends = record.plans[found.plan].inputs
+    return {b.name: (b.shape[0] // batch * found.rows, *b.shape[1:]) if b.name in names else b.shape for b in ends}
+
+
 def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
     """The plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
     tried = []
@@ -72,9 +80,7 @@ def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
     if not tried:
         for end in record.plan.inputs:
             if (got := shapes.get(end.name, end.shape)) != end.shape:
-                raise ValueError(
-                    printable(f"{end.name}: expected {_dims(end.shape)}, the engine's only size, got {_dims(got)}")
-                )
+                raise ValueError(printable(f"{end.name}: expected {dims(end.shape)}, the engine's only size, got {dims(got)}"))
         return Fit(0, 1, 1)
     # The sentence of the size of image that is meant, or all sizes.
     meant = [text for text, close in tried if close] if len(tried) > 1 else [text for text, _ in tried]
@@ -91,11 +97,11 @@ def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) ->
             continue
         if end.name not in profile.batched:
             if got != end.shape:
-                return f"{end.name}: expected {_dims(end.shape)}, got {_dims(got)}", False
+                return f"{end.name}: expected {dims(end.shape)}, got {dims(got)}", False
             continue
         each = end.shape[0] // profile.max  # a batched input has the batch, or a multiple of it
         if len(got) != len(end.shape) or got[1:] != end.shape[1:] or got[0] % each:
-            return f"{end.name}: expected {_range(record, profile)} rows of {_dims(end.shape[1:])}, got {_dims(got)}", False
+            return f"{end.name}: expected {_range(record, profile)} rows of {dims(end.shape[1:])}, got {dims(got)}", False
         rows[end.name] = got[0] // each
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{n} in {name}" for name, n in rows.items())
@@ -105,9 +111,9 @@ def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) ->
         if batch == count or (profile.min <= count < batch and not profile.exact):
             return Fit(number, count, batch)
     name = next(iter(rows), "")
-    dims = next((_dims(b.shape[1:]) for b in largest.inputs if b.name == name), "")
+    image = next((dims(b.shape[1:]) for b in largest.inputs if b.name == name), "")
     why = f": {profile.exact}" if profile.exact and profile.min <= count <= profile.max else ""
-    return f"{name}: expected {_range(record, profile)} rows of {dims}, got {count}{why}", True
+    return f"{name}: expected {_range(record, profile)} rows of {image}, got {count}{why}", True
 
 
 def _range(record: EngineRecord, profile: Profile) -> str:
@@ -121,12 +127,7 @@ def _sizes_text(record: EngineRecord, shapes: Mapping[str, Shape]) -> str:
     def texts() -> Iterator[str]:
         for profile in record.profiles:
             ends = [b for b in record.plans[profile.plans[-1]].inputs if b.name in shapes]
-            ranges = {b.name: f"{_range(record, profile)} x {_dims(b.shape[1:])}" for b in ends if b.name in profile.batched}
-            yield ", ".join(f"{b.name} {ranges.get(b.name) or _dims(b.shape)}" for b in ends)
+            ranges = {b.name: f"{_range(record, profile)} x {dims(b.shape[1:])}" for b in ends if b.name in profile.batched}
+            yield ", ".join(f"{b.name} {ranges.get(b.name) or dims(b.shape)}" for b in ends)
 
-    got = ", ".join(f"{name} {_dims(shape)}" for name, shape in shapes.items())
-    return f"expected one of the engine's sizes, {'; '.join(texts())}, got {got}"
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "a scalar"
+    return f"expected one of the engine's sizes, {'; '.join(texts())}, got {shapes_text(shapes)}"

@@ -139,7 +139,7 @@ class Ingress:
 def app(args: Arguments) -> serve.Application:
     """The application. EngineError for a file that cannot be served, here and not in a replica."""
     path, engine = str(Path(args.engine).resolve()), load(args.engine)
-    most = sizes(engine).most
+    most = sizes(engine).max
     server = serve.deployment(EngineServer).options(
         num_replicas=args.replicas,
         ray_actor_options={"num_cpus": 1, "num_gpus": 0 if args.emulate else 1},

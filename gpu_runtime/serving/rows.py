@@ -18,32 +18,12 @@ import numpy as np
 from cuda_kernels.driver_errors import is_fatal
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime.arrays import check_names, dims, kind
+from gpu_runtime.runtime.arrays import check_names, kind
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import Batch, TensorSpec
-from gpu_runtime.text import printable
+from gpu_runtime.text import dims, printable
 
 Arrays = Mapping[str, np.ndarray]
-
-
-class Sizes(NamedTuple):
-    """The rows of one run: `least` to `most`, padded to the next of `points`. Not `together`: a request's rows depend on each
-    other, so it runs alone, and only at a point."""
-
-    least: int
-    most: int
-    points: tuple[int, ...]
-    together: bool = True
-
-    def point(self, rows: int) -> int | None:
-        """The batch size at which that many rows run, None where they do not."""
-        if not self.together:
-            return rows if rows in self.points else None
-        return next(p for p in self.points if p >= rows) if rows >= self.least else None
-
-    def __str__(self) -> str:
-        either = f"{self.least} to {self.most}" if self.least < self.most else str(self.most)
-        return either if self.together else " or ".join(map(str, self.points))
 
 
 class Failure(NamedTuple):
@@ -70,8 +50,9 @@ class Joined(NamedTuple):
     runs: tuple[Run, ...] = ()
 
 
-def sizes(engine: Engine) -> Sizes:
-    """The rows that a run of this engine takes. EngineError unless each input and output has as many."""
+def sizes(engine: Engine) -> Batch:
+    """The rows that a run of this engine takes; where they are `exact`, a request runs alone, since its rows may depend on each
+    other. EngineError unless each input and output has as many."""
     specs = (*engine.inputs, *engine.outputs)
     if len({str(spec.shape[:1]) for spec in specs}) != 1 or not specs[0].shape:
         raise EngineError(
@@ -79,9 +60,15 @@ def sizes(engine: Engine) -> Sizes:
             f"{', '.join(map(str, specs))}: export the model with its batch first"
         )
     rows = specs[0].shape[0]
-    if isinstance(rows, Batch):
-        return Sizes(rows.min, rows.max, engine.points, not rows.exact)
-    return Sizes(rows, rows, (rows,), together=False)  # nothing says that the rows of one size do not depend on each other
+    return rows if isinstance(rows, Batch) else Batch(rows, (rows, rows), (rows,))
+
+
+def point(engine: Engine, rows: int) -> int | None:
+    """The batch size at which that many rows run, None where they do not."""
+    size = sizes(engine)
+    if size.exact:
+        return rows if rows in size.exact else None
+    return next((p for p in engine.points if p >= rows >= size.min), None)
 
 
 def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
@@ -90,8 +77,9 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
     engine = load(path)
     sizes(engine)
     context = engine.context(device=device)
-    if context.device.title != (built := engine.record.device.title):
-        text = f"{path}: its tactics were chosen for {built}, this is {context.device.title}: build it here to be faster"
+    here, built = context.device, engine.record.device
+    if here.model != built.model:
+        text = f"{path}: its tactics were chosen for {built.title}, this is {here.title}: build it here to be faster"
         warnings.warn(printable(text), UserWarning, stacklevel=2)
     return engine, context
 
@@ -123,30 +111,30 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
     counts: dict[int, int] = {}
     for i, request in enumerate(requests):
         try:
-            counts[i] = checked(engine.inputs, size.most, request)
+            counts[i] = checked(engine.inputs, size.max, request)
         except (TypeError, ValueError) as e:
             answers[i] = Failure("request", str(e))
     runs: list[Run] = []
     groups: list[list[int]] = []
     for i, rows in counts.items():
-        room = (g for g in groups if size.together and sum(counts[k] for k in g) + rows <= size.most)
+        room = (g for g in groups if not size.exact and sum(counts[k] for k in g) + rows <= size.max)
         if (found := next(room, None)) is None:
             groups.append(found := [])
         found.append(i)
     while groups:
         group = groups.pop(0)
         rows = sum(counts[i] for i in group)
-        if (point := size.point(rows)) is None:
+        if (batch := point(engine, rows)) is None:
             few, cure = f"expected {size} rows in a run, got {rows}", "send exactly so many in one request"
-            if size.together:
+            if not size.exact:
                 few += f" from {len(group)} requests that waited together"
                 cure = "send as many in one request, let requests wait longer, or build an engine for smaller batches"
             answers |= dict.fromkeys(group, Failure("request", f"{few}: {cure}"))
             continue
         try:
-            outputs, run = _run(context, [requests[i] for i in group], rows, point)
+            outputs, run = _run(context, [requests[i] for i in group], rows, batch)
         except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
-            if len(group) > 1 and all(size.point(counts[i]) for i in group) and not is_fatal(e):
+            if len(group) > 1 and all(point(engine, counts[i]) for i in group) and not is_fatal(e):
                 groups[:0] = [[i] for i in group]
             else:
                 answers |= dict.fromkeys(group, Failure("fatal" if is_fatal(e) else "run", str(e) or type(e).__name__))

@@ -22,7 +22,7 @@ from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, restrict
 
 TILES = tuple(
     Tile(*t)
@@ -56,12 +56,12 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     return ""
 
 
-def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Candidates:
+def candidates(p: BackToBackProblem, device: Device, only: Only = None) -> Candidates:
     """(tactic, reason against it or None). `only`: of the tiles this one alone."""
     if why := reason_against(p.first, p.second):
         yield "conv_back_to_back", unsupported(why)
         return
-    for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(restrict("conv_back_to_back", TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
         if linear(x) or linear(y):
             why = "only whole vectors of 8 channels are loaded and stored"

@@ -23,7 +23,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
-from tactics.tactic import Patch, Tactic, restrict
+from tactics.tactic import Only, Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None) -> Candidates:
+def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float | None = None) -> Candidates:
     """(tactic or family, reason against it or None). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
     patches this one alone, however much it reads."""
     if p.groups != p.c or p.c == 1:
@@ -67,7 +67,7 @@ def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit:
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in restrict(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
+        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
             yield tactic, unsupported(mixed or reason(p, tactic, device, limit))

@@ -47,7 +47,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 from tactics.tiles import (
     DENSE_TILES,
     SPARSE_TILES,
@@ -91,8 +91,8 @@ def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
     return None if p.sparse24 else Reason.of("pattern_violation")
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
+def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
+    """(tactic or family, reason against it or None). `only`: of the tiles."""
     if 1 < p.groups == p.c:
         why = f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
     else:
@@ -103,14 +103,20 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
     dense_only = not_sparse(p)
     if dense_only:
         yield "conv_sparse24", dense_only
+    known: dict[tuple, tuple[Tile, ...]] = {}  # by the output: a tile's ways to share its work among blocks
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
-        for tile, x, y in product(restrict(tiles, only), HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(restrict(kernel, tiles, only), HALF_FORMATS, HALF_FORMATS):
             ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))
-            tactic = Tactic(kernel, tile, ins, y)
+            tactic = tactic_of(kernel, tile, ins, y)
             reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)
             yield tactic, unsupported(reason)
-            for shared in () if reason or linear(x) else (*splits(p, tactic, device), *streams(p, tactic, device)):
-                yield replace(tactic, tile=shared), None
+            if reason or linear(x):
+                continue
+            stored = kernel, tile, linear(y), num_tiles(p, tactic)
+            if stored not in known:
+                known[stored] = *splits(p, tactic, device), *streams(p, tactic, device)
+            for shared in known[stored]:
+                yield tactic_of(kernel, shared, ins, y), None
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
@@ -119,7 +125,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
-    return tuple(replace(tactic.gemm, split=s) for s in ways)
+    return tuple(changed(tactic.gemm, split=s) for s in ways)
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
@@ -131,7 +137,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
     if out_of_registers(tactic) or m.parts > 1 or full or tiles * stages < 2 * blocks:
         return ()
-    return (replace(t, stream=blocks),)
+    return (changed(t, stream=blocks),)
 
 
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
@@ -347,14 +353,19 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     gate = num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0
-    alike = Tactic(tactic.kernel, tactic.tile, tuple(_plain(x, 0) for x in tactic.ins), _plain(tactic.out, p.out_shape[1]))
-    return convolved(p, tactic, weight_bytes(p, tactic), _limits(p, alike, device), gate, untimed=main_loops.UNTIMED)
+    return convolved(p, tactic, weight_bytes(p, tactic), _limits(p, tactic, device), gate, untimed=main_loops.UNTIMED)
+
+
+def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
+    """One tactic for all that take the same time: whose formats are as linear, and with as much padding."""
+    ins = tuple(_plain(x, shape[1]) for x, shape in zip(tactic.ins, p.in_shapes, strict=True))
+    return tactic_of(tactic.kernel, tactic.tile, ins, _plain(tactic.out, p.out_shape[1]))
 
 
 @lru_cache(maxsize=4096)
 def _plain(fmt: Format, channels: int) -> Format:
     """A format in which a block takes the same time: as linear, and with as much padding of so many channels."""
-    same = (f for f in HALF_FORMATS if linear(f) == linear(fmt) and fmt.layout != "hwc")
+    same = (f for f in HALF_FORMATS if (f.dtype, linear(f)) == (fmt.dtype, linear(fmt)) and fmt.layout != "hwc")
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
 

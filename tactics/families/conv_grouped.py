@@ -23,7 +23,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, restrict
 
 MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
@@ -162,7 +162,7 @@ def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
     return cost, ((rows, width), tiles, patch, phase, pitch)
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
+def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
@@ -175,7 +175,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
     if why:
         yield "conv_grouped", unsupported(why)
         return
-    for tile, x, y in product(restrict(TILES, only), HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(restrict("conv_grouped", TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         found = geometry(p, tactic)
         yield tactic, unsupported(found if isinstance(found, str) else no_room(smem_bytes(p, tactic), device))

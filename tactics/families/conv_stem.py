@@ -37,7 +37,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, restrict
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
 BANKS = 32
@@ -87,12 +87,12 @@ class Geometry:
         return self.order.shape[0]
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
+def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
     if reason := family_reason(p):
         yield "conv_stem", unsupported(reason)
         return
-    for tile, x, y in product(restrict(TILES, only), INPUTS, HALF_FORMATS):
+    for tile, x, y in product(restrict("conv_stem", TILES, only), INPUTS, HALF_FORMATS):
         tactic = Tactic("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, unsupported(f"a tile of {tile.m} channels for {p.k}")

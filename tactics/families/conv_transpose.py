@@ -23,7 +23,7 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.reason import Candidates, Reason, unsupported
 from tactics.roofline import Counts
 from tactics.step import Launch, Store
-from tactics.tactic import Patch, Tactic, Tile
+from tactics.tactic import Only, Patch, Tactic
 
 KERNEL = {  # of the phases
     "transpose_dense": "conv_dense",
@@ -113,7 +113,7 @@ def reason(p: ConvTransposeProblem) -> str:
     return ""
 
 
-def candidates(p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None) -> Candidates:
+def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Candidates:
     """(tactic or family, reason against it or None): the tiles that every phase can run. `only`: of them this one alone."""
     if why := reason(p):
         yield "transpose_dense", unsupported(why)
@@ -122,7 +122,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Tile | Patch | Non
     for conv, *_ in phases(p):
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
         patch = only if isinstance(only, Patch) else None
-        tile = only if isinstance(only, Tile) else None
+        tile = None if isinstance(only, Patch) else only
         families: list[Candidates] = []
         if only is None or patch:
             families.append(conv_depthwise.candidates(conv, device, patch, limit=math.inf))

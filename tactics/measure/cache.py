@@ -1,16 +1,25 @@
 """Measurements of tactics in a file that builds share: what was timed once is not timed again."""
 
 import errno
+import io
 import json
 import os
 import time
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.files import open_regular
+from tactics.problems import array_functions
 
-POLICY = "graph, activations warm, weights cold, random data, v1"
+# How times are measured: in a graph; weights cold unless the network stays in the L2 (a key's policy has which, see timing.py);
+# inputs behind a ReLU half zeros; samples at a low clock repeated.
+POLICY = "graph, L2 by network, half zeros behind ReLU, samples of a full clock, v2"
 MOST_BYTES = 1 << 28  # of a cache's file: about a million measurements
 MOST_US = 1e9  # of a measurement: requests to the child process end long before
 
@@ -25,27 +34,51 @@ class Key(NamedTuple):
     policy: str = POLICY
 
 
+@lru_cache(maxsize=64)
+def source_key(kernel: str) -> str:
+    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
+    their source and the library's version."""
+    if kernel == "library":
+        from importlib.metadata import version  # it brings half of package email
+
+        return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
+    return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
+
+
 class Cache:
     """Measurements in a file of JSON lines, one each, only ever appended to; of several for one key the last counts.
 
-    A line: Key's fields, then either us, low_us, high_us, n, clock_mhz, rel_error or `error`, the text of a failure. Each
-    is one write() to a file opened with O_APPEND, so several processes may share it. A torn last line is ignored, other
-    lines that are no measurement are too, and counted in `malformed`. Another driver, GPU or source is a miss. Where the file
-    cannot be written, one RuntimeWarning says so, and measurements last as long as the process. Raises OSError for a path
-    that is no regular file, or one that is longer than any cache gets.
+    A line: Key's fields, then either `error`, the text of a failure, or us, low_us, high_us, n, clock_mhz (of the last
+    samples), rel_error, `slow` (how many samples count though the clock was low) and `over`: whether these are all the samples
+    that the tactic is to have; until then `samples` has them, and a build goes on from there.
+    What is added at once is one write() to a file opened with O_APPEND, so several processes may share it. A torn last line is
+    ignored, other lines that are no measurement are too, and counted in `malformed`. Another driver, GPU, source or policy is a
+    miss. Where the file cannot be written, one RuntimeWarning says so, and measurements last as long as the process; so they do
+    without a path. Raises OSError for a path that is no regular file, or one that is longer than any cache gets.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike | None):
+        self.path = Path(path or os.devnull)
         self.malformed = 0
         self._records: dict[Key, dict] = {}
         self._file: int | None = None
-        self._lost = False
-        lines = _read(self.path).split(b"\n")
+        self._lost = path is None
+        self._inode, self._end = 0, 0  # of the file as it was read last: which it was, and where its whole lines end
+        self._alike: dict[tuple[str, str], list[Key]] = {}
+        self.refresh()
+        for key in self._records:
+            self._alike.setdefault((key.problem, key.tactic), []).append(key)
+
+    def refresh(self) -> None:
+        """Read what was appended since the file was last read; all of it where it is another file."""
+        if self._lost:
+            return
+        data, self._inode, begin = _read(self.path, self._inode, self._end)
+        lines = data.split(b"\n")
+        self._end = begin + len(data) - len(lines[-1])
         for i, line in enumerate(lines):
-            record = _parse(line)
-            if record:
-                self._records[Key(*(record[f] for f in Key._fields))] = record
+            if record := parse(line):
+                self._records[key_of(record)] = record
             elif line.strip() and i < len(lines) - 1:
                 self.malformed += 1
 
@@ -55,29 +88,46 @@ class Cache:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, key: Key, **values: Any) -> dict[str, Any]:
+    def why_missing(self, key: Key) -> str:
+        """What was different when the file's measurement of this problem and tactic was made; "new" where there is none."""
+        found = [
+            [text for same, text in zip(_parts(key, other), DIFFERENCES, strict=True) if not same]
+            for other in self._alike.get((key.problem, key.tactic), ())
+        ]
+        return min(found, key=len)[0] if found and all(found) else "new"
+
+    def add(self, key: Key, **values: Any) -> None:
         """Append one measurement, or one failure (`error=text`)."""
-        record = {**key._asdict(), **values, "when": int(time.time())}
-        line = json.dumps(record).encode() + b"\n"
-        if _parse(line) is None:
-            raise ValueError(f"not a measurement: {line.decode().strip()}")
-        self._records[key] = record
-        if not self._lost:
+        self.add_all({key: values})
+
+    def add_all(self, items: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Append several in one piece."""
+        records = {key: {**key._asdict(), **values, "when": int(time.time())} for key, values in items.items()}
+        lines = [json.dumps(record).encode() + b"\n" for record in records.values()]
+        for line in lines:
+            if parse(line) is None:
+                raise ValueError(f"not a measurement: {line.decode().strip()}")
+        self._records |= records
+        if lines and not self._lost:
             try:
-                self._append(line)
+                self._append(b"".join(lines))
             except OSError as e:
                 self._give_up(e)
-        return record
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, data: bytes) -> None:
+        if (
+            self._file is not None and os.fstat(self._file).st_nlink == 0
+        ):  # replaced, by `gpu-runtime cache prune` as an example
+            os.close(self._file)
+            self._file = None
         file = self._file
         if file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-            size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # behind a torn last line
-        if os.write(file, line) != len(line):
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            data = b"\n" + data  # behind a torn last line
+        if os.write(file, data) != len(data):
             raise OSError(errno.ENOSPC, "a line was written in part; is the disk full?")
 
     def _give_up(self, e: OSError) -> None:
@@ -86,8 +136,16 @@ class Cache:
             f"the timing cache {self.path} cannot be written ({e.strerror or e}): measured times are lost when this process "
             "ends; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be written",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
+
+    def used_text(self, verdicts: Iterable[str]) -> str:
+        """A line on what was asked for; `verdicts`: why it was missing (see `why_missing`), empty where it was not."""
+        found = Counter(verdicts)
+        used, total = found.pop("", 0), found.total()
+        parts = [f"{count} {'not in it' if why == 'new' else f'measured with {why}'}" for why, count in found.items()]
+        malformed = [f"{self.malformed} of its lines are no measurements"] if self.malformed else []
+        return "; ".join([f"{self.path}: {used} of {used + total} times used", *parts, *malformed])
 
     def sync(self) -> None:
         """Force what was added to the disk."""
@@ -104,18 +162,53 @@ class Cache:
             self._file = None
 
 
-def _read(path: Path) -> bytes:
-    """The file's bytes; none where it cannot be read, as one of another user."""
+def key_of(record: Mapping[str, Any]) -> Key:
+    return Key(*(record[field] for field in Key._fields))
+
+
+def is_over(record: Mapping[str, Any] | None) -> bool:
+    """Whether a build needs nothing more of a tactic: its time is known, or why it has none."""
+    return record is not None and record.get("over") is not False
+
+
+DIFFERENCES = ("another GPU", "another driver", "other kernel sources", "another policy")
+
+
+def _parts(key: Key, other: Key) -> Iterator[bool]:
+    """Of each of DIFFERENCES whether the two agree in it."""
+    (gpu, _, driver), (other_gpu, _, other_driver) = key.device.rpartition("|"), other.device.rpartition("|")
+    return iter((gpu == other_gpu, driver == other_driver, key.source == other.source, key.policy == other.policy))
+
+
+def _read(path: Path, inode: int, begin: int) -> tuple[bytes, int, int]:
+    """(the file's bytes behind `begin`, its inode, where they begin: 0 if it is not the file of `inode` any more); none where
+    it cannot be read, as one of another user."""
     try:
         with open_regular(path) as file:
-            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+            status = os.fstat(file.fileno())
+            if (size := status.st_size) > MOST_BYTES:
                 raise OSError(errno.EFBIG, f"expected a timing cache, at most {MOST_BYTES} bytes long, got {size}", str(path))
-            return file.read()
+            begin = begin if status.st_ino == inode and begin <= size else 0
+            file.seek(begin)
+            return file.read(), status.st_ino, begin
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return b""
+        return b"", 0, 0
 
 
-def _parse(line: bytes) -> dict | None:
+def whole_lines(data: bytes) -> dict[Key, bytes]:
+    """The last line of each key of a file, in order; a torn last line is ignored. ValueError: the first that is none."""
+    found: dict[Key, bytes] = {}
+    for number, line in enumerate(io.BytesIO(data), 1):
+        if record := parse(line):
+            found.pop(key_of(record), None)
+            found[key_of(record)] = line.rstrip(b"\n") + b"\n"
+        elif line.strip() and (line.endswith(b"\n") or not found):
+            got = line[:60].decode(errors="replace").strip()
+            raise ValueError(f"line {number}: expected a measurement of a timing cache, got {got!r}")
+    return found
+
+
+def parse(line: bytes) -> dict | None:
     """The record on a line of the cache, or None."""
     try:
         record = json.loads(line)
@@ -123,10 +216,15 @@ def _parse(line: bytes) -> dict | None:
             return None
         if isinstance(record.get("error"), str):
             return record
-        times = [record[f] for f in ("low_us", "us", "high_us")]
-        if any(type(v) not in (int, float) for v in times):  # a bool is an int too
-            return None
-        low, us, high = times
-        return record if 0 < low <= us <= high < MOST_US else None
+        low, us, high = (record[f] for f in ("low_us", "us", "high_us"))
+        samples = record["samples"] if record.get("over") is False else [us]
+        count = record.get("n", 1)
+        good = are_times([low, us, high, *samples]) and len(samples) > 0 and type(count) is int and count > 0
+        return record if good and low <= us <= high else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def are_times(values: object) -> bool:
+    """Whether these are microseconds; a bool is an int too, and infinity a float."""
+    return isinstance(values, list) and all(type(v) in (int, float) and 0 < v < MOST_US for v in values)

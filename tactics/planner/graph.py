@@ -41,7 +41,8 @@ def to_us(ps: int) -> float:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One way to run an op; without a tactic, nothing is launched. `ins`: one per input position. (tactic, ins, out) is unique.
-    `time_ps`: what a plan pays for it, of which `premium_ps` for the doubt about a predicted time.
+    `time_ps`: what a plan pays for it, of which `premium_ps` for the doubt about a predicted time; not `timed`: it may take
+    longer.
     """
 
     tactic: Tactic | None
@@ -50,6 +51,7 @@ class Entry:
     time_ps: int
     sparse: bool = False
     premium_ps: int = 0
+    timed: bool = True
 
     @property
     def us(self) -> float:

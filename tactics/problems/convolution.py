@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from tactics.problems.epilogue import Epilogue, Given
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.prologue import Prologue
-from tactics.problems.protocol import Feature, Problem, Shape4
+from tactics.problems.protocol import Feature, OneTensor, Problem, Shape4
 
 Pair = tuple[int, int]
 MOST_GATHERED = 1 << 21  # elements of the columns of window_sums at a time: 8 MB
@@ -263,7 +263,7 @@ class ConvTransposeProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolProblem(Problem):
+class PoolProblem(OneTensor):
     """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
 
     An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
@@ -290,10 +290,6 @@ class PoolProblem(Problem):
 
     def __str__(self) -> str:
         return key(self, "pool")
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
 
     @property
     def out_shape(self) -> Shape4:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tactics.problems.protocol import Problem, Shape4
+from tactics.problems.protocol import OneTensor, Problem, Shape4
 
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
 
@@ -102,7 +102,7 @@ class GatherProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeProblem(Problem):
+class ResizeProblem(OneTensor):
     """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
 
     `coordinate_mode`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start
@@ -136,10 +136,6 @@ class ResizeProblem(Problem):
         more += f" roi{_text(self.roi)} outside{self.extrapolation:g}" if self.coordinate_mode == "tf_crop_and_resize" else ""
         shape = f"n{self.n} c{self.c} h{self.h} w{self.w} out{_text(self.out)}"
         return f"resize {shape} {self.mode} {self.coordinate_mode} scale{self.scale[0]!r},{self.scale[1]!r}{more}"
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
 
     @property
     def out_shape(self) -> Shape4:

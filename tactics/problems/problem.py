@@ -20,12 +20,12 @@ from tactics.problems.convolution import (
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import Stage
-from tactics.problems.protocol import Problem, Shape4, spanned
+from tactics.problems.protocol import OneTensor, Problem, Shape4, spanned
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseProblem(Problem):
+class PointwiseProblem(OneTensor):
     """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
 
     `tensors` and `constants`: along which axes each one spans the output; along the others it has size 1 and is repeated
@@ -58,10 +58,6 @@ class PointwiseProblem(Problem):
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
         return tuple(self.span(axes) for axes in self.tensors)
-
-    @property
-    def out_shape(self) -> Shape4:
-        return (self.n, self.c, self.h, self.w)
 
     def reference(self, *tensors: np.ndarray, **constants: np.ndarray) -> np.ndarray:
         """FP32 arrays of in_shapes, and constants c0, c1, ... as many values as they span; FP32 out."""
@@ -113,7 +109,7 @@ class ChainedProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class MoveProblem(Problem):
+class MoveProblem(OneTensor):
     """Output elements copied from other places of the input; what lies outside the input is `fill`.
 
     kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
@@ -148,10 +144,6 @@ class MoveProblem(Problem):
 
     def __str__(self) -> str:
         return key(self, "move")
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
 
     @property
     def out_shape(self) -> Shape4:
@@ -222,7 +214,7 @@ class ConcatProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class ReformatProblem(Problem):
+class ReformatProblem(OneTensor):
     """The same values in another format; `src` and `dst` as printed by Format."""
 
     n: int
@@ -234,14 +226,6 @@ class ReformatProblem(Problem):
 
     def __str__(self) -> str:
         return key(self, "reformat")
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
-
-    @property
-    def out_shape(self) -> Shape4:
-        return (self.n, self.c, self.h, self.w)
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float32)

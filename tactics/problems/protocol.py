@@ -61,3 +61,21 @@ class Problem(Hashed):
     def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The meaning: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
         raise NotImplementedError
+
+
+class OneTensor(Problem):
+    """Of one tensor, whose sizes are fields; the output is as large, where a class does not say otherwise."""
+
+    __slots__ = ()
+    n: int
+    c: int
+    h: int
+    w: int
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return (self.n, self.c, self.h, self.w)

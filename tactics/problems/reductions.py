@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tactics.problems.intervals import ZERO
-from tactics.problems.protocol import Problem, Shape4, spanned
+from tactics.problems.protocol import OneTensor, Shape4, spanned
 
 # name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of reduce.cu.
 REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
@@ -41,7 +41,7 @@ def _check(kind: str, known: Collection[str], axes: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceProblem(Problem):
+class ReduceProblem(OneTensor):
     """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS; `epsilon` is inv_std's."""
 
     n: int
@@ -63,10 +63,6 @@ class ReduceProblem(Problem):
         return f"reduce n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}{epsilon}"
 
     @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
-
-    @property
     def out_shape(self) -> Shape4:
         return spanned(self.in_shapes[0], "".join(a for a in "nchw" if a not in self.axes))
 
@@ -78,7 +74,7 @@ class ReduceProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class NormalizeProblem(Problem):
+class NormalizeProblem(OneTensor):
     """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
     With `groups` > 1 (and c in `axes`) the channels of a row are those of one group. `affine`: the axes that scale and bias
@@ -112,10 +108,6 @@ class NormalizeProblem(Problem):
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
         return ((self.n, self.c, self.h, self.w),) * (1 + self.added)
-
-    @property
-    def out_shape(self) -> Shape4:
-        return (self.n, self.c, self.h, self.w)
 
     def span(self, axes: str) -> Shape4:
         """The shape of a constant that spans `axes`."""

@@ -46,6 +46,7 @@ READ = (
     "report tiny.engine -o report.html",
     "bench tiny.engine --predict",
     "triton-repo tiny.engine -o repo --name net",
+    "cache list times.jsonl",
     "--help",
     "build --help",
     "--version",

@@ -8,8 +8,9 @@ import pytest
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import NAMED
 from cuda_kernels.launch import Emulated, fill_params
-from cuda_kernels.tensor_maps import Map, encode, encode_im2col, encode_tiled
+from cuda_kernels.tensor_maps import Map, encode
 from tests.copied_boxes import CASES, SOURCE, check
+from tests.map_calls import encode_im2col, encode_tiled
 
 TILED = {"element": "float16", "address": 1 << 20, "dims": (64, 9, 5), "strides": (128, 1152), "box": (64, 4, 2)}
 IM2COL = {

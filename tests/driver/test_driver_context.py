@@ -124,6 +124,21 @@ def test_a_run_still_warns_of_what_is_there(engine, x):
         assert context.nonfinite()
 
 
+def test_a_session_warns_of_what_is_there_wherever_its_inputs_are(engine, cupy, x, y):
+    """It gives NumPy arrays for all, so it has waited; each warning is of one run."""
+    with gr.InferenceSession(engine) as session, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        wrong = x.copy()
+        wrong[0, 0, 3, 3] = np.inf
+        for given, count in ((x, 0), (cupy.asarray(x), 0), (wrong, 1), (cupy.asarray(wrong), 2), (cupy.asarray(x), 2)):
+            (got,) = session.run(None, {"x": given})
+            assert isinstance(got, np.ndarray) and len(told) == count
+            assert close(got[1], y[1]) and np.isfinite(got[0]).all() == (given[0, 0, 3, 3] < np.inf)
+    assert [w.category for w in told] == [RuntimeWarning] * 2 and told[1].filename == __file__
+    assert str(told[0].message).startswith("input 'x' holds infinity at")
+    assert str(told[1].message).startswith("outputs hold infinite values or NaN, first written by ")
+
+
 # ---- the caller's stream
 
 

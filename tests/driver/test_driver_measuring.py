@@ -4,12 +4,14 @@ tactic that it is of and the rest goes on; noise, drift and throttling change no
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,10 +21,11 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
+from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
-from tactics.measure import child, references, timing, trial, worker
+from tactics.measure import child, race, references, timing, trial, worker
 from tactics.measure.child import Child
 from tactics.measure.data import random_data, reference
 from tactics.measure.timing import Cache
@@ -228,7 +231,7 @@ def children(monkeypatch):
 @pytest.fixture
 def measure(device, tmp_path, monkeypatch):
     """measure(problem, tactics) -> (times, timer), in few samples; the cache is the test's own."""
-    monkeypatch.setattr(timing, "ROUNDS", (2, 4, 6))
+    monkeypatch.setattr(race, "STEPS", (2, 4, 6))
     timers = []
 
     def run(problem, tactics, **options):
@@ -272,7 +275,7 @@ def test_a_fault_is_told_of_its_tactic_alone(device, driver, children, measure, 
     assert len(timer.failures) == 1 and any(part in told for part in text.split("|")), told
     found = kept(timer.cache.path)
     assert ("error" in found.get(bad.name, {})) == remembered and all("us" in found[t.name] for t in good)
-    assert len(children) == 1 + replaced
+    assert len(children) - 1 in ((1, 2) if replaced else (0,))  # what ends a child is tried once more in a fresh one
     timer.close()
     driver()  # nothing fails any more
     again, _ = measure(CONV, [*good, bad])
@@ -284,7 +287,7 @@ def test_a_kernel_that_hangs_is_ended_and_remembered(device, driver, children, m
     good, (bad,) = some(device, "conv_dense", 1), some(device, "conv_sparse24", 1)
     driver([{"kernel": "conv_sparse24*", "error": "hang"}])
     times, timer = measure(CONV, [*good, bad], timeout_s=10.0)
-    assert set(times) == set(good) and len(children) == 2
+    assert set(times) == set(good) and len(children) in (2, 3)
     assert kept(timer.cache.path)[bad.name]["error"] == "no answer in 10 s: the process hung and was killed"
 
 
@@ -349,7 +352,7 @@ def network(tmp_path):
 @emulated
 @pytest.mark.parametrize("error", ["illegal_address", "wrong"])
 def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_path, error):
-    monkeypatch.setattr(timing, "ROUNDS", (1, 2, 3))
+    monkeypatch.setattr(race, "STEPS", (1, 2, 3))
     driver([{"kernel": "conv_sparse24*", "error": error}])
     log: list[str] = []
     with fewer_tactics():
@@ -364,9 +367,28 @@ def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_
         assert trial.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
 
 
+@emulated
+def test_a_build_with_its_cache_alone_and_with_none(driver, monkeypatch, network, tmp_path):
+    monkeypatch.setattr(race, "STEPS", (1, 2, 3))
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path / "cache"))
+    told: list[Progress] = []
+    options: dict[str, Any] = {"sparsity": "force", "timing_cache": tmp_path / "times.jsonl", "progress": told.append}
+    with fewer_tactics():
+        with pytest.raises(ValueError, match="lacks times that the build needs, .* 0 of [0-9]+ times used"):
+            gr.build(network, only_cached_times=True, **options)
+        assert gr.build(network, **options | {"timing_cache": False}).record.timing.kind == "measured"
+        assert not (tmp_path / "times.jsonl").exists() and not (tmp_path / "cache" / "timings.jsonl").exists()
+        first = gr.build(network, **options)
+        told.clear()
+        again = gr.build(network, only_cached_times=True, **options)
+    assert again.plan == first.plan
+    (line,) = [p.text() for p in told if p.stage == "cache"]
+    assert re.fullmatch(rf"timing cache {tmp_path}/times.jsonl: ([0-9]+) of \1 times used", line)
+
+
 def built_beside_another() -> None:
     """The network of FOLDER, measured with the timing cache of both, is run as it was built; prints how many times it read."""
-    timing.ROUNDS = (1, 2, 3)
+    race.STEPS = (1, 2, 3)
     folder = Path(os.environ["FOLDER"])
     before = len(Cache(folder / "times.jsonl"))
     (folder / f"ready_{os.getpid()}").touch()

@@ -24,7 +24,7 @@ def test_settings_survive_the_environment():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ('{"colour": 1}', "expected an object of checks, devices"),
+        ('{"colour": 1}', "expected an object of behind, checks, devices"),
         ('{"order": "soon"}', "expected late or eager, got 'soon'"),
         ('{"devices": ["t4"]}', "2:4 sparse tensor cores"),
         ('{"faults": [{"error": "bad"}]}', "got 'bad'"),

@@ -64,6 +64,7 @@ class State:
     kernels: list[Kernel]
     seen: Counter[tuple[int, bool]]
     settled: dict[bytes, float]  # launches that left memory as they found it, and the microseconds of each
+    last: dict[int, str]  # of each device, the kernel that ran last
 
 
 _state: State
@@ -297,6 +298,9 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, took: An
         took[0] = run_unless_settled(run, repr((device, handle, grid, block, smem, touched)).encode() + blob, touched)
     else:
         took[0] = run()
+    before, _state.last[device] = _state.last.get(device, ""), name
+    for rule in _state.settings.behind:
+        took[0] *= rule.factor if rule.applies(name, before) else 1.0
     took[1] = clocks
     return 0
 
@@ -354,7 +358,7 @@ def register(path: str) -> None:
     shown = len(numbers)
     numbers += [i for i in range(len(settings.devices)) if i not in numbers]
     devices = [named(settings.devices[i]) for i in numbers]
-    _state = State(lib, settings, devices, [], [], Counter(), {})
+    _state = State(lib, settings, devices, [], [], Counter(), {}, {})
     u64s, ints = ctypes.POINTER(U64), ctypes.POINTER(INT)
     kinds: dict[Callable[..., int], list[Any]] = {
         load: [INT, POINTER, U64, ctypes.c_char_p, u64s],

@@ -52,13 +52,25 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """Launches of kernels that the pattern `kernel` fits last `factor` times as long behind one that `after` fits."""
+
+    kernel: str
+    after: str
+    factor: float
+
+    def applies(self, kernel: str, before: str) -> bool:
+        return fnmatchcase(kernel, self.kernel) and fnmatchcase(before, self.after)
+
+
+@dataclass(frozen=True)
 class Settings:
     """`order`: run work as late as CUDA allows, or as it is queued. `memory_gb`: of each device. `checks`: the emulator's.
     `repeats`: run launches of our own kernels also where they would only write again what is there, as most do that are timed.
     Of the virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
     (`tail_share`, `tail_factor`): so many launches take so much longer; between `throttle_from_us` and `throttle_to_us` of
     device time the clock is `throttle_factor` of its own, and NVML says so; again in each `throttle_every_us`. What a kernel
-    spins lasts so many clocks, exactly."""
+    spins lasts so many clocks, exactly. `behind`: kernels that last longer behind some."""
 
     devices: tuple[str, ...] = ("h200",)
     order: str = "late"
@@ -76,6 +88,7 @@ class Settings:
     throttle_every_us: float = math.inf
     throttle_factor: float = 1.0
     faults: tuple[Fault, ...] = ()
+    behind: tuple[Behind, ...] = ()
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -99,9 +112,9 @@ def from_json(text: str) -> Settings:
     known = {f.name for f in fields(Settings)}
     if not isinstance(given, dict) or given.keys() - known:
         raise ValueError(f"settings of the emulated driver: expected an object of {', '.join(sorted(known))}, got {text[:200]}")
-    for name in ("devices", "faults"):
+    for name, kind in (("devices", str), ("faults", lambda f: Fault(**f)), ("behind", lambda b: Behind(**b))):
         if name in given:
-            given[name] = tuple(Fault(**f) if name == "faults" else f for f in given[name])
+            given[name] = tuple(map(kind, given[name]))
     return Settings(**given)
 
 

@@ -1,5 +1,6 @@
 """Building and running as a user does from Python: determinism, sparsity record, context behaviour, engine options."""
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -233,3 +234,16 @@ def test_layers_steps_and_memory_are_consistent():
     covered = [c for s in plan.steps for c in s.covers]
     assert covered == sorted(covered)
     assert plan.memory.activation_bytes <= 1.05 * plan.memory.largest_live_bytes
+
+
+@pytest.mark.parametrize("change", [gc.disable, gc.enable])
+def test_the_collector_of_cycles_is_as_it_was_before(change):
+    change()
+    before, seen = gc.isenabled(), list[bool]()
+    shapes = {"x": (1, 1, 8, 8)}
+    gr.build(DIGITS / "digits_sparse.onnx", device="a100", shapes=shapes, progress=lambda _: seen.append(gc.isenabled()))
+    with pytest.raises(gr.ModelError):
+        gr.build("no such model.onnx")
+    after = gc.isenabled()
+    gc.enable()
+    assert after == before and seen and not any(seen)

@@ -246,3 +246,40 @@ def test_control_c_leaves_the_terminal_clean(files):
     terminal.write(seen.decode().partition("interrupted")[0])
     assert terminal.line == "" and "\x1b" not in seen.decode() and process.returncode == 130
     assert seen.decode().count("\n") == 2 and seen.decode().rstrip().endswith("nothing was written or overwritten")
+
+
+class Told(list):
+    def __call__(self, progress: Progress) -> None:
+        self.append(progress)
+
+
+def test_the_first_interrupt_ends_the_timing_and_the_second_the_command(capsys):
+    with progress.Interrupts(Told(), lambda: False) as told:
+        for stage in ("import", "time", "tune", "compile", "tune"):
+            told(Progress(stage))
+        assert not told.ended()
+        signal.raise_signal(signal.SIGINT)
+        assert told.ended() and "the best plan with the times so far is taken" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("stages", [["import"], ["time"], ["tune", "explain"], ["tune", "plan", "pack"]])
+def test_an_interrupt_that_meets_no_timing_ends_the_command(stages):
+    with progress.Interrupts(Told(), lambda: False) as told:
+        for stage in stages:
+            told(Progress(stage))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_most_that_may_be_done_and_what_is_expected():
+    clock, stream = Clock(), Terminal()
+    line = ProgressLine(clock=clock, stream=stream)
+    line(Progress("tune", "", 0, 8236, 824))
+    clock.now += 20
+    line(Progress("tune", "", 412, 8236, 824))
+    line.tick()
+    assert "timing tactics: 412 of at most 8,236, about 20 s left" in stream.getvalue()

@@ -9,9 +9,9 @@ from math import erf
 import numpy as np
 
 from cuda_kernels.emulator import Memory, Options, Stats, launch, load
-from cuda_kernels.tensor_maps import encode_tiled
 from tests.independent.micro import bfloat16
 from tests.independent.triton_programs import Triton
+from tests.map_calls import encode_tiled
 
 TYPES = {
     "*fp16": np.float16,

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.emulated_driver.build import CUPY
 from tests.test_wheel import clean, done
 
-# Server -> its packages. nvidia-pytriton's wheel has NVIDIA's server (2.51) with its python backend.
-PINS = {"ray": ("ray[serve]==2.60.0",), "triton": ("nvidia-pytriton==0.7.0",)}
+# Server -> its packages. nvidia-pytriton's wheel has NVIDIA's server (2.51) with its python backend, which needs NumPy 1; the
+# CuPy of the emulated driver needs NumPy 2.
+PINS = {"ray": ("ray[serve]==2.60.0", f"cupy-cuda13x=={CUPY}"), "triton": ("nvidia-pytriton==0.7.0",)}
+CUDA = {"ray": "cuda13", "triton": "emulator"}
 DEBIAN = Path("/usr/bin/python3.11")  # Triton's stub needs a Python whose libpython is shared
 
 
@@ -29,6 +32,6 @@ def environment(server: str) -> Path:
     if found.returncode:
         pytest.skip(f"pip reaches no package index: {found.stderr.strip().splitlines()[-1]}")
     done(DEBIAN, "-m", "venv", "--without-pip", "--clear", folder, cwd=ROOT, env=clean())
-    done(*pip, "install", "--quiet", "-e", f"{ROOT}[emulator,{server}]", *PINS[server], cwd=ROOT, env=clean())
+    done(*pip, "install", "--quiet", "-e", f"{ROOT}[{CUDA[server]},{server}]", *PINS[server], cwd=ROOT, env=clean())
     stamp.write_text(wanted)
     return folder

@@ -1,7 +1,8 @@
-"""Ray Serve on the application of gpu_runtime.serving.ray; in the emulator."""
+"""Ray Serve on the application of gpu_runtime.serving.ray; in the emulator, and on emulated GPUs with CuPy."""
 
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.emulated_driver import build as driver
+from tests.emulated_driver.settings import ROOT_VARIABLE, VARIABLE, Settings
 from tests.servers.client import Reply, Server, ask, flood, free_ports, metrics, until
 from tests.servers.environment import environment
 from tests.servers.networks import COUNT, MOST, Case, case
@@ -41,7 +44,7 @@ def npz(**arrays: np.ndarray) -> bytes:
 class Ray(Server):
     """A cluster of one node, on which `serve run` runs applications."""
 
-    def __init__(self, python: Path, folder: Path, *more: str):
+    def __init__(self, python: Path, folder: Path, *more: str, **variables: str):
         self.http, self.counted, gcs, client = free_ports(4)
         self.bin, self.folder, self.short = python / "bin", folder, tempfile.mkdtemp(prefix="ray", dir="/tmp")  # its sockets
         self.env = clean(
@@ -49,6 +52,7 @@ class Ray(Server):
             RAY_USAGE_STATS_ENABLED="0",
             RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="0",
             RAY_ADDRESS=f"127.0.0.1:{gcs}",
+            **variables,
         )
         words: list[str | Path] = [
             self.bin / "ray",
@@ -68,7 +72,7 @@ class Ray(Server):
         super().__init__([*words, *more], self.env, folder / "ray.log")
 
     def run(self, *arguments: str) -> None:
-        words = ["run", "--non-blocking", "gpu_runtime.serving.ray:app", "emulate=true", "replicas=2", *arguments]
+        words = ["run", "--non-blocking", "gpu_runtime.serving.ray:app", "replicas=2", *arguments]
         done(self.bin / "serve", *words, cwd=self.folder, env=self.env)
 
     def fails(self, *arguments: str) -> str:
@@ -90,8 +94,8 @@ def values(reply: Reply) -> bytes:
 
 
 @contextmanager
-def running(python: Path, folder: Path, *more: str):
-    server = Ray(python, folder, *more)
+def running(python: Path, folder: Path, *more: str, **variables: str):
+    server = Ray(python, folder, *more, **variables)
     try:
         server.ready(lambda: "Ray runtime started" in server.text(), 60)
         done(server.bin / "serve", "start", "--http-host=127.0.0.1", f"--http-port={server.http}", cwd=folder, env=server.env)
@@ -148,7 +152,7 @@ def test_every_answer_is_its_requests_own(python, digits, tmp_path):
     bodies = [BAD[names[i % len(BAD)]][0] if i in bad else body for i, body in enumerate(good)]
     first, second = (f"engine={digits.folder / name}.engine" for name in ("first", "second"))
     with running(python, tmp_path) as ray:
-        ray.run(first)
+        ray.run("emulate=true", first)
         replies = flood(ray.infer, bodies)
         assert judge(replies, digits.expected) == COUNT - len(bad)
         for i in bad:
@@ -170,17 +174,17 @@ def test_every_answer_is_its_requests_own(python, digits, tmp_path):
         assert judge(flood(ray.infer, good, at=kill), digits.expected) == COUNT, "a killed replica lost requests"
         assert replicas[0] not in ray.named("ServeReplica:default:EngineServer")
 
-        change = threading.Thread(target=ray.run, args=[second])
+        change = threading.Thread(target=ray.run, args=["emulate=true", second])
         assert judge(flood(ray.infer, good, at={COUNT // 4: change.start}), digits.expected, digits.later) == COUNT
         change.join()
         assert judge(flood(ray.infer, good[:200]), digits.later[:200]) == 200
 
-        ray.run(first, "queue=4")
+        ray.run("emulate=true", first, "queue=4")
         replies = flood(ray.infer, good)
         assert 0 < judge(replies, digits.expected) < COUNT and {r.status for r in replies} == {200, 503}
         assert any(r.body == b"too many requests wait: try again later" for r in replies)
 
-        ray.run(first, "timeout_s=0.0001")
+        ray.run("emulate=true", first, "timeout_s=0.0001")
         assert {r.status for r in flood(ray.infer, good[:10])} == {504}
 
 
@@ -190,4 +194,27 @@ def test_without_a_gpu_nothing_is_served_unless_it_emulates(python, digits, tmp_
         assert "no node of this Ray cluster has a GPU: add one" in ray.fails(engine, "emulate=false")
         assert "pydantic" in ray.fails(engine, "emulated=true") and "no such file" in ray.fails("engine=other.engine")
     with running(python, tmp_path, "--num-gpus=2") as ray:
-        assert "CuPy is not installed" in ray.fails(engine, "emulate=false")
+        assert "no CUDA driver is found (libcuda.so.1)" in ray.fails(engine, "emulate=false")
+
+
+def test_two_replicas_run_on_a_gpu_each(python, digits, tmp_path):
+    """With CuPy, on two emulated GPUs of one architecture; the engine's tactics were chosen for the first one."""
+    found = driver.environment(Settings(devices=("h200", "h100")))
+    names = ("LD_LIBRARY_PATH", "PYTHONPATH", VARIABLE, ROOT_VARIABLE, *(name for name in found if name.startswith("CUPY_")))
+    count, engine = COUNT // 5, f"engine={digits.folder / 'first.engine'}"
+    with running(python, tmp_path, "--num-gpus=2", **{name: found[name] for name in names}) as ray:
+        ray.run(engine)
+        replicas = ray.named("ServeReplica:default:EngineServer")
+        assert len(replicas) == 2 and all("libcuda.so.1" in Path(f"/proc/{pid}/maps").read_text() for pid in replicas)
+        assert judge(flood(ray.infer, [npz(x=x) for x in digits.requests[:count]]), digits.expected[:count]) == count
+
+        def each() -> list[float]:
+            text = ask(ray.counted, "/metrics").body.decode()
+            rows = [float(n) for n in re.findall(r'^ray_gpu_runtime_rows_total\{.*replica="\w+".*\} (\S+)$', text, re.M)]
+            return rows if sum(rows) == sum(map(len, digits.requests[:count])) else []
+
+        rows = until(each, 40, "the rows of all replicas")
+        assert len(rows) == 2 and min(rows) > 0, "one replica ran nothing"
+        logs = [path.read_text(errors="replace") for path in Path(ray.short).glob("session_2*/logs/worker-*.err")]
+    told = re.findall("its tactics were chosen for .*", "".join(logs))
+    assert told == ["its tactics were chosen for H200 SXM 141GB, this is NVIDIA H100 80GB HBM3: build it here to be faster"]

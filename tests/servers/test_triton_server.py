@@ -189,3 +189,18 @@ def test_numpy_2_is_refused_with_the_cure(python, digits, tmp_path):
     code.write_text(f"import sys\nsys.path.insert(0, {str(tmp_path / 'two')!r})\n{code.read_text()}")
     with running(Triton(python, tmp_path / "repo", tmp_path), fails=True) as triton:
         assert "lost a tensor's values under NumPy 2" in triton.text() and "pip install 'numpy<2'" in triton.text()
+
+
+def test_an_engine_that_was_tuned_on_another_gpu_of_the_architecture_warns(python, digits, tmp_path):
+    """The GPU's name is scripted: CuPy for the emulated driver needs NumPy 2."""
+    code = write(digits, "first.engine", tmp_path / "repo", "--instances", "1") / "1" / "model.py"
+    scripted = (
+        "from dataclasses import replace",
+        "from gpu_runtime.runtime import steps",
+        "device_for = steps.device_for",
+        "steps.device_for = lambda *asked: replace(device_for(*asked), name='other', title='NVIDIA H100 80GB HBM3')",
+    )
+    code.write_text("\n".join((*scripted, code.read_text())))
+    with running(Triton(python, tmp_path / "repo", tmp_path)) as triton:
+        assert judge([triton.infer({"x": digits.requests[0]})], digits.expected) == 1
+        assert "its tactics were chosen for H200 SXM 141GB, this is NVIDIA H100 80GB HBM3: build it here" in triton.text()

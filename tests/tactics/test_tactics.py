@@ -1,10 +1,13 @@
 """Names round-trip; every rejection has a reason; launches are consistent with tiles; predictions behave."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
+from tactics.families import table
 from tactics.families.conv_gemm import conv_smem
 from tactics.families.merged import padded_k
 from tactics.families.strips.geometry import smem_bytes
@@ -158,3 +161,24 @@ def test_windows_over_small_images_are_predicted_in_microseconds(problem):
     d = named("h200")
     us = [predict_us(problem, t, d) for t in candidates(problem, d)]
     assert d.launch_us < min(us) and max(us) < 12
+
+
+@pytest.mark.parametrize("name", ["conv_dense", "conv_sparse24_sm90"])
+def test_tactics_that_are_alike_take_the_same_time(name):
+    family, device, merged = table.OF_KERNEL[name], named("h200"), 0
+    for p in (*family.CASES[name], CONV):
+        for t in (t for t in candidates(p, device) if table.OF_KERNEL[t.kernel] is family):
+            same = family.alike(p, t)
+            assert family.alike(p, same) == same
+            assert family.counts(p, t, device) == family.counts(p, same, device)
+            merged += same != t
+    assert merged
+
+
+@pytest.mark.parametrize("sparse24", [True, False])
+@pytest.mark.parametrize("device", ["h200", "rtx4090"])
+def test_sparse_tactics_can_be_asked_for_alone(device, sparse24):
+    p = replace(CONV, sparse24=sparse24)
+    every = candidates(p, named(device))
+    assert candidates(p, named(device), only="sparse") == tuple(t for t in every if t.sparse)
+    assert any(t.sparse for t in every) == sparse24

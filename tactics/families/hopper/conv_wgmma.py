@@ -23,6 +23,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
+from tactics.families.conv_gemm import alike as alike
 from tactics.families.hopper import maps
 from tactics.families.hopper.figures import CENTRE
 from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
@@ -35,7 +36,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, Reason, no_room, unsupported
 from tactics.roofline import Counts, convolved, sm_l2
 from tactics.step import NULL, Launch, Store, ints, launch, linear
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
 ROWS = 64  # of weights, that an instruction multiplies
@@ -140,20 +141,26 @@ def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
             yield replace(one, stages=fit)
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or kernel, reason against it or None). `only`: of the tiles this one alone."""
+def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
+    """(tactic or kernel, reason against it or None). `only`: of the tiles."""
     for kernel in NAMES:
         if why := _refused(p, kernel):
             yield kernel, why
             continue
-        tiles = restrict((*TILES[kernel], *_strips(p, kernel)), only and _alone(only))
+        tiles = restrict(kernel, (*TILES[kernel], *_strips(p, kernel)), _alone(only) if isinstance(only, Tile) else only)
+        known: dict[tuple, tuple[str, tuple[Tile, ...]]] = {}
         for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
-            tactic = Tactic(kernel, tile, (x, *((y,) if p.epilogue.residual else ())), y)
-            reason = _reason(p, tactic, device)
-            if reason:
+            ins = (x, *((y,) if p.epilogue.residual else ()))
+            tactic = tactic_of(kernel, tile, ins, y)
+            stored = tile, linear(y), _rows(p, tactic)
+            if stored not in known:
+                against = _tile_reason(p, tactic, device)
+                known[stored] = against, () if against else tuple(_ways(p, tactic, device))
+            against, ways = known[stored]
+            if reason := _reason(p, tactic, against):
                 yield tactic, unsupported(reason)
             else:
-                yield from ((replace(tactic, tile=shared), None) for shared in _ways(p, tactic, device))
+                yield from ((tactic_of(kernel, shared, ins, y), None) for shared in ways)
 
 
 def _refused(p: ConvProblem, kernel: str) -> Reason | None:
@@ -172,19 +179,23 @@ def _refused(p: ConvProblem, kernel: str) -> Reason | None:
     return conv_gemm.not_sparse(p) if KERNELS[kernel].sparse else None
 
 
-def _reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
-    """Why the problem cannot run so, or an empty string."""
-    t, x = tactic.gemm, tactic.ins[0]
+def _reason(p: ConvProblem, tactic: Tactic, against: str) -> str:
+    """Why the problem cannot run so, or an empty string; `against`: what its tile and output say."""
+    x = tactic.ins[0]
     if linear(x):
         return "linear input: a tensor map's rows are channels"
+    return against or _why_no_map(p, strides(x, p.in_shapes[0]), tactic.gemm) or conv_gemm.problem_reason(p, tactic)
+
+
+def _tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
+    """Why the tile cannot run, whatever the input's format, or an empty string."""
+    t = tactic.gemm
     if _part(t) < 32 and linear(tactic.out):
         return f"linear output: a warpgroup stores rows of 32 pixels, {t.n} are no multiple"
     many = -(-_rows(p, tactic) // t.m), _columns(p, t)
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
-    return (
-        no_room(_smem(tactic), device) or _why_no_map(p, strides(x, p.in_shapes[0]), t) or conv_gemm.problem_reason(p, tactic)
-    )
+    return no_room(_smem(tactic), device)
 
 
 def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
@@ -215,17 +226,17 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     steps = k_stages(p) // _taps(t)
     blocks = math.prod(t.cluster)
     workers = device.num_sms // blocks
-    yield replace(t, persist=workers * blocks) if units > workers else t
+    yield changed(t, persist=workers * blocks) if units > workers else t
     if merged(p).count > 1:
         return
     fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
-    yield from (replace(t, split=s) for s in fit[-3:])
+    yield from (changed(t, split=s) for s in fit[-3:])
     room = t.stages * _stage_bytes(t, tactic.sparse) >= t.m * t.n * 4  # for sums
     if blocks == 1 and not t.pingpong and not linear(tactic.out) and room:
-        yield from (replace(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
+        yield from (changed(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
     rounds = units / workers
     if rounds <= 8 and math.ceil(rounds) >= 1.1 * rounds and units * steps >= 2 * workers:
-        yield replace(t, stream=workers * blocks)
+        yield changed(t, stream=workers * blocks)
 
 
 def _alone(t: Tile) -> Tile:

@@ -39,15 +39,15 @@ from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
-from tactics.tactic import Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, restrict
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 CASE = ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=replace(RELU, residual=True), sparse24=True)
 CASES = {"conv_strip": (CASE,), "conv_strip_sparse24": (CASE,)}
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
+def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
+    """(tactic or family, reason against it or None). `only`: of the tiles."""
     if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
         return
     if reason := family_reason(p) or too_large(p.all_shapes):
@@ -58,7 +58,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Cand
         yield "conv_strip_sparse24", dense_only
     vectors = [f for f in HALF_FORMATS if not linear(f)]
     for kernel, tiles in (("conv_strip", STRIP_DENSE_TILES), ("conv_strip_sparse24", () if dense_only else STRIP_SPARSE_TILES)):
-        for tile, x, y in product(restrict(tiles, only), vectors, HALF_FORMATS):
+        for tile, x, y in product(restrict(kernel, tiles, only), vectors, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
             yield tactic, unsupported(tile_reason(p, tactic, device))
 

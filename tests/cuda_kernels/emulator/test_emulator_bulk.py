@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
-from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
 from tests.copied_boxes import swizzled
+from tests.map_calls import encode_im2col, encode_tiled
 
 ORDERS = [Options(), Options(async_mode="late"), Options(seed=1), Options(seed=2, async_mode="late")]
 

@@ -10,7 +10,7 @@ import pytest
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
-from cuda_kernels.tensor_maps import encode_im2col, encode_tiled
+from tests.map_calls import encode_im2col, encode_tiled
 
 HERE = Path(__file__).parents[2] / "faulty"
 ORDERS = [

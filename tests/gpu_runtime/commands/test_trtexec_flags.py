@@ -21,7 +21,7 @@ VALUES = {
     "--exportProfile": "FILE", "--shapes": "x:1x2", "--minShapes": "x:1x2", "--optShapes": "x:1x2", "--maxShapes": "x:1x2",
     "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
     "--device": "h200", "--profile": "0", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
-    "--exportTimes": "FILE", "--exportOutput": "FILE",
+    "--exportTimes": "FILE", "--exportOutput": "FILE", "--builderOptimizationLevel": "2",
 }
 # fmt: on
 RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # what only an inference gives
@@ -125,7 +125,8 @@ def test_what_does_not_go_with_an_engine(typed, words, files, cli):
 def test_options_of_a_build_are_ignored_with_an_engine(files, cli):
     code, _, err = cli("build --loadEngine=tiny.engine --skipInference --sparsity=enable --shapes=x:1x8x6x6 --avgTiming=8")
     assert code == 0 and err.splitlines() == [
-        "ignored: --avgTiming=8: every tactic that may be the fastest is timed, until its times agree",
+        "ignored: --avgTiming=8: every tactic that may be the fastest is timed, until its times agree; "
+        "--builderOptimizationLevel times fewer",
         "ignored: --sparsity: --loadEngine builds nothing",
     ]
 
@@ -281,3 +282,9 @@ def test_the_gpu_of_a_number(cli, monkeypatch):
     with pytest.raises(ValueError, match="number 0 .*reports no device"):
         devices.only(0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+
+
+@pytest.mark.parametrize("other", ["--timingCacheFile=t", "--errorOnTimingCacheMiss"])
+def test_no_timing_cache_and_one(cli, other):
+    code, _, err = cli(f"build --noBuilderCache {other} nope.onnx")
+    assert code == 2 and "--noBuilderCache reads and writes no timing cache: " in err

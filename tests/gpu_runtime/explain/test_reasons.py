@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import named
 from cuda_kernels.rates import rates
 from gpu_runtime.explain import reasons, wording
+from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.runtime.findings import Floor, Summary
+from gpu_runtime.runtime.plan_record import Timing
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
@@ -37,7 +40,7 @@ def network(w: np.ndarray, groups: int = 1) -> Network:
     return Network("net", (ends[0],), (ends[1],), {t.name: t.shape4 for t in ends}, (op,))
 
 
-def timer(dense, sparse, reformat, spread=0.0, sparse_layouts=("hwc8", "chw32", "chw")):
+def timer(dense, sparse, reformat, spread=0.0, sparse_layouts=("hwc8", "chw32", "chw"), sparse_timed=True):
     """Times in microseconds by layout of the input: numbers, or {layout: number}."""
 
     def time(problem, tactics):
@@ -49,7 +52,7 @@ def timer(dense, sparse, reformat, spread=0.0, sparse_layouts=("hwc8", "chw32", 
                 continue
             else:
                 us = sparse if t.sparse else dense
-            found[t] = Time(us, us - spread, us + spread)
+            found[t] = Time(us, us - spread, us + spread, timed=sparse_timed or not t.sparse)
         return found
 
     return time
@@ -147,6 +150,14 @@ def test_within_noise_only_where_times_are_measured():
     assert r.reason == "dense_faster"
     r = row(network(W24), timer(10, 12, 1, spread=0.6), measured=True)
     assert r.reason == "dense_faster"
+
+
+def test_an_estimate_among_measured_times_is_no_verdict():
+    r = row(network(W24), timer(10, 12, 1, sparse_timed=False), measured=True)
+    assert (r.verdict, r.reason) == ("dense", "not_timed")
+    assert r.best_dense.timed and not r.best_sparse.timed
+    timing = SimpleNamespace(timing=Timing("measured", "measured"))
+    assert "sparse takes ~12.00 us, dense 10.00 us" in REASONS[r.reason].sentence(r, timing)
 
 
 def test_no_sparse_tactic():

@@ -1,14 +1,20 @@
 """Requests joined into runs: every answer is bit by bit the one of the request alone, and a bad request fails alone."""
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels.device import DRIVER_NAMES, Device, named
 from cuda_kernels.driver_errors import DriverError
 from gpu_runtime.errors import EngineError
-from gpu_runtime.serving.rows import Failure, Sizes, answer, checked, sizes
+from gpu_runtime.runtime import steps
+from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.serving.rows import Failure, answer, checked, opened, point, sizes
 from tests.engines import build
 from tests.reference_run import model, node
 
@@ -102,7 +108,7 @@ def test_a_bad_request_says_why(engine, what):
 def test_an_exact_batch_runs_requests_that_fill_it_alone(exact):
     """Two requests of 5 and 3 rows are not joined to 8: nothing says that the rows do not depend on each other."""
     rng = np.random.default_rng(0)
-    assert sizes(exact).least == sizes(exact).most == MOST
+    assert sizes(exact).min == sizes(exact).max == MOST
     with exact.context(**QUICK) as context:
         joined = answer(exact, context, [request(rng, n) for n in (5, 8, 6, 3, 1)])
     assert [run.rows for run in joined.runs] == [8]
@@ -125,7 +131,7 @@ def test_requests_whose_rows_depend_on_each_other_run_alone(tmp_path):
     nodes = [node("ReduceMean", "x", "m", axes=[0], keepdims=1), node("Sub", "x m", "y")]
     proto = model(nodes, {"x": ("N", 4, 2, 2)}, "y")
     engine = build(tmp_path, proto, shapes={"x": [(n, 4, 2, 2) for n in (2, 8, 8)]})
-    assert len(engine.points) > 1 and not sizes(engine).together
+    assert len(engine.points) > 1 and sizes(engine).exact == engine.points
     x = [np.random.default_rng(n).uniform(-1, 1, (n, 4, 2, 2)).astype(np.float32) for n in (2, 3, 2)]
     with engine.context(**QUICK) as context:
         joined = answer(engine, context, [{"x": a} for a in x])
@@ -135,10 +141,14 @@ def test_requests_whose_rows_depend_on_each_other_run_alone(tmp_path):
 
 
 def test_a_run_is_padded_to_the_next_point():
-    some = Sizes(2, 8, (2, 4, 8))
-    assert [some.point(n) for n in (1, 2, 3, 4, 5, 8)] == [None, 2, 4, 4, 8, 8] and str(some) == "2 to 8"
-    alone = Sizes(2, 8, (2, 4, 8), together=False)
-    assert [alone.point(n) for n in (1, 2, 3, 4)] == [None, 2, None, 4] and str(alone) == "2 or 4 or 8"
+    some = SimpleNamespace(inputs=[spec(Batch(2, (2, 8)))], outputs=[], points=(2, 4, 8))
+    assert [point(some, n) for n in (1, 2, 3, 4, 5, 8, 9)] == [None, 2, 4, 4, 8, 8, None] and str(sizes(some)) == "2..8"
+    alone = SimpleNamespace(inputs=[spec(Batch(2, (2, 8), (2, 4, 8)))], outputs=[], points=(2, 4, 8))
+    assert [point(alone, n) for n in (1, 2, 3, 4)] == [None, 2, None, 4] and str(sizes(alone)) == "2|4|8"
+
+
+def spec(rows: int) -> TensorSpec:
+    return TensorSpec("x", (rows, 3), np.dtype(np.float32))
 
 
 def test_layers_that_stored_nan_are_reported(engine):
@@ -188,7 +198,25 @@ def test_after_a_fatal_error_nothing_runs_again(engine):
 
 def test_an_engine_without_a_batch_is_refused(tmp_path):
     proto = model([node("MatMul", "x w", "y")], {"x": (4, 8)}, "y", {"w": np.ones((8, 3), np.float32)})
-    assert sizes(build(tmp_path, proto)).most == 4
+    assert sizes(build(tmp_path, proto)).max == 4
     proto = model([node("Transpose", "x", "y", perm=(1, 0))], {"x": (4, 8)}, "y")
     with pytest.raises(EngineError, match="first dimension"):
         sizes(build(tmp_path, proto))
+
+
+def reported(name: str) -> Device:
+    """The device as its driver reports it."""
+    title = next(title for title, known in DRIVER_NAMES.items() if known == name)
+    return replace(named(name), name=title.lower(), title=title)
+
+
+@pytest.mark.parametrize(("here", "warned"), [(named("h200"), False), (reported("h200"), False), (reported("h100"), True)])
+def test_an_engine_that_was_tuned_on_another_gpu_of_the_architecture_warns(engine, tmp_path, monkeypatch, here, warned):
+    """Not one that was planned for this GPU by its name."""
+    engine.save(tmp_path / "e.engine")
+    monkeypatch.setattr(steps, "device_for", lambda engine, device: here)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        opened(tmp_path / "e.engine", "cuda")[1].close()
+    words = "its tactics were chosen for H200 SXM 141GB, this is NVIDIA H100 80GB HBM3: build it here to be faster"
+    assert [str(w.message) for w in told] == [f"{tmp_path / 'e.engine'}: {words}"] * warned

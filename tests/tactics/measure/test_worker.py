@@ -17,7 +17,7 @@ from tactics.problems import codec
 from tactics.problems.epilogue import AFFINE
 from tactics.step import epilogue_values
 from tests.problems import CONVS, PROBLEMS
-from tests.tactics.measure.test_timing import H200, PROBLEM, ROOT, tactics
+from tests.tactics.measure.scripted import H200, PROBLEM, ROOT, tactics
 
 
 def test_the_worker_says_why_it_cannot_measure_here():

@@ -60,10 +60,9 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
     _check_runs_here(loaded, kind)
     tensors = {"input": loaded.inputs, "output": loaded.outputs}
     ends = "".join(f"{end} [ {', '.join(map(_tensor, specs))} ]\n" for end, specs in tensors.items())
-    interface = f'name: "{name}"\nbackend: "python"\nmax_batch_size: {size.most}\n{ends}'
-    settings = SETTINGS.format(
-        instances=instances, kind=f"KIND_{kind.upper()}", points=list(size.points), emulate=str(kind == "cpu").lower()
-    )
+    interface = f'name: "{name}"\nbackend: "python"\nmax_batch_size: {size.max}\n{ends}'
+    points, emulate = list(size.exact or loaded.points), str(kind == "cpu").lower()
+    settings = SETTINGS.format(instances=instances, kind=f"KIND_{kind.upper()}", points=points, emulate=emulate)
     model = Path(output) / name
     try:
         version = _next_version(model, interface)

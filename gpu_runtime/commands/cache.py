@@ -1,0 +1,152 @@
+"""`gpu-runtime cache list|merge|prune`: files of measured times."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import click
+
+from cuda_kernels.files import open_regular
+from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import HELP
+from gpu_runtime.commands.targets import check_targets, write_all
+
+if TYPE_CHECKING:
+    from tactics.measure.cache import Key
+
+FILES = click.argument("names", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+
+
+@click.group("cache", context_settings=HELP, short_help="List, merge or prune files of measured times.")
+def cache_command() -> None:
+    """Files of measured times, which builds on a GPU read and extend: --timingCacheFile, or timings.jsonl in the cache
+    folder."""
+
+
+@cache_command.command("list", short_help="Count the times in files.")
+@FILES
+def list_command(names: tuple[str, ...]) -> None:
+    """Count the times in each FILE, by GPU, driver and policy of measuring."""
+    from tactics.measure.cache import is_over, key_of, parse
+
+    for name in names:
+        lines = [line for line in _read(name).split(b"\n") if line.strip()]
+        records = {key_of(record): record for record in map(parse, lines) if record}
+        good = sum(parse(line) is not None for line in lines)
+        text = f"{name}: {_count(good, 'line')}, {_count(len(records), 'key')}"
+        bad = len(lines) - good
+        say(
+            text + (f", {_count(bad, 'line')} that {'is no measurement' if bad == 1 else 'are no measurements'}" if bad else "")
+        )
+        kinds: dict[tuple[str, str], Counter[str]] = {}
+        for key, record in records.items():
+            kind = "failure" if "error" in record else "time" if is_over(record) else "unfinished race"
+            kinds.setdefault((key.device, key.policy), Counter())[kind] += 1
+        for (device, policy), found in kinds.items():
+            counts = [_count(found[kind], kind) for kind in ("time", "failure", "unfinished race") if found[kind]]
+            say(f"  {device}; {policy}: {', '.join(counts)}")
+
+
+@cache_command.command("merge", short_help="Write one file with the measurements of several.")
+@FILES
+@click.option("-o", "--output", required=True, type=click.Path(), help="Write all measurements to this file.")
+def merge_command(names: tuple[str, ...], output: str) -> None:
+    """Write one file with the measurements of every FILE; of several for one key that of the last FILE counts."""
+    paths = check_targets({"--output": output}, names)
+    found: dict[Key, bytes] = {}
+    for name in names:
+        found |= _lines(name, _read(name))
+    write_all({paths["--output"]: b"".join(found.values())})
+    say(f"Wrote {output}: {_count(len(found), 'measurement')} of {_count(len(names), 'file')}")
+
+
+@cache_command.command("prune", short_help="Drop the lines that no build reads here any more.")
+@FILES
+@click.option("--older-than", "days", type=click.IntRange(1), metavar="DAYS", help="Drop older times too.")
+def prune_command(names: tuple[str, ...], days: int | None) -> None:
+    """Drop from each FILE the lines that no build reads here any more: of another policy of measuring, of other kernel
+    sources, or of this GPU with another driver."""
+    since = 0.0 if days is None else time.time() - 86400 * days
+    contents: dict[str | os.PathLike[str], bytes] = {}
+    told = []
+    for name in names:
+        data = _read(name)
+        lines = _lines(name, data)
+        why = {key: _why_dropped(key) for key in lines}
+        for key, line in lines.items():
+            when = json.loads(line).get("when")
+            if not why[key] and not (isinstance(when, int) and when >= since):
+                why[key] = f"older than {days} days" if days else ""
+        kept = [line for key, line in lines.items() if not why[key]]
+        if b"".join(kept) != data:
+            contents[check_targets({"FILE": name}, [])["FILE"]] = b"".join(kept)
+        parts = [f"{count} {reason}" for reason, count in Counter(filter(None, why.values())).most_common()]
+        dropped = f"; dropped {', '.join(parts)}" if parts else ""
+        told.append(f"{name}: kept {len(kept)} of {_count(len(lines), 'measurement')}{dropped}")
+    write_all(contents)
+    say("\n".join(told))
+
+
+def _why_dropped(key: Key) -> str:
+    """Why no build here reads it, or an empty text."""
+    from tactics.measure.cache import POLICY
+
+    if not key.policy.startswith(POLICY):
+        return "of another policy"
+    if _source(key.tactic) not in (key.source, None):
+        return "of other kernel sources"
+    gpu, _, driver = this_gpu().rpartition("|")
+    return "of another driver" if gpu and key.device.startswith(f"{gpu}|") and key.device != f"{gpu}|{driver}" else ""
+
+
+def _read(name: str) -> bytes:
+    try:
+        with open_regular(name) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise ValueError(f"{name}: no such file; expected a timing cache, as a build on a GPU writes it") from None
+    except OSError as e:
+        raise ValueError(f"{name}: {e.strerror}") from None
+
+
+def _lines(name: str, data: bytes) -> dict[Key, bytes]:
+    """The last line of each key. ValueError for a file that is no cache."""
+    from tactics.measure.cache import whole_lines
+
+    try:
+        return whole_lines(data)
+    except ValueError as e:
+        raise ValueError(f"{name}: {e}: nothing was written") from None
+
+
+def _source(tactic: str) -> str | None:
+    """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
+    None where what compiles them is not installed."""
+    from cuda_kernels.compile import CompileError, source_hash
+    from tactics.measure import cache
+    from tactics.tactic import Tactic
+
+    try:
+        return cache.source_key(Tactic.parse(tactic).kernel)
+    except ValueError:
+        return source_hash()[:24]
+    except (CompileError, ModuleNotFoundError):
+        return None
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else f'{what}s'}"
+
+
+@lru_cache(maxsize=1)
+def this_gpu() -> str:
+    """As keys have it; empty without a GPU."""
+    from cuda_kernels import device as devices
+    from tactics.measure.timing import driver_version
+
+    return f"{devices.current().key}|{driver_version()}" if devices.has_gpu() else ""

@@ -1,0 +1,237 @@
+"""The plan as a whole on the GPU: what it takes, which layers take longer in their places than alone, and whether close rivals
+of its tactics do better there.
+
+A tactic is timed alone, behind itself, at one clock and with one state of L2; in the network it runs behind others. So a plan
+that differs is taken only where the whole network, run in turns with it, is faster: first the plan that is best with the times
+that layers take in their places, then each of a few tactics that are close to the plan's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cuda_kernels.launch import Cuda
+from gpu_runtime.planning import stages
+from gpu_runtime.planning.entries import addresses
+from gpu_runtime.planning.stages import Planned, Planner
+from gpu_runtime.progress import Progress, compiling
+from gpu_runtime.runtime.findings import Apart, Replaced
+from tactics.format import DTYPES
+from tactics.kernels import KERNELS
+from tactics.measure.timing import Time, Timer, is_emulated
+from tactics.planner.graph import Entry, holds, to_ps
+
+if TYPE_CHECKING:
+    from gpu_runtime.runtime.context import Context
+    from tactics.problems.problem import Problem
+    from tactics.tactic import Tactic
+
+MOST_RIVALS = 8
+CLOSE, BETTER, APART = 0.03, 0.01, 0.15  # relative: a rival's time, a gain that counts, a layer's time in its place
+SHORT_US = 0.5  # two times of a layer are not told apart where they differ by less
+TURN_S, EMULATED_TURN_S = 0.2, 0.002  # of GPU time, of one plan before the other's turn; the emulator takes its time for each
+SAMPLE_US = 500.0  # of replays between two events
+LEAST_SAMPLES = 4  # of a turn
+PROFILES = 20  # runs, each layer between two events
+
+
+class Running:
+    """A plan that runs on the GPU, on random inputs; it is loaded when it first runs, and until `stack` closes."""
+
+    def __init__(self, planned: Planned, planner: Planner, stack: ExitStack):
+        self.planned, self._planner, self._stack = planned, planner, stack
+        self.engine = stages.trial(planned.table, planned.chosen, planner.target)
+        self.name = hashlib.sha256(repr(self.engine.plan.layers).encode()).hexdigest()[:24]
+        self._count = max(1, round(SAMPLE_US / max(planned.chosen.us, 1.0)))  # runs in a sample
+
+    @cached_property
+    def _inputs(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        return {i.name: _drawn(rng, i.shape, DTYPES[i.dtype]) for i in self.engine.plan.inputs}
+
+    @cached_property
+    def _context(self) -> Context:
+        context = self._stack.enter_context(self.engine.context(device="cuda", progress=compiling(self._planner.progress)))
+        context.run(self._inputs)
+        return context
+
+    def turn(self) -> list[float]:
+        """Samples of the microseconds of a run."""
+        seconds = EMULATED_TURN_S if is_emulated() else TURN_S
+        return [self._sample() for _ in range(max(LEAST_SAMPLES, round(1e6 * seconds / SAMPLE_US)))]
+
+    def _sample(self) -> float:
+        gpu, context = self._context.gpu, self._context
+        assert isinstance(gpu, Cuda)
+        start, stop = (gpu.cupy.cuda.Event() for _ in range(2))
+        start.record(gpu.stream)
+        for _ in range(self._count):
+            context.replay()
+        stop.record(gpu.stream)
+        stop.synchronize()
+        return 1e3 * gpu.cupy.cuda.get_elapsed_time(start, stop) / self._count
+
+    def layer(self, i: int) -> list[float]:
+        """The one sample of a layer's time in its place."""
+        return [self._layers[i]]
+
+    @cached_property
+    def _layers(self) -> list[float]:
+        """The microseconds of each layer in its place. An event between two of them takes time as well, the same at each: as
+        much as the median layer takes longer than alone."""
+        rows, layers = self._context.profile(self._inputs, PROFILES), self.engine.plan.layers
+        found = [statistics.median(row) for row in zip(*rows, strict=True)]
+        longer = [us - layer.time_us for us, layer in zip(found, layers, strict=True) if layer.tactic is not None]
+        extra = statistics.median(longer) if longer else 0.0
+        return [max(0.05, us - extra) for us in found]
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
+
+
+@dataclass(slots=True)
+class _InPlace:
+    """A timer that knows how long some tactics take in their places in a network."""
+
+    timer: Timer
+    times: Mapping[tuple[Problem, Tactic], Time]
+    failures: dict[tuple[str, str], str]
+    early: bool
+    zeros: dict[Problem, tuple[bool, ...]]
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        return {t: self.times.get((problem, t), time) for t, time in self.timer(problem, tactics).items()}
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        return self.timer.known(problem, tactics)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return self.timer.refine(pairs)
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        return self.timer.remembered(what, name, measure)
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        self.timer.prepare(work)
+
+    def close(self) -> None:
+        self.timer.close()
+
+
+def settle(planned: Planned, planner: Planner) -> Planned:
+    """The plan that takes the least time as a whole, of those that are tried, and what was found; see the module."""
+    planner.progress(Progress("network", planned.table.network.name))
+    replaced: list[Replaced] = []
+    with ExitStack() as stack:
+        best = Running(planned, planner, stack)
+        (apart, corrected), tried = _apart(best, planner.timer), {best.name}
+        others: list[Callable[[Planned], Planned]] = [partial(_replanned, planner, corrected)] if corrected else []
+        others += [partial(_changed, *rival) for rival in _rivals(planned)]
+        for change in others:
+            rival = Running(change(best.planned), planner, stack)
+            if rival.name not in tried:
+                tried.add(rival.name)
+                best = _better(best, rival, planner.timer, replaced)
+        whole = planner.timer.remembered(f"network {best.name}", "whole", best.turn)
+    return replace(best.planned, measured_us=whole.us, apart=apart, replaced=tuple(replaced))
+
+
+def _better(best: Running, rival: Running, timer: Timer, replaced: list[Replaced]) -> Running:
+    """The plan at hand, unless the other is faster as a whole by more than noise; what then changes is added to `replaced`."""
+    mine, its, sigma = _in_turns(best, rival, timer)
+    if its >= mine * (1 - max(BETTER, 2 * sigma)):
+        return best
+    before, after = best.planned.chosen.entries, rival.planned.chosen.entries
+    for op in after:
+        was = before[op].name if op in before else ""
+        if was != after[op].name:
+            swap = rival.planned.table is best.planned.table
+            replaced.append(Replaced(op, was, after[op].name, round(mine, 6), round(its, 6), swap))
+    return rival
+
+
+def _in_turns(mine: Running, its: Running, timer: Timer) -> tuple[float, float, float]:
+    """(microseconds of the one, of the other, the error to expect of their quotient), from turns of both."""
+    samples: tuple[list[float], list[float]] = ([], [])
+
+    def measured(which: int) -> list[float]:
+        for _ in range(0 if samples[0] else 2):
+            for found, running in zip(samples, (mine, its), strict=True):
+                found += running.turn()
+        return samples[which]
+
+    names = f"network {mine.name} in turns with {its.name}"
+    times = [timer.remembered(names, which, partial(measured, i)) for i, which in enumerate(("the first", "the second"))]
+    return times[0].us, times[1].us, math.hypot(*(_spread(t) for t in times)) / math.sqrt(LEAST_SAMPLES)
+
+
+def _spread(time: Time) -> float:
+    """The standard deviation of samples over their median: 60 % of them lie within 0.84 of it on either side."""
+    return (time.high_us - time.low_us) / (2 * 0.84 * time.us)
+
+
+def _apart(best: Running, timer: Timer) -> tuple[tuple[Apart, ...], dict[tuple[Problem, Tactic], Time]]:
+    """The layers that take another time in their places than alone, and the times in place of their tactics."""
+    found: list[Apart] = []
+    times: dict[tuple[Problem, Tactic], list[float]] = {}
+    before = ""
+    for i, layer in enumerate(best.engine.plan.layers):
+        if layer.tactic is None or layer.problem is None:
+            continue
+        us = timer.remembered(f"network {best.name}", f"layer {i}", partial(best.layer, i)).us
+        if abs(us - layer.time_us) > max(APART * layer.time_us, SHORT_US):
+            found.append(Apart(layer.name, round(layer.time_us, 6), round(us, 6), before))
+            times.setdefault((layer.problem, layer.tactic), []).append(us)
+        before = layer.name
+    return tuple(found), {pair: Time(us := statistics.median(rows), us, us) for pair, rows in times.items()}
+
+
+def _rivals(planned: Planned) -> list[tuple[str, Entry]]:
+    """(op, another entry in its formats that takes about as long alone), the closest first."""
+    table, chosen = planned.table, planned.chosen
+    found: list[tuple[float, str, Entry]] = []
+    for op, times in zip(table.network.ops, table.times, strict=True):
+        entry = chosen.entries.get(op.name)
+        if entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+            continue
+        mine, at, own = times[entry.tactic], addresses(op.problem, entry.tactic), KERNELS[entry.tactic.kernel]
+        most = mine.us * (1 + max(CLOSE, 2 * _spread(mine)))
+        close = [
+            (times[t].us, t.name, t)
+            for t, time in times.items()
+            if time.timed
+            and time.us <= most
+            and t != entry.tactic
+            and addresses(op.problem, t) == at
+            and (KERNELS[t.kernel].placed, KERNELS[t.kernel].placed_residual) == (own.placed, own.placed_residual)
+        ]
+        if close:
+            us, _, rival = min(close)
+            found.append((us / mine.us, op.name, replace(entry, tactic=rival, sparse=rival.sparse, time_ps=to_ps(us))))
+    return [(name, entry) for _, name, entry in sorted(found, key=lambda row: row[:2])[:MOST_RIVALS]]
+
+
+def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
+    """The plan with this entry, where it has another one in the same formats."""
+    chosen, was = planned.chosen, planned.chosen.entries.get(op)
+    if was is None or (was.ins, was.out) != (entry.ins, entry.out):
+        return planned
+    total = chosen.total_ps + entry.time_ps - was.time_ps
+    return replace(planned, chosen=replace(chosen, entries={**chosen.entries, op: entry}, total_ps=total))
+
+
+def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
+    """The best plan if tactics take what they took in their places."""
+    timer = _InPlace(planner.timer, corrected, planner.timer.failures, planner.timer.early, planner.timer.zeros)
+    table, chosen = replace(planner, timer=timer)(planned.table.network)
+    return replace(planned, table=table, chosen=chosen)

@@ -1,0 +1,39 @@
+"""What a network does to the timing of its tactics: whether it stays in the L2, and which tensors are half zeros."""
+
+import math
+from collections.abc import Mapping
+
+from cuda_kernels.device import Device
+from gpu_runtime.network import Network, Op
+from tactics.problems.pointwise_ops import NONE
+from tactics.problems.problem import ConvProblem, PointwiseProblem, Problem
+
+HALF = 2  # bytes of an element
+
+
+def stays_in_l2(network: Network, device: Device) -> bool:
+    """Whether all weights and activations take less than half the L2, so that a run finds them where the one before left them;
+    else weights come from DRAM in each run. Of alternatives of a layer the largest weights count, shared ones once."""
+    weights: dict[object, int] = {}
+    for op in network.ops:
+        size, which = sum(w.size for w in op.weights.values()), op.layer or tuple(map(id, op.weights.values()))
+        weights[which] = max(size, weights.get(which, 0))
+    elements = sum(weights.values()) + sum(math.prod(shape) for shape in network.tensors.values())
+    return HALF * elements < device.l2_bytes / 2
+
+
+def half_zeros(network: Network) -> Mapping[Problem, tuple[bool, ...]]:
+    """Problem -> which of its inputs stand behind a ReLU; of ops alike the last counts. A GPU draws less power for zeros, and
+    so runs at another clock."""
+    behind = {op.output for op in network.ops if _ends_in_relu(op)}
+    found = {op.problem: tuple(t in behind for t in op.inputs) for op in network.ops}
+    return {problem: zeros for problem, zeros in found.items() if any(zeros)}
+
+
+def _ends_in_relu(op: Op) -> bool:
+    problem = op.problem
+    if isinstance(problem, ConvProblem):
+        end = problem.epilogue
+        last = end.act if end.last == NONE and not (end.act_first and end.residual) and not end.affine else end.last
+        return last.name == "relu"
+    return isinstance(problem, PointwiseProblem) and [s.op for s in problem.stages[-1:]] == ["relu"]

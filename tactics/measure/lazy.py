@@ -1,0 +1,170 @@
+"""Few tactics timed, and the others bounded from below, so that a plan of the timed ones is known to be the best.
+
+A tactic that is not timed counts with a lower bound: its estimate (tactics.predict), corrected by what measured / estimated has
+been so far for its kernel, some standard deviations lower, and never below what no kernel can go below. A planner solves, has
+timed what its plan uses (`refine`), and solves again; once all of a plan is timed, no other plan is faster, unless a bound is
+too high. The corrections rest on all times that are known, in any order: who begins with a full cache ends with the same plan.
+
+An example: of two tactics one is estimated at 10 us, the other at 14, both with an error of 15 %. At 2 sigma and without a
+correction they count as 7.4 and 10.4 us. The first is timed, 9 us; the other one, at 10.4 at least, need not be.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cuda_kernels.device import Device
+from tactics.measure.timing import Time, Timer
+from tactics.predict import predict, regime, sigmas
+from tactics.problems.problem import Problem
+from tactics.roofline import least_us
+from tactics.tactic import Tactic
+
+Pair = tuple[Problem, Tactic]
+FEW = 5  # times of a kernel that correct its estimates; with fewer, those of all kernels do
+UNSEEN = 0.3  # what other kernels' times leave in doubt about a kernel, a standard deviation of the logarithm
+USUAL = 0.1  # the share of all pairs that builds time in the end (docs/timing.md)
+OPTIMISTIC = -0.35  # the logarithm of measured / estimated that is assumed before anything is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much is timed: bounds are `sigmas` standard deviations below an estimate, and beside each tactic of a plan the
+    `nearest` ones of its formats are timed."""
+
+    sigmas: float
+    nearest: int
+
+
+LEVELS = {1: Level(1.0, 1), 2: Level(1.0, 4), 3: Level(2.0, 4), 4: Level(3.0, 8)}  # by --builderOptimizationLevel
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """`log_us`: of the estimate; `error`: its standard deviation; `least`: what no time can go below."""
+
+    log_us: float
+    error: float
+    least: float
+
+
+class Lazy:
+    """A timer that has another one, `timer`, time what `refine` is asked for, and bounds the rest from below.
+
+    `ended` says that no more is to be timed: from then on what is not timed counts with its corrected estimate. `told` hears
+    how many tactics are timed, of how many that there are, and how many will probably be.
+    """
+
+    def __init__(
+        self,
+        timer: Timer,
+        device: Device,
+        level: Level,
+        ended: Callable[[], bool] = lambda: False,
+        told: Callable[[int, int, int], None] = lambda done, total, expected: None,
+    ):
+        self._timer, self._device, self.level, self._ended, self._told = timer, device, level, ended, told
+        self.failures, self.zeros = timer.failures, timer.zeros
+        self.early = False  # whether it has ended before all of a plan was timed
+        self._errors = sigmas(device)
+        self._stale = False  # whether bounds were given before times that correct them were known
+        self._times: dict[Problem, dict[Tactic, Time]] = {}
+        self._open: dict[Problem, dict[Tactic, _Estimate]] = {}
+        self._logs: dict[str, list[float]] = {}  # kernel -> logarithms of measured / estimated
+        self._corrections: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        """The times that are known, and lower bounds; tactics that failed are left out."""
+        tactics = tuple(tactics)
+        times, untimed = self._times.setdefault(problem, {}), self._open.setdefault(problem, {})
+        if new := [t for t in tactics if t not in times and t not in untimed and not self._failed(problem, t)]:
+            untimed.update((t, self._estimate(problem, t)) for t in new)
+            self._learn(problem, known := self._timer.known(problem, new))
+            self._stale |= bool(known)
+        found = ((t, times.get(t) or (self._bound(t, untimed[t]) if t in untimed else None)) for t in tactics)
+        return {t: time for t, time in found if time is not None}
+
+    def refine(self, pairs: Iterable[Pair], nearest: int | None = None) -> bool:
+        """Have these timed that are not yet, each with the `nearest` ones of its formats; whether any time or bound changed."""
+        if self._stale and not self.early:
+            self._stale = False
+            return True
+        nearest, wanted = self.level.nearest if nearest is None else nearest, dict[Problem, dict[Tactic, None]]()
+        for problem, tactic in pairs:
+            if tactic in self._open.get(problem, ()):
+                wanted.setdefault(problem, {}).update(dict.fromkeys((tactic, *self._near(problem, tactic)[:nearest])))
+        if not wanted or self.early:
+            return False
+        left = sum(map(len, wanted.values()))
+        self._timer.prepare((p, tuple(tactics)) for p, tactics in wanted.items())
+        for problem, tactics in wanted.items():
+            if self._ended():
+                self.early = True
+                break
+            done, total = self.counts
+            self._told(done, total, max(round(USUAL * total), done + left))
+            left -= len(tactics)
+            self._learn(problem, self._timer(problem, tactics))
+            for tactic in tactics:  # those that failed
+                self._open[problem].pop(tactic, None)
+        self._corrections.clear()
+        return True
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(tactics that are timed, all that could be)."""
+        timed = sum(map(len, self._times.values()))
+        return timed, timed + sum(map(len, self._open.values()))
+
+    def is_timed(self, problem: Problem, tactic: Tactic) -> bool:
+        return tactic not in self._open.get(problem, ())
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        return self._timer.known(problem, tactics)
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        return self._timer.remembered(what, name, measure)
+
+    def prepare(self, work: Iterable[tuple[Problem, Iterable[Tactic]]]) -> None:
+        """Nothing: what is to be timed is found step by step."""
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _failed(self, problem: Problem, tactic: Tactic) -> bool:
+        return (str(problem), tactic.name) in self.failures
+
+    def _estimate(self, problem: Problem, tactic: Tactic) -> _Estimate:
+        parts = predict(problem, tactic, self._device)
+        error, least = self._errors[regime(str(parts["bound"]))], least_us(problem, tactic, self._device)[0]
+        return _Estimate(math.log(float(parts["total_us"])), error, least)
+
+    def _learn(self, problem: Problem, times: Mapping[Tactic, Time]) -> None:
+        untimed = self._open[problem]
+        for tactic, time in times.items():
+            self._logs.setdefault(tactic.kernel, []).append(math.log(time.us) - untimed.pop(tactic).log_us)
+            self._times[problem][tactic] = time
+        self._corrections.clear()
+
+    def _bound(self, tactic: Tactic, of: _Estimate) -> Time:
+        if tactic.kernel not in self._corrections:
+            self._corrections[tactic.kernel] = self._correction(tactic.kernel)
+        shift, doubt = self._corrections[tactic.kernel]
+        sigmas = 0.0 if self.early else self.level.sigmas
+        us = max(of.least, math.exp(of.log_us + shift - sigmas * math.hypot(of.error, doubt)))
+        return Time(us, us, us, timed=False)
+
+    def _correction(self, kernel: str) -> tuple[float, float]:
+        """(the mean of log(measured / estimated), what it leaves in doubt beside the estimate's own error). fsum: a sum that
+        no order changes."""
+        own = self._logs.get(kernel, [])
+        if len(own) >= FEW:
+            return math.fsum(own) / len(own), 0.0
+        every = [x for logs in self._logs.values() for x in logs]
+        return (math.fsum(every) / len(every) if every else OPTIMISTIC), UNSEEN
+
+    def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
+        """The tactics of the same formats and kind that are not timed, those with the lowest bounds first."""
+        cell = tactic.ins, tactic.out, tactic.sparse
+        same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if (t.ins, t.out, t.sparse) == cell]
+        return [t for _, _, t in sorted(same) if t != tactic]

@@ -1,0 +1,52 @@
+"""One race at a time on a GPU, whichever processes measure there: two at once would disturb each other's times."""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from cuda_kernels import device as devices
+from cuda_kernels.files import cache_dir
+
+
+@lru_cache(maxsize=1)
+def gpu_id() -> str:
+    """Names this process's current GPU among all of the machine, or "gpu" where nobody tells: its UUID, else its place."""
+    if not devices.has_gpu():
+        return "gpu"
+    import cupy
+
+    number = cupy.cuda.Device().id
+    uuid = cupy.cuda.runtime.getDeviceProperties(number).get("uuid", b"")
+    return uuid.hex() if any(uuid) else cupy.cuda.runtime.deviceGetPCIBusId(number)
+
+
+@contextlib.contextmanager
+def turn(gpu: str, waits: Callable[[], None]) -> Iterator[None]:
+    """Hold the GPU for the block; `waits` is called first where another process holds it. A process that ends, however it does,
+    holds nothing. Where no lock can be made (no folder, a file system without locks) nobody waits."""
+    file = None
+    with contextlib.suppress(OSError):
+        folder = cache_dir() / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / (re.sub(r"\W", "_", gpu) + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if file is not None:
+            _lock(file, waits)
+        yield
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _lock(file: int, waits: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waits()
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks
+        pass

@@ -1,0 +1,66 @@
+"""Plans as a whole on the emulated driver, where a kernel may last longer behind another one than behind itself."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpu_runtime as gr
+from benchmarks.gpu_networks import fewer_tactics
+from gpu_runtime.engine import encode
+from gpu_runtime.explain import log, report
+from tests.emulated_driver.settings import Behind
+from tests.on_driver import passes, timed
+from tests.reference_run import model, node
+
+pytestmark = [pytest.mark.driver, timed]
+
+
+def built(cache: Path) -> gr.Engine:
+    rng = np.random.default_rng(0)
+    weights = {"a": rng.standard_normal((32, 16, 3, 3)) * 0.1, "b": rng.standard_normal((32, 32, 3, 3)) * 0.1}
+    pads = {"pads": [1, 1, 1, 1]}
+    layers = [node("Conv", "x a", "c", **pads), node("Relu", "c", "r"), node("Conv", "r b", "y", **pads)]
+    proto = model(layers, {"x": (1, 16, 8, 8)}, "y", {k: w.astype(np.float32) for k, w in weights.items()})
+    with fewer_tactics():
+        return gr.build(proto, sparsity="force", timing_cache=cache)
+
+
+def undisturbed() -> None:
+    """No layer is found to take another time in its place, and no tactic is replaced."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = built(Path(folder) / "times")
+        solution = engine.plan.solution
+        assert solution.measured_us and solution.total_us < solution.measured_us < 1.5 * solution.total_us
+        assert not solution.apart and not solution.replaced
+        assert f"{solution.measured_us:.2f} us measured end to end" in report.plan_text(engine.record)
+        print(*[layer.tactic.kernel for layer in engine.plan.layers if layer.tactic])
+
+
+def slowed() -> None:
+    """The layer that takes longer in its place is named and gets another tactic; the whole is as fast as the log says; a
+    second build measures nothing and gives the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "times"
+        engine = built(cache)
+        first = cache.read_bytes()
+        solution = engine.plan.solution
+        (apart,) = solution.apart
+        assert apart.us > 1.4 * apart.alone_us and apart.behind
+        assert [r.op for r in solution.replaced] and not solution.replaced[0].after.startswith("conv_sparse24")
+        assert solution.measured_us < 0.95 * solution.replaced[0].before_us
+        text = log.log_text(engine.record, 100, 200)
+        assert f"{apart.layer} took {apart.us:.2f} us behind {apart.behind}" in " ".join(text.split())
+        assert f"instead of {solution.replaced[0].before_us:.2f} us" in " ".join(text.split())
+        again = built(cache)
+        assert cache.read_bytes() == first and encode(again) == encode(engine)
+
+
+def test_an_undisturbed_network_keeps_its_plan():
+    kernels = passes(undisturbed, checks=False).split()
+    assert kernels[0] == "move" and kernels[1].startswith("conv_sparse24"), "the other test slows one behind the other"
+
+
+def test_a_tactic_that_is_slow_in_its_place_is_found_and_replaced():
+    passes(slowed, checks=False, behind=(Behind("conv_sparse24*", "move*", 1.8),))
