@@ -134,8 +134,8 @@ class Bench:
         """Verify a tactic, then record a graph over copies of the weights. `keep`: as Copies.of says."""
         with self.gpu.current():
             assert self._copies is not None  # there is a problem
-            dram_us = SAMPLE_US * 1e3 * self.gpu.device.dram_gbps  # bytes that it reads while a sample lasts
-            packed = self._copies.of(tactic, 0 if self.warm_l2 else dram_us, MAX_LAUNCHES, keep)
+            most_bytes = 0 if self.warm_l2 else SAMPLE_US * 1e3 * self.gpu.device.dram_gbps  # a sample reads no more
+            packed = self._copies.of(tactic, most_bytes, MAX_LAUNCHES, keep)
             if tactic not in packed.ready:
                 packed.ready[tactic] = self._prepare(tactic, packed)
             ready: Ready = packed.ready[tactic]
