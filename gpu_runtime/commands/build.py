@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -188,6 +189,8 @@ def build_command(asked: Asked) -> None:
     if asked.engine_to_load is not None:
         return _loaded(asked, asked.engine_to_load)
     source, wanted = _source(asked.model, asked.onnx), asked.wanted
+    if asked.tuning_time is not None and not asked.tuning_time < math.inf:  # click lets nan pass
+        raise click.UsageError(f"--tuningTime: expected seconds, more than 0, got {asked.tuning_time}")
     if asked.save_pruned and asked.sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}

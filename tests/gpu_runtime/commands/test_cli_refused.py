@@ -130,6 +130,9 @@ def test_wrong_usage(refused):
     refused("build tiny.onnx --onnx=tiny.onnx", "give the model once", code=2)
     refused("build -o old.engine", "give the model once", code=2)
     refused("build tiny.onnx --iterations=0", "--iterations", code=2)
+    for seconds in ("0", "-1", "nan", "inf", "x"):
+        refused(f"build tiny.onnx --tuningTime={seconds}", "--tuningTime", code=2)
+    refused("build tiny.onnx --builderOptimizationLevel=6", "--builderOptimizationLevel", code=2)
     refused("build tiny.onnx --saveEngin=old.engine", "--saveEngin", code=2)
     refused("rum tiny.engine", "No such command 'rum'", code=2)
     refused("run tiny.engine --input x=x.npy", "--output", code=2)
