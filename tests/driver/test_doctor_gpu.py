@@ -18,7 +18,7 @@ from gpu_runtime.doctor.cases import cases
 from gpu_runtime.doctor.rates import SMALL
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.kernels import KERNELS
-from tactics.measure import timing
+from tactics.measure import race
 from tactics.measure.trial import Wrong, in_a_graph, relative_error, trial
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
@@ -124,7 +124,7 @@ def test_a_measured_build_leaves_out_what_doctor_saw_fail(cache, tmp_path, monke
     weights = {"w": (np.random.default_rng(0).standard_normal((32, 64, 1, 1)) / 8).astype(np.float32)}
     onnx.save(model([node("Conv", "x w", "y")], {"x": (1, 64, 4, 4)}, "y", weights), tmp_path / "net.onnx")
     times, log = tmp_path / "times.jsonl", []
-    monkeypatch.setattr(timing, "ROUNDS", (1, 2, 3))
+    monkeypatch.setattr(race, "STEPS", (1, 2, 3))
     with fewer_tactics(), pytest.warns(RuntimeWarning, match="plans exclude these kernels because they failed.*conv_sparse24"):
         engine = gr.build(tmp_path / "net.onnx", sparsity="force", timing_cache=times, log=log.append)
     assert engine.record.timing.kind == "measured"
