@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,8 +26,10 @@ from gpu_runtime.planning.entries import addresses
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import Progress, compiling
 from gpu_runtime.runtime.findings import Apart, Replaced
+from gpu_runtime.text import printable
 from tactics.format import DTYPES
 from tactics.kernels import KERNELS
+from tactics.measure import faults
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
 
@@ -45,10 +48,10 @@ PROFILES = 20  # runs, each layer between two events
 
 
 class Running:
-    """A plan that runs on the GPU, on random inputs; it is loaded when it first runs, and until `stack` closes."""
+    """A plan that runs on the GPU, on random inputs; it is loaded when it first runs, until `close`."""
 
-    def __init__(self, planned: Planned, planner: Planner, stack: ExitStack):
-        self.planned, self._planner, self._stack = planned, planner, stack
+    def __init__(self, planned: Planned, planner: Planner):
+        self.planned, self._planner, self._stack = planned, planner, ExitStack()
         self.engine = stages.trial(planned.table, planned.chosen, planner.target)
         self.name = hashlib.sha256(repr(self.engine.plan.layers).encode()).hexdigest()[:24]
         self._count = max(1, round(SAMPLE_US / max(planned.chosen.us, 1.0)))  # runs in a sample
@@ -63,6 +66,9 @@ class Running:
         context = self._stack.enter_context(self.engine.context(device="cuda", progress=compiling(self._planner.progress)))
         context.run(self._inputs)
         return context
+
+    def close(self) -> None:
+        self._stack.close()
 
     def turn(self) -> list[float]:
         """Samples of the microseconds of a run."""
@@ -129,35 +135,61 @@ class _InPlace:
 
 
 def settle(planned: Planned, planner: Planner) -> Planned:
-    """The plan that takes the least time as a whole, of those that are tried, and what was found; see the module."""
+    """The plan that takes the least time as a whole, of those that are tried, and what was found; see the module. Where the GPU
+    has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far."""
     planner.progress(Progress("network", planned.table.network.name))
-    replaced: list[Replaced] = []
-    with ExitStack() as stack:
-        best = Running(planned, planner, stack)
-        (apart, corrected), tried = _apart(best, planner.timer), {best.name}
+    search = _Search(Running(planned, planner), planner)
+    try:
+        search.run()
+    except Exception as e:
+        if not (fault := faults.of_error(e)).passing:
+            raise
+        name = planned.table.network.name
+        warnings.warn(printable(f"{name} was not run as a whole to the end: {fault.text}"), RuntimeWarning, stacklevel=4)
+    finally:
+        search.best.close()
+    found = search.best.planned
+    return replace(found, measured_us=search.whole_us, apart=search.apart, replaced=tuple(search.replaced))
+
+
+class _Search:
+    """The fastest plan as a whole, `best`, of those that were tried; and what the others showed."""
+
+    def __init__(self, best: Running, planner: Planner):
+        self.best, self._planner, self._tried = best, planner, {best.name}
+        self.apart: tuple[Apart, ...] = ()
+        self.replaced: list[Replaced] = []
+        self.whole_us: float | None = None
+
+    def run(self) -> None:
+        planner, timer = self._planner, self._planner.timer
+        self.apart, corrected = _apart(self.best, timer)
         others: list[Callable[[Planned], Planned]] = [partial(_replanned, planner, corrected)] if corrected else []
-        others += [partial(_changed, *rival) for rival in _rivals(planned)]
+        others += [partial(_changed, op, entry) for op, entry in _rivals(self.best.planned)]
         for change in others:
-            rival = Running(change(best.planned), planner, stack)
-            if rival.name not in tried:
-                tried.add(rival.name)
-                best = _better(best, rival, planner.timer, replaced)
-        whole = planner.timer.remembered(f"network {best.name}", "whole", best.turn)
-    return replace(best.planned, measured_us=whole.us, apart=apart, replaced=tuple(replaced))
+            rival = Running(change(self.best.planned), planner)
+            if rival.name not in self._tried:
+                self._tried.add(rival.name)
+                try:
+                    self._compare(rival)
+                finally:
+                    if self.best is not rival:
+                        rival.close()
+        self.whole_us = timer.remembered(f"network {self.best.name}", "whole", self.best.turn).us
 
-
-def _better(best: Running, rival: Running, timer: Timer, replaced: list[Replaced]) -> Running:
-    """The plan at hand, unless the other is faster as a whole by more than noise; what then changes is added to `replaced`."""
-    mine, its, sigma = _in_turns(best, rival, timer)
-    if its >= mine * (1 - max(BETTER, 2 * sigma)):
-        return best
-    before, after = best.planned.chosen.entries, rival.planned.chosen.entries
-    for op in after:
-        was = before[op].name if op in before else ""
-        if was != after[op].name:
-            swap = rival.planned.table is best.planned.table
-            replaced.append(Replaced(op, was, after[op].name, round(mine, 6), round(its, 6), swap))
-    return rival
+    def _compare(self, rival: Running) -> None:
+        """Take the other plan where it is faster as a whole by more than noise."""
+        mine, its, sigma = _in_turns(self.best, rival, self._planner.timer)
+        if its >= mine * (1 - max(BETTER, 2 * sigma)):
+            return
+        before, after = self.best.planned.chosen.entries, rival.planned.chosen.entries
+        swap = rival.planned.table is self.best.planned.table
+        for op in after:
+            was = before[op].name if op in before else ""
+            if was != after[op].name:
+                self.replaced.append(Replaced(op, was, after[op].name, round(mine, 6), round(its, 6), swap))
+        self.best.close()
+        self.best = rival
 
 
 def _in_turns(mine: Running, its: Running, timer: Timer) -> tuple[float, float, float]:
