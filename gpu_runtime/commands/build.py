@@ -199,6 +199,7 @@ def build_command(asked: Asked) -> None:
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     progress = listening(asked.verbose)
     from gpu_runtime.engine import encode
+    from gpu_runtime.pipeline import build  # where the extra that it needs is missing, nothing else is said
 
     target = _target(asked.device)
     if target.measured and asked.cache is not False:
@@ -208,7 +209,7 @@ def build_command(asked: Asked) -> None:
     head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache)
     say("\n".join(head))
     pruned = io.BytesIO()
-    engine = _built(asked, source, target, progress, pruned)
+    engine = _built(build, asked, source, target, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = _layer_times(engine, wanted) if asked.profiled else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -227,9 +228,10 @@ def build_command(asked: Asked) -> None:
         time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
 
 
-def _built(asked: Asked, source: str, target: Device, progress: ProgressLine, pruned: io.BytesIO) -> Engine:
+def _built(
+    build: Callable[..., Engine], asked: Asked, source: str, target: Device, progress: ProgressLine, pruned: io.BytesIO
+) -> Engine:
     """The engine; Ctrl-C ends the timing of tactics first."""
-    from gpu_runtime.pipeline import build
     from gpu_runtime.target import tuning
 
     workspace, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
