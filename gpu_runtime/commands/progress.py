@@ -141,6 +141,7 @@ class Interrupts:
         self._listener, self._ended = listener, ended
         self._tuning = self._pressed = False
         self._usual = signal.default_int_handler
+        self._installed = False
 
     def __call__(self, progress: Progress) -> None:
         self._tuning = progress.stage == "tune" or (self._tuning and progress.stage in TUNING)
@@ -151,11 +152,15 @@ class Interrupts:
         return self._pressed or self._ended()
 
     def __enter__(self) -> Interrupts:
-        signal.signal(signal.SIGINT, self._interrupted)
+        usual = signal.getsignal(signal.SIGINT) is self._usual  # not ignored, as in the background of a shell
+        self._installed = usual and threading.current_thread() is threading.main_thread()
+        if self._installed:
+            signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, self._usual)
+        if self._installed:
+            signal.signal(signal.SIGINT, self._usual)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self._pressed or not self._tuning:

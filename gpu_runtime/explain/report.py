@@ -4,7 +4,7 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 """
 
 from gpu_runtime.explain.facts import ends_of, facts_of
-from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text, whole_texts
+from gpu_runtime.explain.figures import PREDICTED, proof_text, tactic_text, times_are, us_text, whole_texts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.runtime.findings import Compared
@@ -14,7 +14,8 @@ from gpu_runtime.text import printable, size_text, table, versus, wrap
 
 def plan_text(record: EngineRecord) -> str:
     """The plan as a table, a row per layer in execution order, then its total, its rivals and its memory."""
-    total = record.plan.solution.total_us
+    total, tuned = record.plan.solution.total_us, record.plan.solution.tuned
+    estimated = tuned.missing if tuned else ()
     rows = [
         [
             str(i),
@@ -22,7 +23,7 @@ def plan_text(record: EngineRecord) -> str:
             layer.type,
             " -> ".join(ends_of(layer)),
             tactic_text(layer.tactic),
-            us_text(layer.time_us, record.timing, unit=""),
+            us_text(layer.time_us, PREDICTED if layer.name in estimated else record.timing, unit=""),
             f"{100 * layer.time_us / total:.1f}" if total else "-",
         ]
         for i, layer in enumerate(record.plan.layers)

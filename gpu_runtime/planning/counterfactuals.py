@@ -59,11 +59,8 @@ def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[s
     wanted = {op.layer: not chosen.entries[op.name].sparse for op in both}
     names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(table.network, wanted).items()}
     merged = [op.name for op in ops if op.branches]
-    return (
-        wanted,
-        merged,
-        [*((names[layer], sparse) for layer, sparse in wanted.items()), *(((name,), True) for name in merged)],
-    )
+    questions = [(names[layer], sparse) for layer, sparse in wanted.items()]
+    return wanted, merged, questions + [((name,), True) for name in merged]
 
 
 def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:

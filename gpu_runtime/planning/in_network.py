@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cuda_kernels.launch import Cuda
+from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.planning import stages
 from gpu_runtime.planning.entries import addresses
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import Progress, compiling
 from gpu_runtime.runtime.findings import Apart, Replaced
 from gpu_runtime.text import printable
-from tactics.format import DTYPES
 from tactics.kernels import KERNELS
 from tactics.measure import faults
+from tactics.measure.stopwatch import Stopwatch
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
 
@@ -45,6 +46,7 @@ TURN_S, EMULATED_TURN_S = 0.2, 0.002  # of GPU time, of one plan before the othe
 SAMPLE_US = 500.0  # of replays between two events
 LEAST_SAMPLES = 4  # of a turn
 PROFILES = 20  # runs, each layer between two events
+AHEAD = 1.3  # times what the host takes to queue a run, the GPU is busy before it
 
 
 class Running:
@@ -58,8 +60,7 @@ class Running:
 
     @cached_property
     def _inputs(self) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(0)
-        return {i.name: _drawn(rng, i.shape, DTYPES[i.dtype]) for i in self.engine.plan.inputs}
+        return random_inputs(self.engine.inputs)
 
     @cached_property
     def _context(self) -> Context:
@@ -94,15 +95,14 @@ class Running:
     def _layers(self) -> list[float]:
         """The microseconds of each layer in its place. An event between two of them takes time as well, the same at each: as
         much as the median layer takes longer than alone."""
-        rows, layers = self._context.profile(self._inputs, PROFILES), self.engine.plan.layers
+        gpu, layers = self._context.gpu, self.engine.plan.layers
+        assert isinstance(gpu, Cuda)
+        busy = Stopwatch(gpu)
+        rows = self._context.profile(self._inputs, PROFILES, lambda queued_us: busy.delay(AHEAD * queued_us))
         found = [statistics.median(row) for row in zip(*rows, strict=True)]
         longer = [us - layer.time_us for us, layer in zip(found, layers, strict=True) if layer.tactic is not None]
         extra = statistics.median(longer) if longer else 0.0
         return [max(0.05, us - extra) for us in found]
-
-
-def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
 
 
 @dataclass(slots=True)
@@ -168,6 +168,8 @@ class _Search:
         others += [partial(_changed, op, entry) for op, entry in _rivals(self.best.planned)]
         for change in others:
             rival = Running(change(self.best.planned), planner)
+            if timer.early:  # while a plan was made again: it may hold what was never verified
+                break
             if rival.name not in self._tried:
                 self._tried.add(rival.name)
                 try:

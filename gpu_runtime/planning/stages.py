@@ -290,11 +290,8 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: 
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
     """What was timed for the plan; None where that is everything."""
-    problems = [
-        *((op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)),
-        *table.reformats.items(),
-    ]
-    timed = {(problem, t): time.timed for problem, times in problems for t, time in times.items()}
+    ops = [(op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)]
+    timed = {(p, t): time.timed for p, times in (*ops, *table.reformats.items()) for t, time in times.items()}
     if all(timed.values()):
         return None
     count, early = sum(timed.values()), planner.timer.early

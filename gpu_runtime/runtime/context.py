@@ -324,12 +324,15 @@ class Context:
         return list(self._nonfinite)
 
     @_one_thread
-    def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
-        """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
+    def profile(
+        self, inputs: Mapping[str, object], iterations: int = 20, ahead: Callable[[float], None] = lambda us: None
+    ) -> list[list[float]]:
+        """Microseconds per layer of the plan, one list per iteration, each layer between two events; `ahead` as in Point.times.
+        GPU only."""
         if not isinstance(self.gpu, Cuda):
             raise ValueError("profile: layer times are measured on a GPU only; here they are predicted, see the plan")
         self.run(inputs)
-        return self._point.times(iterations)
+        return self._point.times(iterations, ahead)
 
     @_one_thread
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -96,16 +97,20 @@ class Point:
         """The layers that stored infinity or NaN, by the words at `flags`."""
         return launched.flagged(self.plan, flags)
 
-    def times(self, iterations: int) -> list[list[float]]:
-        """Microseconds per layer, one list per iteration, each layer between two events on the GPU."""
-        gpu, steps, rows = self._shared.gpu, self.plan.steps, []
+    def times(self, iterations: int, ahead: Callable[[float], None] = lambda us: None) -> list[list[float]]:
+        """Microseconds per layer, one list per iteration, each layer between two events on the GPU. `ahead` is told how long
+        the host queues an iteration, and may keep the GPU busy meanwhile: else it waits for the host between short kernels."""
+        gpu, steps, rows, queued_us = self._shared.gpu, self.plan.steps, [], 0.0
         assert isinstance(gpu, Cuda)
         for _ in range(iterations):
+            ahead(queued_us)
+            begun = time.perf_counter()
             events = [gpu.cupy.cuda.Event() for _ in range(len(steps) + 1)]
             events[0].record(gpu.stream)
             for i in range(len(steps)):
                 self._launch(i)
                 events[i + 1].record(gpu.stream)
+            queued_us = 1e6 * (time.perf_counter() - begun)
             gpu.synchronize()
             row = [0.0] * len(self.plan.layers)
             for i, step in enumerate(steps):

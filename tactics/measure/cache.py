@@ -115,9 +115,7 @@ class Cache:
                 self._give_up(e)
 
     def _append(self, data: bytes) -> None:
-        if (
-            self._file is not None and os.fstat(self._file).st_nlink == 0
-        ):  # replaced, by `gpu-runtime cache prune` as an example
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:  # replaced, as by `gpu-runtime cache prune`
             os.close(self._file)
             self._file = None
         file = self._file
@@ -219,7 +217,8 @@ def parse(line: bytes) -> dict | None:
         low, us, high = (record[f] for f in ("low_us", "us", "high_us"))
         samples = record["samples"] if record.get("over") is False else [us]
         count = record.get("n", 1)
-        good = are_times([low, us, high, *samples]) and len(samples) > 0 and type(count) is int and count > 0
+        whole = type(count) is int and count > 0 and type(record.get("slow") or 0) is int
+        good = are_times([low, us, high, *samples]) and len(samples) > 0 and whole
         return record if good and low <= us <= high else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

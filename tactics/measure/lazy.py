@@ -12,6 +12,7 @@ correction they count as 7.4 and 10.4 us. The first is timed, 9 us; the other on
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cuda_kernels.device import Device
 from tactics.measure.timing import Time, Timer
@@ -81,18 +82,20 @@ class Lazy:
             untimed.update((t, self._estimate(problem, t)) for t in new)
             self._learn(problem, known := self._timer.known(problem, new))
             self._stale |= bool(known)
+            for t in filter(partial(self._failed, problem), new):  # as the timer has just told
+                untimed.pop(t, None)
         found = ((t, times.get(t) or (self._bound(t, untimed[t]) if t in untimed else None)) for t in tactics)
         return {t: time for t, time in found if time is not None}
 
-    def refine(self, pairs: Iterable[Pair], nearest: int | None = None) -> bool:
-        """Have these timed that are not yet, each with the `nearest` ones of its formats; whether any time or bound changed."""
+    def refine(self, pairs: Iterable[Pair]) -> bool:
+        """Have these timed that are not yet, each with the nearest ones of its formats; whether any time or bound changed."""
         if self._stale and not self.early:
             self._stale = False
             return True
-        nearest, wanted = self.level.nearest if nearest is None else nearest, dict[Problem, dict[Tactic, None]]()
+        wanted: dict[Problem, dict[Tactic, None]] = {}
         for problem, tactic in pairs:
             if tactic in self._open.get(problem, ()):
-                wanted.setdefault(problem, {}).update(dict.fromkeys((tactic, *self._near(problem, tactic)[:nearest])))
+                wanted.setdefault(problem, {}).update(dict.fromkeys((tactic, *self._near(problem, tactic))))
         if not wanted or self.early:
             return False
         left = sum(map(len, wanted.values()))
@@ -115,9 +118,6 @@ class Lazy:
         """(tactics that are timed, all that could be)."""
         timed = sum(map(len, self._times.values()))
         return timed, timed + sum(map(len, self._open.values()))
-
-    def is_timed(self, problem: Problem, tactic: Tactic) -> bool:
-        return tactic not in self._open.get(problem, ())
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self._timer.known(problem, tactics)
@@ -164,7 +164,7 @@ class Lazy:
         return (math.fsum(every) / len(every) if every else OPTIMISTIC), UNSEEN
 
     def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
-        """The tactics of the same formats and kind that are not timed, those with the lowest bounds first."""
+        """Those of the same formats and kind that are not timed and have the lowest bounds."""
         cell = tactic.ins, tactic.out, tactic.sparse
         same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if (t.ins, t.out, t.sparse) == cell]
-        return [t for _, _, t in sorted(same) if t != tactic]
+        return [t for _, _, t in sorted(same) if t != tactic][: self.level.nearest]

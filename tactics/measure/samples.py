@@ -13,10 +13,8 @@ from typing import NamedTuple
 LOW = 0.97  # of the running median: the clock of a sample that is repeated. Measured clocks are off by less than 1 %.
 TRIES = 20
 PAUSE_MS, GROWTH, LONGEST_MS = 5.0, 1.4, 50.0  # the first pause, how much longer the next one is, and the longest
-RISING, LEVEL = (
-    9,
-    255,
-)  # samples: a clock that rises is followed after half of the first, one that falls after half of the second
+# Samples: a clock that rises is followed after half of the first, one that falls after half of the second.
+RISING, LEVEL = 9, 255
 LASTING = 3  # slow samples in a row, about 0.7 s each: this is the clock from now on, as under a lower power limit
 
 

@@ -56,8 +56,12 @@ class Stopwatch:
 
     def pause(self, ms: float) -> None:
         """Let the GPU rest. One of its threads spins, because a GPU without any work may lower its clock."""
-        self._launch(0, int(1e3 * ms * self.gpu.device.clock_mhz))
+        self.delay(1e3 * ms)
         self.gpu.synchronize()
+
+    def delay(self, us: float) -> None:
+        """Keep the stream busy for so long, while the host queues what follows."""
+        self._launch(0, int(us * self.gpu.device.clock_mhz))
 
     def _clocks(self, us: float) -> int:
         return int(self._slack * us * self.gpu.device.clock_mhz)

@@ -3,6 +3,7 @@
 import math
 import random
 import zlib
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from cuda_kernels.device import named
 from gpu_runtime import pipeline
 from gpu_runtime.engine import encode
 from gpu_runtime.explain import report
+from gpu_runtime.runtime.plan_record import Timing
 from tactics.candidates import candidates
 from tactics.measure import lazy
 from tactics.measure.lazy import LEVELS, Lazy
@@ -35,6 +37,7 @@ class Truth(Predicted):
     def __init__(self, factor=1.0, failing=()):
         super().__init__(H200)
         self.factor, self.failing, self.cache, self.asked = factor, failing, {}, 0
+        self.faulted = set()
 
     def us(self, problem, tactic):
         error = 0.15 * drawn(str(problem)) + 0.10 * drawn(f"{problem}{tactic.name}")
@@ -45,6 +48,7 @@ class Truth(Predicted):
         for t in tactics:
             if t.name in self.failing:
                 self.failures[str(problem), t.name] = "it faulted"
+                self.faulted.add((problem, t.name))
                 continue
             if (problem, t) not in self.cache:
                 self.asked += 1
@@ -54,6 +58,7 @@ class Truth(Predicted):
         return found
 
     def known(self, problem, tactics):
+        self.failures |= {(str(problem), t.name): "it faulted" for t in tactics if (problem, t.name) in self.faulted}
         return {t: self.cache[problem, t] for t in tactics if (problem, t) in self.cache}
 
 
@@ -137,6 +142,9 @@ def test_the_end_of_tuning_leaves_the_best_plan_so_far():
         and set(tuned.missing) <= {name for layer in engine.plan.layers for name in (layer.name, *layer.nodes)}
     )
     assert "not proven minimal: timing ended early, without " in report.plan_text(engine.record)
+    measured = replace(engine.record, timing=Timing("measured", "measured"))
+    table = report.plan_text(measured).split("total ")[0]
+    assert table.count("~") == sum(layer.name in tuned.missing for layer in engine.plan.layers) > 0
 
 
 @pytest.mark.slow
@@ -144,9 +152,13 @@ def test_a_tactic_that_fails_is_left_out():
     path, shapes, _ = NETWORKS["resnet20"]
     usual, _ = built(Truth(), 3, path, shapes=shapes)
     failing = {layer.tactic_name for layer in usual.plan.layers}
-    engine, timer = built(Truth(failing=failing), 3, path, shapes=shapes)
+    truth = Truth(failing=failing)
+    engine, timer = built(truth, 3, path, shapes=shapes)
     assert not failing & {layer.tactic_name for layer in engine.plan.layers}
     assert timer.failures
+    truth.failures.clear()  # the next build reads them from the cache
+    again, _ = built(truth, 3, path, shapes=shapes)
+    assert encode(again) == encode(engine)
 
 
 def test_corrections_do_not_depend_on_the_order_of_times():
