@@ -5,7 +5,7 @@
 Ours: channels-last in and out (fp16:hwc8, the 3-channel image padded to 8), FP32 accumulation, bias and ReLU fused; dense and
 sparse run on the same 2:4 weights. cuDNN: torch, channels_last, FP16, `benchmark=True`; `fused` is
 torch.cudnn_convolution_relu (bias and ReLU in the convolution), `plain` the convolution alone; ratios are against the
-faster of the two. All are CUDA graphs under one stopwatch (tactics/measure/stopwatch.py): activations as a copy just wrote
+faster of the two. All are CUDA graphs under one stopwatch (tactics/sampling/stopwatch.py): activations as a copy just wrote
 them, a copy of the weights per launch and none of them in L2, random normal data, samples interleaved, medians. Shapes that
 do not fit in --seconds are left out and listed.
 """

@@ -18,10 +18,10 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data
-from tactics.measure.trial import bind, scratch_for
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data
+from tactics.sampling.trial import bind, scratch_for
 from tactics.step import Launch
 from tactics.tactic import Tile
 

@@ -22,7 +22,7 @@ from benchmarks.gpu_networks import Collecting, fewer_tactics
 from cuda_kernels.device import named
 from gpu_runtime import pipeline
 from tactics.measure.race import Race, quantiles
-from tactics.measure.timing import cell_of
+from tactics.measure.racing import cell_of
 
 NETWORKS = {"resnet20_cifar10": {"input": (32, 3, 32, 32)}, "squeezenet11_fp16": None}
 MOST, LEAST = 200, 20  # tactics of a race

@@ -24,7 +24,8 @@ from gpu_runtime import pipeline
 from gpu_runtime.text import table
 from tactics.measure.lazy import LEVELS, Lazy
 from tactics.measure.race import Race, quantiles
-from tactics.measure.timing import Time, cell_of
+from tactics.measure.racing import cell_of
+from tactics.measure.timing import Time
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 

@@ -10,7 +10,7 @@ from cuda_kernels.launch import Cuda, Emulated
 from cuda_kernels.params import arrange
 from cuda_kernels.tensor_maps import Map
 from gpu_runtime.engine import Engine
-from tactics.measure.trial import bind
+from tactics.sampling.trial import bind
 from tactics.step import Launch
 from tests.engines import build
 from tests.independent.layouts import table

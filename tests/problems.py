@@ -13,8 +13,6 @@ from cuda_kernels.device import Device
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import padded_channels
-from tactics.measure.data import random_data, reference
-from tactics.measure.trial import TOLERANCE, execute, relative_error
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem
@@ -36,6 +34,8 @@ from tactics.problems.problem import (
 )
 from tactics.problems.prologue import Prologue
 from tactics.problems.reductions import REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.sampling.data import random_data, reference
+from tactics.sampling.trial import TOLERANCE, execute, relative_error
 from tactics.step import linear
 from tactics.tactic import Tactic
 

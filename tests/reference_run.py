@@ -13,7 +13,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.network import Network, exists
-from tactics.measure.data import reference
+from tactics.sampling.data import reference
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:

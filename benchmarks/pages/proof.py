@@ -47,7 +47,7 @@ COMPARES = {  # what runs kernels and compares
     "tests.problems.assert_right",
     "tests.problems.check",
     "tests.problems.assert_written_once",
-    "tactics.measure.trial.trial",
+    "tactics.sampling.trial.trial",
     "tests.engines.check_engine",
     "tests.reference_run.check_against_ort",
 }

@@ -19,9 +19,9 @@ from cuda_kernels.emulator import Options, Stats
 from cuda_kernels.launch import Emulated
 from tactics.format import Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.trial import bind, scratch_for
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.trial import bind, scratch_for
 from tactics.step import Launch
 from tactics.tactic import Tactic
 from tests.independent.cuda_programs import Device, aligned, cudart

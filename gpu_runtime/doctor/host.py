@@ -19,7 +19,7 @@ from gpu_runtime.doctor.rates import SMALL
 from tactics.candidates import candidates
 from tactics.measure.cache import Cache
 from tactics.measure.timing import driver_version
-from tactics.measure.trial import trial
+from tactics.sampling.trial import trial
 
 Status = Literal["passed", "failed", "untested"]
 PACKAGES = (  # one package of each row is enough: CUDA 13's or CUDA 12's

@@ -10,11 +10,11 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.candidates import candidates
 from tactics.main_loops import best_share
-from tactics.measure.trial import Gpu, Run, trial
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation, Stage
 from tactics.problems.problem import ConvProblem, PointwiseProblem
+from tactics.sampling.trial import Gpu, Run, trial
 from tactics.tactic import Tactic
 
 SAMPLES = 9

@@ -25,11 +25,11 @@ from tactics.candidates import candidates
 from tactics.format import to_memory
 from tactics.launches import launches
 from tactics.measure.child import Answer, serve
-from tactics.measure.trial import Gpu, Wrong, in_a_graph, loaded, runner, scratch_for, trial
 from tactics.measure.worker import Bench
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
+from tactics.sampling.trial import Gpu, Wrong, in_a_graph, loaded, runner, scratch_for, trial
 from tactics.tactic import Tactic
 
 COUNTED = PointwiseProblem(1, 64, 64, 64, (Stage("add", params=(1.0,)),))

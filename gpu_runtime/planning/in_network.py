@@ -30,9 +30,9 @@ from gpu_runtime.runtime.findings import Apart, Replaced
 from gpu_runtime.text import printable
 from tactics.kernels import KERNELS
 from tactics.measure import faults
-from tactics.measure.stopwatch import Stopwatch
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
+from tactics.sampling.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.network import Network, Op, exists
-from tactics.measure.data import reference
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import ConvProblem, PoolProblem, Problem
+from tactics.sampling.data import reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ from cuda_kernels.launch import Cuda, Kernel
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, packing_key
 from tactics.measure.child import Answer, serve
-from tactics.measure.copies import Copies, Packed
-from tactics.measure.data import random_data
-from tactics.measure.references import expected
-from tactics.measure.samples import PAUSE_MS, Sample, Steady
-from tactics.measure.stopwatch import Stopwatch
-from tactics.measure.trial import Run, Scratch, Wrong, judge, runner, scratch_for
 from tactics.problems import codec
 from tactics.problems.problem import Problem
+from tactics.sampling.copies import Copies, Packed
+from tactics.sampling.data import random_data
+from tactics.sampling.references import expected
+from tactics.sampling.samples import PAUSE_MS, Sample, Steady
+from tactics.sampling.stopwatch import Stopwatch
+from tactics.sampling.trial import Run, Scratch, Wrong, judge, runner, scratch_for
 from tactics.step import Call
 from tactics.tactic import Tactic
 

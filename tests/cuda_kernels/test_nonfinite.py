@@ -8,7 +8,7 @@ import pytest
 
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from tactics.measure.data import random_data
+from tactics.sampling.data import random_data
 from tactics.step import linear
 from tests.problems import conv_case, execute, pairs
 

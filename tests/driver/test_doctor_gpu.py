@@ -19,7 +19,7 @@ from gpu_runtime.doctor.rates import SMALL
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.kernels import KERNELS
 from tactics.measure import race
-from tactics.measure.trial import Wrong, in_a_graph, relative_error, trial
+from tactics.sampling.trial import Wrong, in_a_graph, relative_error, trial
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
 from tests.on_driver import finished, timed

@@ -25,13 +25,14 @@ from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
-from tactics.measure import child, race, references, timing, trial, worker
+from tactics.measure import child, race, timing, worker
 from tactics.measure.child import Child
-from tactics.measure.data import random_data, reference
 from tactics.measure.timing import Cache
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.problems.prologue import Prologue
+from tactics.sampling import references, trial
+from tactics.sampling.data import random_data, reference
 from tactics.tactic import Tactic, Tile
 from tests.conftest import DIGITS
 from tests.emulated_driver import settings

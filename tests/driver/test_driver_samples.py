@@ -10,10 +10,11 @@ import pytest
 from cuda_kernels.device import current, why_no_gpu
 from tactics.candidates import candidates
 from tactics.launches import packing_key
-from tactics.measure import copies, timing, worker
+from tactics.measure import racing, worker
 from tactics.measure.child import Child
-from tactics.measure.stopwatch import SPIN_US, Stopwatch
 from tactics.problems import codec
+from tactics.sampling import copies
+from tactics.sampling.stopwatch import SPIN_US, Stopwatch
 from tests.driver.test_driver_measuring import CONV, some, spoiled, verified
 from tests.emulated_driver import settings
 from tests.on_driver import passes, timed
@@ -183,7 +184,7 @@ def test_several_tactics_are_one_request(device, monkeypatch, warm_l2):
     for name, value in settings.environment(faults=(fault,), checks=False, noise=0.0).items():
         monkeypatch.setenv(name, value)
     good, (bad,) = [t.name for t in some(device, "conv_dense")], [t.name for t in some(device, "conv_sparse24", 1)]
-    process = Child(timing.WORKER)
+    process = Child(racing.WORKER)
     try:
         assert process.receive(60)["device"] == device.key
         setup = {"op": "problem", "problem": codec.to_json(CONV), "warm_l2": warm_l2, "mhz": 2 * device.clock_mhz}

@@ -157,8 +157,8 @@ def repeated_launches():
     from cuda_kernels.launch import Cuda
     from gpu_runtime.doctor.rates import SMALL
     from tactics.candidates import candidates
-    from tactics.measure.data import random_data, reference
-    from tactics.measure.trial import execute, judge
+    from tactics.sampling.data import random_data, reference
+    from tactics.sampling.trial import execute, judge
     from tests.emulated_driver import kernels
 
     gpu = Cuda(current())

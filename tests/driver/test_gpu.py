@@ -24,11 +24,11 @@ from cuda_kernels.driver_errors import why_fatal
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
-from tactics.measure import references
-from tactics.measure.data import random_data, reference
-from tactics.measure.references import reference_conv
-from tactics.measure.trial import TOLERANCE, relative_error
 from tactics.measure.worker import Bench
+from tactics.sampling import references
+from tactics.sampling.data import random_data, reference
+from tactics.sampling.references import reference_conv
+from tactics.sampling.trial import TOLERANCE, relative_error
 from tests.on_driver import ON_DRIVER, timed
 from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 

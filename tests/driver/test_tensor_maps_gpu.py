@@ -11,7 +11,7 @@ from cuda_kernels.launch import Cuda
 from cuda_kernels.tensor_maps import SIZES, Map, encode, encode_by_driver
 from gpu_runtime.engine import Engine
 from gpu_runtime.runtime import verify
-from tactics.measure.trial import loaded, runner, scratch_for
+from tactics.sampling.trial import loaded, runner, scratch_for
 from tests.copied_boxes import CASES, MAPPED, PIXELS, check, launch, relu
 from tests.on_driver import passes
 

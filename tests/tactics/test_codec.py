@@ -13,9 +13,9 @@ from cuda_kernels.device import named
 from tactics import codec as records
 from tactics.candidates import accepts, candidates
 from tactics.launches import pack_weights, section_bytes, tables
-from tactics.measure.data import random_data
 from tactics.problems import codec
 from tactics.problems.problem import MoveProblem, PoolProblem
+from tactics.sampling.data import random_data
 from tests.problems import PROBLEMS, conv_case, pairs
 from tests.tactics.families.test_transpose import GROUPED as TRANSPOSED
 

@@ -13,9 +13,9 @@ from tactics import fp32
 from tactics.candidates import candidates, rejected
 from tactics.kernels import OF_FP32
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict, predict_us
 from tactics.problems.problem import AnyProblem, ConcatProblem, ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes

@@ -18,10 +18,10 @@ from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, num_tiles
 from tactics.families.merged import merged, padded_k
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.tiles import early_residual

@@ -13,10 +13,10 @@ import pytest
 
 from cuda_kernels.launch import Emulated
 from tactics import fp32
-from tactics.measure.data import random_data, reference
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, Problem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.problems import assert_right, conv_case, execute

@@ -22,8 +22,8 @@ from gpu_runtime.doctor.rates import PRODUCT, RATES, SMALL, products, rate
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.candidates import base_runner, candidates, rejected
 from tactics.kernels import KERNELS
-from tactics.measure.data import random_data, reference
-from tactics.measure.trial import Wrong, execute, in_a_graph, judge, trial
+from tactics.sampling.data import random_data, reference
+from tactics.sampling.trial import Wrong, execute, in_a_graph, judge, trial
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 from tests.conftest import DIGITS
 

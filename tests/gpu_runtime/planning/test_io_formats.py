@@ -18,10 +18,10 @@ from gpu_runtime.network import TensorInfo
 from gpu_runtime.planning import io_formats
 from tactics.candidates import at_edges, candidates
 from tactics.format import LAYOUTS, Format
-from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.reductions import NormalizeProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tests.conftest import DIGITS, model_path
 from tests.engines import TYPES, emulated, judge

@@ -12,12 +12,12 @@ from gpu_runtime.explain.layer_info import layer_info
 from gpu_runtime.rewrites import chained
 from tactics.candidates import candidates
 from tactics.launches import launches
-from tactics.measure.data import images, of_images, random_data
 from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import ChainedProblem, PointwiseProblem, PoolProblem
 from tactics.problems.reductions import NormalizeProblem
+from tactics.sampling.data import images, of_images, random_data
 from tests.compiled import takes
 from tests.engines import judge
 from tests.problems import CHAINED, PROBLEMS, ROWS, assert_written_once, execute

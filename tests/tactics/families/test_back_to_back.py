@@ -14,11 +14,11 @@ from tactics.candidates import candidates, rejected
 from tactics.families.back_to_back import TILES
 from tactics.format import Format
 from tactics.launches import launches
-from tactics.measure.data import random_data
 from tactics.problems import codec
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import BackToBackProblem, ConvProblem
+from tactics.sampling.data import random_data
 from tactics.tactic import Tactic
 from tests.compiled import takes
 from tests.engines import judge

@@ -19,10 +19,10 @@ from tactics.families import conv_depthwise
 from tactics.families.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict, predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic
 from tests.compiled import fits, measured, takes

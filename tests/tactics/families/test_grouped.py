@@ -18,10 +18,10 @@ from tactics.families.merged import merged, padded_k
 from tactics.format import Format
 from tactics.kernels import KERNELS
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes

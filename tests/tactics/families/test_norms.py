@@ -11,12 +11,12 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.rewrites.norms import offer
 from tactics.families.conv_gemm import candidates
-from tactics.measure.data import random_data, reference
 from tactics.problems.codec import from_json, to_json
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
 from tactics.problems.reductions import NormalizeProblem
+from tactics.sampling.data import random_data, reference
 from tactics.tactic import Tactic, Tile
 from tests.engines import SPARSE_DEVICE, judge
 from tests.problems import assert_right, conv_case, execute

@@ -13,8 +13,6 @@ from tactics.families.hopper.maps import pixels_in_order
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, strides, to_memory
 from tactics.kernels import KERNELS, ROWS
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data, reference
-from tactics.measure.trial import TOLERANCE, bind, relative_error, scratch_for
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import Activation, Stage
 from tactics.problems.problem import (
@@ -26,6 +24,8 @@ from tactics.problems.problem import (
     PoolProblem,
 )
 from tactics.problems.reductions import NormalizeProblem
+from tactics.sampling.data import random_data, reference
+from tactics.sampling.trial import TOLERANCE, bind, relative_error, scratch_for
 from tactics.tactic import Patch, Tactic, Tile
 from tests.gpu_runtime.assembly.test_inplace import CHW, CHW32, DENSE, H8, SPARSE
 from tests.problems import conv_case, transposed_case

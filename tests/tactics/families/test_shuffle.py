@@ -16,10 +16,10 @@ from tactics.families.conv_gemm import row_order
 from tactics.families.merged import padded_k
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import MoveProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes

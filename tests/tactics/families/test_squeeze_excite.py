@@ -15,10 +15,10 @@ from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
 from tactics.families.squeeze_excite import MOST_BLOCKS, share
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import PoolProblem, SqueezeExciteProblem
+from tactics.sampling.data import random_data, reference
 from tests.compiled import takes
 from tests.engines import judge
 from tests.problems import assert_right, assert_written_once, conv_case, execute

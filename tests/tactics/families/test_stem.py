@@ -13,11 +13,11 @@ from tactics.candidates import candidates, rejected
 from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.measure.data import random_data
 from tactics.predict import predict_us
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, ReformatProblem
+from tactics.sampling.data import random_data
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes

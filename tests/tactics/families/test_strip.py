@@ -17,10 +17,10 @@ from tactics.families import conv_gemm
 from tactics.families.strips import conv_strip, geometry
 from tactics.format import Format
 from tactics.launches import pack_weights, packing_key, section_bytes
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_SPARSE_TILES

@@ -16,10 +16,10 @@ from tactics.families.conv_transpose import phases
 from tactics.families.merged import padded_k
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data, reference
 from tactics.predict import predict
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes

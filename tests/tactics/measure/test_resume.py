@@ -58,7 +58,7 @@ class Scripted(Helper):
 def built(path, answered, answers=math.inf):
     """All times of four problems, from a process that ends behind so many answers; None where it does."""
     timer = timing.measured(H200, Cache(path), driver="580", compile_first=False)
-    timer._worker = Scripted(answered, answers)
+    timer.racing.worker = Scripted(answered, answers)
     try:
         return [timer(replace(PROBLEM, n=n), tactics(30)) for n in range(1, 5)]
     except Ended:
@@ -93,7 +93,7 @@ print(len(waits))
 def test_two_builds_share_one_gpu_and_one_cache(tmp_path, fake, monkeypatch):
     """Each time is measured once, by whoever comes first, and never do two children time at a moment."""
     monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path / "cache"))
-    command = fake({"lock": str(tmp_path / "busy")})._worker._command
+    command = fake({"lock": str(tmp_path / "busy")}).racing.worker._command
     code = SHARED.format(root=str(ROOT), path=str(fake.path), command=command)
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     told = [process.communicate(timeout=60)[0] for process in both]
@@ -125,7 +125,7 @@ except KeyboardInterrupt:
 
 def build(tmp_path, fake):
     """A process of its own that measures 29 problems of 3 slow tactics each; returned once some are in its cache."""
-    command = fake({t.name: "slow" for t in tactics(3)})._worker._command
+    command = fake({t.name: "slow" for t in tactics(3)}).racing.worker._command
     code = BUILD.format(root=str(ROOT), path=str(fake.path), command=command)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 60

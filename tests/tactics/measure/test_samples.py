@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tactics.measure.samples import LASTING, LONGEST_MS, PAUSE_MS, RISING, TRIES, Sample, Steady
+from tactics.sampling.samples import LASTING, LONGEST_MS, PAUSE_MS, RISING, TRIES, Sample, Steady
 
 USUAL = 1980.0
 SAMPLE_MS = 0.2  # what a sample lasts, with its flush

@@ -10,11 +10,12 @@ import pytest
 from cuda_kernels import device as devices
 from tactics.candidates import candidates
 from tactics.launches import pack_weights, packing_key
-from tactics.measure import references, timing, trial
-from tactics.measure.data import random_data, reference
+from tactics.measure import timing
 from tactics.measure.timing import Cache, Time
 from tactics.problems import codec
 from tactics.problems.epilogue import AFFINE
+from tactics.sampling import references, trial
+from tactics.sampling.data import random_data, reference
 from tactics.step import epilogue_values
 from tests.problems import CONVS, PROBLEMS
 from tests.tactics.measure.scripted import H200, PROBLEM, ROOT, tactics

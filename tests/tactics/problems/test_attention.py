@@ -9,11 +9,11 @@ from gpu_runtime.precision import cliffs
 from gpu_runtime.rewrites import attention
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import MatmulProblem
+from tactics.sampling.data import random_data, reference
 from tests.attention_models import cross_covariance, of_convolutions, own_products, pooled_keys, tokens, windows
 from tests.compiled import takes
 from tests.engines import check_engine

@@ -11,11 +11,11 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
-from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
 from tactics.problems.problem import ConvProblem, PointwiseProblem
+from tactics.sampling.data import random_data, reference
 from tests.engines import emulated
 from tests.problems import POINTWISE, assert_right, execute
 from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run

@@ -10,11 +10,11 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
-from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.sampling.data import random_data, reference
 from tests.engines import judge
 from tests.problems import ROWS, assert_right, execute
 from tests.reference_run import check_against_ort, feeds_for, model, network, node

@@ -13,9 +13,9 @@ from tactics.candidates import candidates
 from tactics.families.hopper.conv_wgmma import STRIPS, TILES, boxes, num_boxes
 from tactics.families.merged import merged
 from tactics.format import Format, padded_channels
-from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
+from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.problems import RELU, TAILS, assert_right, conv_case, execute

@@ -18,9 +18,9 @@ from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
 from tactics.format import strides
 from tactics.launches import launches
-from tactics.measure.data import random_data, reference
-from tactics.measure.trial import relative_error
 from tactics.predict import predict_us
+from tactics.sampling.data import random_data, reference
+from tactics.sampling.trial import relative_error
 from tactics.step import linear
 from tests.problems import RELU, assert_right, assert_written_once, conv_case, execute
 from tests.tactics.families.hopper.cases import (

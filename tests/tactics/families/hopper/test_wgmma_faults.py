@@ -14,7 +14,7 @@ from cuda_kernels import compile as compiling
 from cuda_kernels.compile import compile_anew
 from cuda_kernels.emulator import EmulatorError
 from tactics.families.hopper import conv_wgmma
-from tactics.measure import trial
+from tactics.sampling import trial
 from tactics.tactic import Tile
 from tests.problems import RELU, conv_case
 from tests.tactics.families.hopper.cases import (

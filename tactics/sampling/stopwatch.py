@@ -10,7 +10,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda
 from cuda_kernels.params import arrange, pack_params
 from tactics.measure.faults import Overloaded
-from tactics.measure.trial import Run
+from tactics.sampling.trial import Run
 from tactics.step import Args
 
 FLUSH_US, SPIN_US = 40.0, 80.0  # how long the flush and the spin last, at least

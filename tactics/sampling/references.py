@@ -8,11 +8,11 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda
 from cuda_kernels.params import arrange, pack_params
-from tactics.measure.data import images, of_images, reference
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.epilogue import AFFINE, VECTORS
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, Problem
+from tactics.sampling.data import images, of_images, reference
 from tactics.step import Args, alpha_beta, epilogue_values, ints, window_args
 
 SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy

@@ -10,9 +10,9 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, fill_params
 from tactics.format import DTYPES, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import random_data, reference
 from tactics.problems.array_functions import bound
 from tactics.problems.problem import Problem
+from tactics.sampling.data import random_data, reference
 from tactics.step import Arg, Call, Launch
 from tactics.tactic import Tactic
 
