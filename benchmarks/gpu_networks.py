@@ -104,10 +104,13 @@ class Few:
     """A timer that times few of the tactics it is asked for, as if the others could not run."""
 
     def __init__(self, timer: Timer) -> None:
-        self.timer, self.failures, self.zeros = timer, timer.failures, timer.zeros
+        self.timer, self.driver, self.failures, self.zeros = timer, timer.driver, timer.failures, timer.zeros
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        self.timer.prepare((problem, few(tactics)) for problem, tactics in work)
 
     def close(self) -> None:
         self.timer.close()

@@ -7,6 +7,7 @@ WHERE = "in a clone of gpu_runtime, or of its wheel, 'FILE.whl[{extra}]'"  # it 
 CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of CUDA 12: cuda12)"
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
+RAY = f"timing on a cluster takes the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
 CUPY = f"running on a GPU takes it: {CUDA}"
 # Module -> its package, and its use, with the cure.
 EXTRAS = {
@@ -16,6 +17,7 @@ EXTRAS = {
     "scipy": ("SciPy", BUILD),
     "cuda": ("cuda-bindings", NVRTC),
     "cupy": ("CuPy", CUPY),
+    "ray": ("Ray", RAY),
 }
 
 

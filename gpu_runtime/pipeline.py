@@ -23,7 +23,7 @@ from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
-from gpu_runtime.target import LEVEL, make_timer, pick_device, timing_record, tuning
+from gpu_runtime.target import LEVEL, make_timer, placed, timing_record, tuning
 from gpu_runtime.text import WIDTH
 from tactics import predict
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpu_runtime.planning import io_formats
     from gpu_runtime.plans import Plans
     from gpu_runtime.precision import ranges
+    from tactics.measure.spread import Spread
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 Explained = tuple[SparsityRecord, Solution]
@@ -65,44 +66,44 @@ def build(
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
+    ray: str | bool | Spread | None = None,
     progress: Listener = ignore,
 ) -> Engine:
     """Build an engine from an ONNX model: a path, a ModelProto, its bytes, an open file, or a torch.nn.Module.
 
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
-    weights that have the pattern; "force" first prunes the initializers to it (outputs change; `save_pruned`, a path or a file
-    for bytes, gets that model once all has succeeded). `device`: None: the GPU at hand, measured, else an H200, predicted; a
-    name ("a100"): predicted. `shapes`: of dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a
-    list of such for several sizes of image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the
-    same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`: measure nothing,
-    ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" (one for all),
-    ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also
-    what must take the same time as another. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1 to 4 those that
-    plan and explanation need; `tuning_time`: its seconds, or a function that says when they are over. `workspace`: scratch
-    bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which
-    predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near FP16's
-    limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range` tells). On it
-    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do. `log`
-    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for a wrong plan.
+    weights that have the pattern; "force" first prunes the initializers to it (`save_pruned`, a path or a file, gets that model
+    at the end). `device`: None: the GPU at hand, measured, else an H200, predicted; a name ("a100"): predicted. `shapes`: of
+    dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a list of such for several sizes of
+    image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the same bits in each. `timing_cache`:
+    file of times to use and extend, False: none; `only_cached_times`: measure nothing, ValueError where a time is not in it.
+    `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" for all, ["chw", "uint8:hwc"] or by name, see io_formats;
+    without, linear in the model's types. `exhaustive`: time also what must take the same time. `optimization_level`: on a GPU,
+    0 predicts times, 5 measures all, 1 to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function
+    that says when they are over; `ray`: the address of a Ray cluster whose GPUs time them, True: of this machine's.
+    `workspace`: scratch bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below
+    1, with which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor
+    near FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On
+    it the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
+    `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    mode, tuned = _mode(sparsity), tuning(optimization_level, tuning_time, batch_invariant)
-    asked = _risk(risk, target := tuned.of(pick_device(device)))
     _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
+    target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
+    mode, asked = _mode(sparsity), _risk(risk, target)
     source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
     pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
-    fitted, exact = _fitted(loaded, wanted, sizes, calibration, progress)
-    loaded = replace(loaded, large={})  # its weights take memory
+    fitted, exact, loaded = _fitted(loaded, wanted, sizes, calibration, progress)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
-    explained = _explained(loaded, planned, planner, log)
-    flags = Flags(sparsity, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
-    return _reported(_packed(source, planned, explained, flags, profiles, progress, embed_cubins), save_pruned, pruned)
+    flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
+    engine = _packed(source, planned, _explained(loaded, planned, planner, log), flags, profiles, planner, embed_cubins)
+    return _reported(engine, save_pruned, pruned)
 
 
 def _fitted(
@@ -111,8 +112,9 @@ def _fitted(
     sizes: Sequence[points.Shapes | None],
     calibration: Mapping[str, Any] | None,
     progress: Listener,
-) -> tuple[list[Fitted], list[str | None]]:
-    """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any."""
+) -> tuple[list[Fitted], list[str | None], importer.Loaded]:
+    """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any; and
+    what was loaded without the weights that take memory."""
     plain: list[Network] = []
     for shapes in sizes:
         lowered = stages.lowered(loaded, shapes, progress)
@@ -123,7 +125,7 @@ def _fitted(
     for shapes, lowered in zip(sizes, plain, strict=True):
         rows = points.repeated(calibration, shapes) if wanted else calibration
         fitted.append((*stages.fit(loaded, lowered, rows, progress, known), rows))
-    return fitted, exact
+    return fitted, exact, replace(loaded, large={})
 
 
 def _planned(
@@ -278,7 +280,7 @@ def _packed(
     explained: Sequence[Explained],
     flags: Flags,
     profiles: tuple[Profile, ...],
-    progress: Listener,
+    planner: Planner,
     embed_cubins: bool,
 ) -> Engine:
     """Weights packed, memory placed, launches derived, all of it checked as reading would."""
@@ -287,15 +289,14 @@ def _packed(
 
     model, parts = Model(planned[0].table.network.name, sha256_of(source)), []
     for p in planned:
-        progress(Progress("pack", p.table.network.name))
+        planner.progress(Progress("pack", p.table.network.name))
         parts.append(assemble.assemble(p.table, p.chosen))
     arena, sections, renamed = join([(arena, data.sections) for data, arena in parts])
     plans = [
         stages.plan_record(data, found, p.reached, what_if.store(p.table), names)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
-    target = planned[0].table.device
-    record = stages.engine_record(model, target, flags, sections, plans, profiles)
+    record = stages.engine_record(model, planner.target, flags, sections, plans, profiles, planner.timer.driver)
     try:
         record = seal(record, arena)
     except ValueError as e:
@@ -308,7 +309,7 @@ def _packed(
         edges = [(step.kernel, step.values) for plan in record.plans for step in feeds.reformats(plan).values()]
         steps = [step.key for plan in record.plans for step in plan.steps if isinstance(step, LaunchStep)]
         keys = dict.fromkeys([*steps, *edges])
-        wanted = [(kernel, dict(values), target.sm) for kernel, values in keys]
-        compiled = compile_many(wanted, progress=compiling(progress))
+        wanted = [(kernel, dict(values), planner.target.sm) for kernel, values in keys]
+        compiled = compile_many(wanted, progress=compiling(planner.progress))
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
     return Engine(record, arena, cubins, checked=True)

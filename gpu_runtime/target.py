@@ -19,6 +19,7 @@ from tactics import predict
 
 if TYPE_CHECKING:
     from gpu_runtime.network import Network
+    from tactics.measure.spread import Spread
     from tactics.measure.timing import Timer
 
 
@@ -44,18 +45,16 @@ LEVEL = 3
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How many tactics a build times on a GPU: by its `level` of optimization, 0 none, 5 every one; until it has `ended`."""
+    """How many tactics a build times on a GPU: by its `level` of optimization, 0 none, 5 every one; until it has `ended`;
+    `spread`: on those of a cluster."""
 
     level: int = LEVEL
     ended: Callable[[], bool] = lambda: False
-
-    def of(self, device: Device) -> Device:
-        """The device as a build sees it: where it times nothing, one to predict for."""
-        return device if self.level else replace(device, measured=False)
+    spread: Spread | None = None
 
     def whole(self, device: Device) -> bool:
         """Whether plans are run as a whole, and improved by that."""
-        return device.measured and self.level >= LEVEL
+        return device.measured and self.level >= LEVEL and (self.spread is None or is_here(device))
 
     @property
     def sigmas(self) -> float:
@@ -86,6 +85,34 @@ def tuning(level: object, seconds: object, several: bool = False) -> Tuning:
     return Tuning(level, ended)
 
 
+def _here() -> tuple[Device, str]:
+    from tactics.measure.timing import driver_version
+
+    return pick_device(None), driver_version()
+
+
+def is_here(device: Device) -> bool:
+    """Whether this machine's GPU is of that kind."""
+    return devices.has_gpu() and devices.current().key == device.key
+
+
+def placed(tuning: Tuning, device: str | Device | None, ray: str | bool | Spread | None) -> tuple[Device, Tuning]:
+    """The device as a build sees it, one to predict for where nothing is timed; and where its tactics are timed."""
+    if ray is None or ray is False:
+        found = pick_device(device)
+    else:
+        from tactics.measure import spread
+
+        if not isinstance(ray, (bool, str, spread.Spread)):
+            raise TypeError(f"ray: expected the address of a Ray cluster, True or False, got {ray!r}")
+        on = ray if isinstance(ray, spread.Spread) else None
+        if device is not None and (on is None or device != on.device):
+            raise ValueError(f"device: expected None with ray, which measures on the cluster's GPUs, got {device}")
+        on = on or spread.connected(ray if isinstance(ray, str) else "", _here)
+        found, tuning = on.device, replace(tuning, spread=on)
+    return found if tuning.level else replace(found, measured=False), tuning
+
+
 def make_timer(
     device: Device,
     timing_cache: str | os.PathLike | Literal[False] | None,
@@ -109,6 +136,7 @@ def make_timer(
         waits=lambda: progress(Progress("wait", "the GPU, on which another process measures")),
         told=lambda text: progress(Progress("cache", text)),
         only_known=only_cached,
+        **({"spread": tuning.spread, "driver": tuning.spread.driver} if tuning and tuning.spread else {}),
     )
     timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
     asked = tuning or Tuning()
@@ -117,11 +145,13 @@ def make_timer(
     return lazy.Lazy(timer, device, lazy.LEVELS[asked.level], asked.ended, lambda *of: progress(Progress("tune", "", *of)))
 
 
-def timing_record(device: Device) -> Timing:
-    """How the plan's times came about; `label` is what every printed time carries."""
+def timing_record(device: Device, driver: str | None = None) -> Timing:
+    """How the plan's times came about; `label` is what every printed time carries. `driver`: its version where the times were
+    measured, without: this machine's."""
     if device.measured:
         from tactics.measure import timing
 
-        title = device.title + (", emulated driver" if timing.is_emulated() else "")
-        return Timing("measured", f"measured({title})", driver=timing.driver_version(), policy=timing.POLICY)
+        driver = timing.driver_version() if driver is None else driver
+        title = device.title + (", emulated driver" if timing.names_emulated(driver) else "")
+        return Timing("measured", f"measured({title})", driver=driver, policy=timing.POLICY)
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))

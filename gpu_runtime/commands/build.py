@@ -35,6 +35,7 @@ from gpu_runtime.progress import Progress
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.engine import Engine
+    from tactics.measure.spread import Spread
 
 PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
 
@@ -126,6 +127,11 @@ class Asked:
     tuning_time: float | None = flag(
         "--tuningTime", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Time tactics no longer than this."
     )
+    ray: str | None = flag(
+        "--ray",
+        metavar="[=ADDRESS]",
+        help="Time tactics on all GPUs of a Ray cluster, as head:6379; without an address of the one Ray finds, or starts.",
+    )
     verbosity: str = flag(
         "--profilingVerbosity",
         type=click.Choice(["layer_names_only", "detailed", "none"]),
@@ -201,15 +207,15 @@ def build_command(asked: Asked) -> None:
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build  # where the extra that it needs is missing, nothing else is said
 
-    target = _target(asked.device)
+    target, spread = _target(asked.device, asked.ray)
     if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
-    timed = _is_timed(target, asked.skip_inference, wanted)
+    timed = _is_timed(target, asked.skip_inference, wanted, spread)
     planned = target if asked.level else replace(target, measured=False)
-    head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache)
+    head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache, spread)
     say("\n".join(head))
     pruned = io.BytesIO()
-    engine = _built(build, asked, source, target, progress, pruned)
+    engine = _built(build, asked, source, {"ray": spread} if spread else {"device": target}, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = _layer_times(engine, wanted) if asked.profiled else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -229,7 +235,7 @@ def build_command(asked: Asked) -> None:
 
 
 def _built(
-    build: Callable[..., Engine], asked: Asked, source: str, target: Device, progress: ProgressLine, pruned: io.BytesIO
+    build: Callable[..., Engine], asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO
 ) -> Engine:
     """The engine; Ctrl-C ends the timing of tactics first."""
     from gpu_runtime.target import tuning
@@ -239,7 +245,7 @@ def _built(
         return build(
             source,
             sparsity=asked.sparsity,
-            device=target,
+            **on,
             shapes=asked.sizes,
             batch_invariant=asked.batch_invariant,
             timing_cache=asked.cache,
@@ -296,14 +302,18 @@ def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
 # ---- inferences
 
 
-def _is_timed(target: Device, skip: bool, wanted: Wanted) -> bool:
+def _is_timed(target: Device, skip: bool, wanted: Wanted, spread: Spread | None) -> bool:
     """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on."""
-    if skip:
+    from gpu_runtime.target import is_here
+
+    if away := spread is not None and not is_here(target):
+        _unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
+    elif skip:
         _unused(wanted, "--skipInference runs none", "leave it out")
     elif not target.measured:
         cure = "gpu-runtime bench ENGINE times inferences on a GPU, and with --predict predicts the time without one"
         _unused(wanted, "none is run when times are predicted", cure)
-    return target.measured and not skip
+    return target.measured and not skip and not away
 
 
 def _unused(wanted: Wanted, why: str, cure: str) -> None:
@@ -368,15 +378,21 @@ def _source(model: str | None, onnx: str | None) -> str:
     return model or onnx or ""
 
 
-def _target(device: str | None) -> Device:
+def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
+    """The GPU that is planned for, and the cluster of such ones that it is timed on."""
     from cuda_kernels import device as devices
-    from gpu_runtime.target import pick_device
+    from gpu_runtime.target import Tuning, pick_device, placed
 
+    if ray is not None:
+        if device is not None:
+            raise click.UsageError("--ray measures on the GPUs of a cluster: leave --device out")
+        target, tuning = placed(Tuning(), None, ray)
+        return target, tuning.spread
     try:
         if device is not None and device.isdecimal():
             devices.only(int(device))
             device = None
-        return pick_device(device)
+        return pick_device(device), None
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
 
@@ -407,12 +423,13 @@ def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> lis
     return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer")]
 
 
-def _planning_for(target: Device, asked: bool, timing_cache: str | None) -> list[str]:
+def _planning_for(target: Device, asked: bool, timing_cache: str | None, spread: Spread | None) -> list[str]:
     """The first lines of a build: which device, and where its times come from. `asked`: whether the user wants these."""
     from gpu_runtime.explain.figures import held_text
 
     if target.measured:
-        return _lines(f"Planning for {target.title} ({target.sm}), timing on it")
+        where = "it" if spread is None else f"{spread.count} of them in a Ray cluster"
+        return _lines(f"Planning for {target.title} ({target.sm}), timing on {where}")
     default = "" if asked else ", the default where no GPU is found (another with --device)"
     head = f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
     held = _lines(f"{target.title}: {held_text(target)}") if held_text(target) else []
@@ -421,8 +438,10 @@ def _planning_for(target: Device, asked: bool, timing_cache: str | None) -> list
 
 
 def _layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
-    if engine.record.timing.is_predicted:
+    """Layer times, measured on the plan's GPU; None where it is not here, which means the plan's own."""
+    from gpu_runtime.target import is_here
+
+    if engine.record.timing.is_predicted or not is_here(engine.record.device):
         return None
     from gpu_runtime.benchmark.inputs import load_inputs
 

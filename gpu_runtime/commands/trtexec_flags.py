@@ -136,7 +136,7 @@ class TrtexecCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         known = [name for p in self.params for name in p.opts]
         _check_dashes(args, known)
-        args, ctx.meta[PROFILES] = options.profiles(args)
+        args, ctx.meta[PROFILES] = options.profiles(["--ray=" if arg == "--ray" else arg for arg in args])
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as e:

@@ -111,6 +111,7 @@ class _InPlace:
 
     timer: Timer
     times: Mapping[tuple[Problem, Tactic], Time]
+    driver: str
     failures: dict[tuple[str, str], str]
     early: bool
     zeros: dict[Problem, tuple[bool, ...]]
@@ -266,6 +267,7 @@ def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
 
 def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
     """The best plan if tactics take what they took in their places."""
-    timer = _InPlace(planner.timer, corrected, planner.timer.failures, planner.timer.early, planner.timer.zeros)
+    timer = planner.timer
+    timer = _InPlace(timer, corrected, timer.driver, timer.failures, timer.early, timer.zeros)
     table, chosen = replace(planner, timer=timer)(planned.table.network)
     return replace(planned, table=table, chosen=chosen)

@@ -327,9 +327,10 @@ def engine_record(
     sections: tuple[Section, ...],
     plans: Sequence[PlanRecord],
     profiles: tuple[Profile, ...] = (),
+    driver: str | None = None,
 ) -> EngineRecord:
-    """The record that shows the plan of the first profile's optimal batch."""
-    producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target), 0
+    """The record that shows the plan of the first profile's optimal batch. `driver`: as of `timing_record`."""
+    producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target, driver), 0
     if profiles:
         shown = next(number for number in profiles[0].plans if batch_of(plans[number], profiles[0]) == profiles[0].opt)
     return EngineRecord(model, target, timing, producer, source_hash(), flags, sections, tuple(plans), profiles, shown)

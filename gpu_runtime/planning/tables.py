@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
-from typing import Protocol
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
@@ -30,22 +29,12 @@ from gpu_runtime.planning.entries import (
 )
 from tactics.candidates import candidates, rejected
 from tactics.format import PREFERRED, Format, Key, canonical
+from tactics.measure.timing import Timer
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop, to_ps
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.reason import Reason
 from tactics.tactic import Tactic
-
-
-class Timer(Protocol):
-    """Times of tactics for a problem; `failures`: (problem, tactic) -> why it has none."""
-
-    failures: dict[tuple[str, str], str]
-
-    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Times: ...
-
-    def close(self) -> None: ...
-
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
@@ -163,9 +152,11 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     """The times of every tactic of each op."""
     timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
     found = []
-    for done, op in enumerate(network.ops):
+    every = [(op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)) for op in network.ops]
+    more = asked.device, asked.sparse, asked.scratch
+    asked.timer.prepare((alike[0], _wanted(*alike, *more)[1]) for alike in dict.fromkeys(every))
+    for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
-        alike = op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)
         if alike not in timed:
             timed[alike] = _timed(*alike, asked)
         found.append(timed[alike])

@@ -65,7 +65,7 @@ class Lazy:
         told: Callable[[int, int, int], None] = lambda done, total, expected: None,
     ):
         self._timer, self._device, self.level, self._ended, self._told = timer, device, level, ended, told
-        self.failures, self.zeros = timer.failures, timer.zeros
+        self.driver, self.failures, self.zeros = timer.driver, timer.failures, timer.zeros
         self.early = False  # whether it has ended before all of a plan was timed
         self._errors = sigmas(device)
         self._stale = False  # whether bounds were given before times that correct them were known

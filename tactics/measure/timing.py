@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import Device
@@ -22,6 +22,9 @@ from tactics.measure.turns import gpu_id, turn
 from tactics.predict import alike, predict, regime, sigmas
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
+
+if TYPE_CHECKING:
+    from tactics.measure.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,11 @@ def is_emulated() -> bool:
 
 
 class Timer(Protocol):
-    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time; `early`: timing was to end early;
-    `zeros`: problem -> which of its inputs are half zeros, as behind a ReLU, to be set before it is asked for."""
+    """What times tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) -> why it has no
+    time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a ReLU, to be set
+    before it is asked for."""
 
+    driver: str
     failures: dict[tuple[str, str], str]
     early: bool
     zeros: dict[Problem, tuple[bool, ...]]
@@ -94,7 +99,7 @@ class Timer(Protocol):
 class Predicted:
     """A timer that computes; see tactics.predict. Its times are never written anywhere."""
 
-    early = False
+    driver, early = "", False
 
     def __init__(self, device: Device):
         self.device = device
@@ -136,7 +141,7 @@ class Predicted:
 class Measured:
     """A timer that measures what the cache does not hold. `waits` is called once, when another process holds the GPU (`gpu`
     names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise ValueError for what the
-    cache lacks. `racing`: options of Racing.
+    cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`: options of Racing.
 
     To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
     `zeros`, problem -> which of its inputs are half zeros, as behind a ReLU.
@@ -157,6 +162,7 @@ class Measured:
         told: Callable[[str], None] = lambda text: None,
         gpu: str | None = None,
         only_known: bool = False,
+        spread: "Spread | None" = None,
         **racing: Any,
     ):
         self.device, self.cache = device, cache
@@ -165,7 +171,7 @@ class Measured:
         self._key = f"{device.key}|{self.driver}"
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
         self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
-        self.racing = Racing(device, **racing)
+        self.racing, self._spread = Racing(device, **racing), spread
         self._slow = False  # whether it was told that samples count though their clock stayed low
         self._seen: dict[Problem, dict[str, Tactic]] = {}  # whatever was asked for
         self._verdicts: dict[Key, str] = {}  # of what was asked for: empty where the cache had it, else why not
@@ -175,7 +181,7 @@ class Measured:
         if todo := self._missing(problem, tactics):
             if self._only_known:
                 raise ValueError(self._lacks(todo[0].name, str(problem)))
-            self._measure(problem, todo)
+            (self._measure if self._spread is None else self._finish)(problem, todo)
         return self._found(problem, tactics)
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
@@ -206,10 +212,17 @@ class Measured:
         return Key(self._key, source_key(tactic.kernel), str(problem), tactic.name, policy)
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Compile in threads whatever these problems' tactics need and the cache has no time for; returns at once."""
+        """Begin to compile whatever these problems' tactics need and the cache has no time for, or with a cluster to race them;
+        returns at once."""
+        joined: dict[Problem, dict[Tactic, None]] = {}
         for problem, tactics in work:
-            if (todo := self._missing(problem, tactics)) and not self._only_known:
-                self.racing.begin(problem, todo)
+            joined.setdefault(problem, {}).update(dict.fromkeys(tactics))
+        for problem, every in joined.items():
+            if (todo := self._missing(problem, every)) and not self._only_known:
+                if self._spread is None:
+                    self.racing.begin(problem, todo)
+                else:
+                    self._spread.begin(self._request(problem, todo), partial(self._keep, problem))
 
     def cache_text(self) -> str:
         """How much the cache was of use, in a line."""
@@ -218,11 +231,16 @@ class Measured:
     def close(self) -> None:
         if self._verdicts:
             self._told(self.cache_text())
-        self.racing.close()
+        self._end()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.racing.close()
+            self._end()
+
+    def _end(self) -> None:
+        self.racing.close()
+        if self._spread is not None:
+            self._spread.close()
 
     def _found(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         """What the cache has: times, and failures."""
@@ -263,7 +281,21 @@ class Measured:
                 if left := [t for t in todo if t.name in able and not is_over(self.cache.get(self.key(problem, t)))]:
                     keep({}, self.racing.race(self._request(problem, left), keep))
         except BaseException:  # Ctrl-C too: the child may be in the middle of an answer
-            self.racing.close()
+            self._end()
+            raise
+        finally:
+            self.cache.sync()
+
+    def _finish(self, problem: Problem, todo: list[Tactic]) -> None:
+        """Wait for what `prepare` has begun of the problem, and have the rest raced as well."""
+        assert self._spread is not None
+        try:
+            self._spread.finish(problem)
+            if left := [t for t in self._missing(problem, todo) if (str(problem), t.name) not in self.failures]:
+                self._spread.begin(self._request(problem, left), partial(self._keep, problem))
+                self._spread.finish(problem)
+        except BaseException:
+            self._end()
             raise
         finally:
             self.cache.sync()

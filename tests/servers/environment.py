@@ -13,14 +13,14 @@ from tests.test_wheel import clean, done
 # Server -> its packages. nvidia-pytriton's wheel has NVIDIA's server (2.51) with its python backend, which needs NumPy 1; the
 # CuPy of the emulated driver needs NumPy 2.
 PINS = {"ray": ("ray[serve]==2.60.0", f"cupy-cuda13x=={CUPY}"), "triton": ("nvidia-pytriton==0.7.0",)}
-CUDA = {"ray": "cuda13", "triton": "emulator"}
+CUDA = {"ray": "build,cuda13", "triton": "emulator"}
 DEBIAN = Path("/usr/bin/python3.11")  # Triton's stub needs a Python whose libpython is shared
 
 
 def environment(server: str) -> Path:
     """The folder of the server's environment. Skips, with the reason, where it cannot be made."""
     folder = ROOT / f".venv-{server}"
-    wanted = "\n".join((*PINS[server], (ROOT / "pyproject.toml").read_text()))
+    wanted = "\n".join((CUDA[server], *PINS[server], (ROOT / "pyproject.toml").read_text()))
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return folder

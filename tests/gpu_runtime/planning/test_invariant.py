@@ -71,6 +71,7 @@ class Favouring:
     def __init__(self, how: str, batches=POINTS):
         self.failures: dict = {}
         self.how, self.batches, self.times = how, batches, timing.predicted(named("h200"))
+        self.prepare = self.times.prepare
 
     def __call__(self, problem, tactics):
         def us(t, time):

@@ -98,6 +98,7 @@ def pretend(merged_us: float, into_proj_us: float):
             us = merged_us
         return {t: Time(us, us, us) for t in tactics}
 
+    time.prepare = lambda work: None
     return time
 
 
