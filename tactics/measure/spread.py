@@ -74,7 +74,7 @@ class Spread:
         self._idle: list[Any] = []
         count = int(ray.cluster_resources().get("GPU", 0))
         if not count:
-            raise ValueError("--ray: no node of this Ray cluster has a GPU: add one, or build without --ray")
+            raise ValueError("ray: no node of this Ray cluster has a GPU: add one, or build without --ray")
         actor = ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1)(Racer)
         self._actors = [actor.remote(find) for _ in range(count)]
         first = self._first([self._hello(actor) for actor in self._actors])
@@ -120,11 +120,11 @@ class Spread:
             found = self._ray.get(answer)
         except self._ray.exceptions.RayError as e:
             if race is not None and isinstance(e, self._ray.exceptions.RayActorError):
-                warnings.warn(f"--ray: a process that measured was lost, its race begins again: {_said(e)}", RuntimeWarning, 2)
+                warnings.warn(f"ray: a process that measured was lost, its race begins again: {_said(e)}", RuntimeWarning, 2)
                 self._waiting.appendleft(race)
                 self._hello(actor)
             elif race is not None or not (self._running or self._idle):
-                raise ValueError(f"--ray: nothing can be measured: {_said(e)}") from None
+                raise ValueError(f"ray: nothing can be measured: {_said(e)}") from None
             return
         if race is not None:
             race[1](*found)
@@ -142,13 +142,13 @@ class Spread:
         ready, _ = self._ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
         if not ready:
             raise ValueError(
-                f"--ray: none of the cluster's {len(answers)} GPUs was free within {ANSWER_S:.0f} s: other applications hold "
+                f"ray: none of the cluster's {len(answers)} GPUs was free within {ANSWER_S:.0f} s: other applications hold "
                 "them (ray status)"
             )
         try:
             every = [self._ray.get(answer) for answer in ready]
         except self._ray.exceptions.RayError as e:
-            raise ValueError(f"--ray: a node of the cluster cannot measure: {_said(e)}") from None
+            raise ValueError(f"ray: a node of the cluster cannot measure: {_said(e)}") from None
         for answer in ready:
             self._idle.append(self._running.pop(answer)[0])
         return agreed(every)
@@ -164,9 +164,9 @@ def agreed(every: Sequence[Found]) -> Found:
     kinds = Counter((found.device.key, found.device.title, found.driver) for found in every)
     if len(kinds) > 1:
         named = ", ".join(f"{count} {title} (driver {driver})" for (_, title, driver), count in sorted(kinds.items()))
-        raise ValueError(f"--ray: {named}: one build for each, their caches merge (gpu-runtime cache merge)")
+        raise ValueError(f"ray: {named}: one build for each, their caches merge (gpu-runtime cache merge)")
     if any(found.source != source_hash() for found in every):
-        raise ValueError("--ray: a node has other kernels than this machine: install the same gpu_runtime on all nodes")
+        raise ValueError("ray: a node has other kernels than this machine: install the same gpu_runtime on all nodes")
     left_out = dict(pair for found in every for pair in found.device.left_out)
     return replace(every[0], device=replace(every[0].device, left_out=tuple(sorted(left_out.items()))))
 
@@ -185,7 +185,7 @@ def connected(address: str, find: Find) -> Spread:
         try:
             ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as e:
-            raise ValueError(f"--ray: no Ray cluster answers at {address or 'this machine'}: {e}") from None
+            raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {e}") from None
     try:
         return Spread(find, own)
     except BaseException:
@@ -200,7 +200,7 @@ def _knock(address: str) -> None:
     if address in ("", "auto", "local"):
         return
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"--ray: expected the address of a Ray cluster, as head:6379 or ray://head:10001, got {address!r}")
+        raise ValueError(f"ray: expected the address of a Ray cluster, as head:6379 or ray://head:10001, got {address!r}")
     ends, tries, why = time.monotonic() + ANSWER_S, 0, ""
     while (left := ends - time.monotonic()) > 0:
         tries += 1
@@ -211,6 +211,6 @@ def _knock(address: str) -> None:
             why = str(e)
         time.sleep(min(1.0, max(0.0, ends - time.monotonic())))
     raise ValueError(
-        f"--ray: no Ray cluster answers at {address}: {tries} connections failed within {ANSWER_S:.0f} s, the last: {why}. Is "
+        f"ray: no Ray cluster answers at {address}: {tries} connections failed within {ANSWER_S:.0f} s, the last: {why}. Is "
         "the head node running (ray status), and the port open?"
     )

@@ -43,7 +43,7 @@ ray = sys.argv[3] == "ray" or None
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     engine = gr.build(sys.argv[1], sparsity="force", timing_cache=sys.argv[2], optimization_level=2, ray=ray, progress=listen)
-print(engine.plan.solution.total_us, most, len(killed), [str(w.message) for w in told if "--ray" in str(w.message)])
+print(engine.plan.solution.total_us, most, len(killed), [str(w.message) for w in told if "its race" in str(w.message)])
 """
 
 

@@ -1,5 +1,6 @@
 """Bad input at the command line: a clear message, exit code not 0, nothing written or overwritten."""
 
+import importlib.util
 import pickle
 import resource
 import signal
@@ -117,6 +118,12 @@ def test_sizes(refused, shapes, code, text):
     refused(f"build sparse.onnx --shapes={shapes} {OUTPUTS}", text, code=code)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+@pytest.mark.parametrize("option", ["--ray", "--ray=head:6379"])
+def test_a_cluster_takes_the_extra_ray(refused, option):
+    refused(f"build tiny.onnx {option} -o old.engine", "Ray is not installed", "pip install '.[ray]'")
+
+
 def test_wrong_usage(refused):
     refused("build tiny.onnx -o old.engine --sparsity=maybe", "'maybe' is not one of 'disable', 'enable', 'force'", code=2)
     refused(
@@ -132,6 +139,7 @@ def test_wrong_usage(refused):
     refused("build tiny.onnx --iterations=0", "--iterations", code=2)
     for seconds in ("0", "-1", "nan", "inf", "x"):
         refused(f"build tiny.onnx --tuningTime={seconds}", "--tuningTime", code=2)
+    refused("build tiny.onnx --ray --device a100", "--ray measures on the GPUs of a cluster: leave --device out", code=2)
     refused("build tiny.onnx --builderOptimizationLevel=6", "--builderOptimizationLevel", code=2)
     refused("build tiny.onnx --saveEngin=old.engine", "--saveEngin", code=2)
     refused("rum tiny.engine", "No such command 'rum'", code=2)
