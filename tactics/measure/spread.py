@@ -190,7 +190,8 @@ def connected(address: str, find: Find) -> Spread:
         try:
             ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as e:
-            raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {e}") from None
+            cure = "if it asks for a token, set RAY_AUTH_MODE=token" if isinstance(e, ConnectionError) else "see ray status"
+            raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {_said(e)} ({cure})") from None
     try:
         return Spread(find, own)
     except BaseException:
