@@ -95,7 +95,8 @@ class Row:
     def record(self, found: Simulated | None) -> dict[str, Any]:
         tile = {"m": self.kernel.tile.m, "n": self.kernel.tile.n, "k": self.kernel.tile.k, "stages": self.kernel.tile.stages}
         code = {"registers": self.code.regs, "spills": self.code.spills, "shared_memory": self.smem + self.code.static_smem}
-        share = found and {"centre": found.centre, "low": found.low, "high": found.high, "points": found.shares}
+        share = found and {"centre": found.centre, "low": found.low, "high": found.high}
+        share = share and {**share, "points": found.shares, "shifted": found.shifted}
         clocks = found and self.sm not in HOPPER and {str(k): self.tile_clocks(found, k) for k in DEEP}
         more = hopper.record(self.code, self.asked.ring) if self.sm in HOPPER else {}
         return {
@@ -244,11 +245,9 @@ def measured() -> list[Requirement]:
 def last() -> list[Requirement]:
     """Of benchmarks/sass/found.json: ours beside CUTLASS's by every point that it has, the others as they were found."""
     kept = json.loads(FOUND.read_text())
-    kernels, fitting = (
-        {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)},
-        [r for r in kept["rows"] if r["share_of_peak"]],
-    )
-    shares = {(kernels[r["kernel"]], r["sm"]): Simulated(tuple(r["share_of_peak"]["points"])) for r in fitting}
+    kernels = {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)}
+    fitting = [((kernels[r["kernel"]], r["sm"]), of) for r in kept["rows"] if (of := r["share_of_peak"])]
+    shares = {key: Simulated(tuple(of["points"]), shifted=tuple(of["shifted"])) for key, of in fitting}
     return [*beside(shares), *(Requirement(**r) for r in kept["requirements"] if r["kind"] != BESIDE)]
 
 

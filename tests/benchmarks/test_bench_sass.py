@@ -173,17 +173,32 @@ def test_ours_is_held_to_the_best_of_theirs_at_each_point():
         (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0)),
     }
     centre, worst = beside(found)
-    assert (centre.found, centre.met, worst.found, worst.met) == ("1.000", True, "0.889", False)
+    assert (centre.found, centre.met, worst.found, worst.met) == ("1.000 +-0.0%", None, "0.889 +-0.0%", False)
+    assert str(centre).endswith("within noise") and not worst.undecided
     sparse = {
         (Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
         (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,)),
     }
     line, worst = beside(sparse)
-    assert not line.met and line.found == "0.833" and "aim 1.05" in line.what
-    assert (worst.required, worst.found, worst.met) == ("nothing", "0.833", None), "shown, though nothing is asked"
+    assert line.met is False and line.found == "0.833 +-0.0%" and "aim 1.05" in line.what
+    assert (worst.required, worst.found, worst.met) == ("nothing", "0.833 +-0.0%", None), "shown, though nothing is asked"
     cells = "within 7%", "0.573, bias +0.509"
     words = [str(Requirement("x" * 82, *cells, met, BESIDE)).split()[-1] for met in (True, False, None)]
     assert words == ["yes", "no", "-"] and len(str(line)) <= 128
+
+
+@pytest.mark.parametrize("mine, met, word", [(0.95, None, "noise"), (1.05, None, "noise"), (0.88, False, "no"), (1.12, True, "yes")])
+def test_within_the_noise_of_phase_locking_nobody_wins(mine, met, word):
+    """CUTLASS's two blocks meet at other phases where they begin otherwise: 0.92 to 1.01 of the centre; ours move by 1 %."""
+    theirs = Kernel("CUTLASS", "conv", DENSE[0])
+    found = {
+        (OURS[0], "sm_80"): Simulated((0.9 * mine, 0.8), shifted=(0.9 * mine, 0.909 * mine)),
+        (theirs, "sm_80"): Simulated((0.9, 1.0), shifted=(0.83, 0.91)),
+    }
+    centre, worst = beside(found)
+    assert (centre.met, centre.undecided) == (met, met is None) and str(centre).split()[-1] == word
+    assert centre.found.endswith("+-10.2%") and (worst.met, worst.undecided) == (False, False)
+
 
 
 def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lines_are_evidence():
@@ -194,7 +209,7 @@ def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lin
         chosen = "16384^3" in r.what or "bias (clock" in r.what
         assert r.kind == (CALIBRATION if chosen else EVIDENCE if "cuBLAS" in r.what else BESIDE), r
     sparse = {r.what: (r.required, r.met) for r in found if "conv_sparse24" in r.what and "worst" in r.what}
-    assert len(sparse) == 2 and set(sparse.values()) == {("nothing", None)}
+    assert len(sparse) == 4 and set(sparse.values()) == {("nothing", None)}
     assert {(r.required, r.met) for r in found if r.what.startswith("sm_90a")} == {("nothing", None)}
     done = CliRunner().invoke(main, ["--found"])
     assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
@@ -211,13 +226,13 @@ def test_beside_cutlass(tmp_path):
     assert mine["answers_equal"] and theirs["answers_equal"] and mine["spills"] == theirs["spills"] == 0
     for row in rows.values():
         share = row["share_of_peak"]
-        assert 0.3 < share["low"] <= share["centre"] <= share["high"] <= 1 and len(share["points"]) == 25
+        assert 0.3 < share["low"] <= share["centre"] <= share["high"] <= 1 and len(share["points"]) == 73
     code = program(assemble(run(OURS[0], 64).ptx, "sm_80").cubin)
     whole = tile_clocks(code, 4608 // DENSE[0].k, Residency(4, mine["blocks_per_sm"]), machine(A100))
     assert mine["tile_clocks"]["4608"] == pytest.approx(whole, rel=0.03), "start, end and stages apart, and simulated as one"
     required = json.loads(out.read_text())["requirements"]
     assert [r["required"] for r in required] == [">= 1", ">= 0.92"] and "published" not in done.output
-    assert all(r["met"] for r in required), required
+    assert all(r["met"] or r["undecided"] for r in required), required
     for figure in ("loads", "copies", "shared_bytes", "excess"):  # the same tile reads and writes the same
         assert mine["per_product"][figure] == theirs["per_product"][figure]
 
@@ -261,7 +276,7 @@ def test_beside_cutlass_on_hopper(tmp_path):
     assert rows["conv_sm90"]["ring"] == {"bytes": 128 * 128, "stages": 3}
     assert rows["sparse_gemm_sm90"]["ring"] == {"bytes": 128 * 72 + 256 * 128, "stages": 4}
     shares = {name: row["share_of_peak"] for name, row in rows.items()}
-    assert all(0.2 < at["low"] <= at["centre"] < at["high"] <= 1 and len(at["points"]) == 41 for at in shares.values())
+    assert all(0.2 < at["low"] <= at["centre"] < at["high"] <= 1 and len(at["points"]) == 89 for at in shares.values())
     alone = stage(HopperTile(128, 256), figures.CENTRE)
     assert shares["gemm_sm90"]["centre"] == pytest.approx(alone.tensor / alone.clocks, rel=0.05), "the model of tiles"
 
