@@ -95,8 +95,7 @@ class Row:
     def record(self, found: Simulated | None) -> dict[str, Any]:
         tile = {"m": self.kernel.tile.m, "n": self.kernel.tile.n, "k": self.kernel.tile.k, "stages": self.kernel.tile.stages}
         code = {"registers": self.code.regs, "spills": self.code.spills, "shared_memory": self.smem + self.code.static_smem}
-        share = found and {"centre": found.centre, "low": found.low, "high": found.high}
-        share = share and {**share, "points": found.shares, "shifted": found.shifted}
+        share = found and dict(centre=found.centre, low=found.low, high=found.high, points=found.shares, shifted=found.shifted)
         clocks = found and self.sm not in HOPPER and {str(k): self.tile_clocks(found, k) for k in DEEP}
         more = hopper.record(self.code, self.asked.ring) if self.sm in HOPPER else {}
         return {

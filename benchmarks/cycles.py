@@ -210,7 +210,9 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     named_ones = [field.name for field in fields(Sweep) if field.name not in ("bulk", "shift")]
     lines += [means(name, plain, lambda p: replace(p, l2_latency=p.l2_latency or at.l2_latency)) for name in named_ones]
     lines += [means(field.name, bulk, lambda p: p.bulk) for field in fields(Bulk) if bulk]
-    lines.append(f"  the noise of phase locking, warps started otherwise: from {min(shifted):.1%} to {max(shifted):.1%} at the centre")
+    lines.append(
+        f"  noise of phase locking, warps started otherwise: from {min(shifted):.1%} to {max(shifted):.1%} at the centre"
+    )
     return "\n".join(lines)
 
 

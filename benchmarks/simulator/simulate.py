@@ -134,9 +134,15 @@ def share_of_peak(
     return share_of(program.iteration(program.main_loop, taken), r, machine, wavefronts)
 
 
-def share_of(once: Sequence[Instruction], r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None) -> Share:
-    """`share_of_peak` of the instructions of one iteration, L2 idle. Of two warps the youngest but one is the oldest."""
+def share_of(
+    once: Sequence[Instruction],
+    r: Residency,
+    machine: Machine,
+    wavefronts: Mapping[int, int] | None = None,
+    swept: Sequence[Sweep] = SWEEP,
+) -> Share:
+    """`share_of_peak` of the instructions of one iteration. Of two warps the youngest but one is the oldest."""
     few = r.warps * r.blocks <= 2 * SUB_CORES
-    points = (CENTRE, *(sweep for sweep in SWEEP if not (few and sweep.arbitration == OLDEST)))
+    points = (CENTRE, *(sweep for sweep in swept if not (few and sweep.arbitration == OLDEST)))
     centre, *found = (steady_of(once, r, machine, sweep, wavefronts).mma_share for sweep in points)
     return Share(min(centre, *found), centre, max(centre, *found))

@@ -57,8 +57,8 @@ from benchmarks.simulator.warpgroups import Ring, Warpgroups
 
 
 def begins(r: Residency, busy: int, shift: int) -> list[int]:
-    """The clock at which each warp begins: blocks spread over the `busy` clocks of an iteration; with a `shift`, that much and up
-    to 64 clocks more, at random."""
+    """The clock at which each warp begins: blocks spread over the `busy` clocks of an iteration; with a `shift` each block a
+    random part of those later, and each warp up to 63 more."""
     random, found = Random(shift), list[int]()
     for block in range(r.blocks):
         later = random.randrange(busy + 1) if shift else 0
