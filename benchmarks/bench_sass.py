@@ -246,7 +246,7 @@ def last() -> list[Requirement]:
     kept = json.loads(FOUND.read_text())
     kernels = {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)}
     fitting = [((kernels[r["kernel"]], r["sm"]), of) for r in kept["rows"] if (of := r["share_of_peak"])]
-    shares = {key: Simulated(tuple(of["points"]), shifted=tuple(of["shifted"])) for key, of in fitting}
+    shares = {key: Simulated(tuple(of["points"]), shifted=tuple(map(tuple, of["shifted"]))) for key, of in fitting}
     return [*beside(shares), *(Requirement(**r) for r in kept["requirements"] if r["kind"] != BESIDE)]
 
 

@@ -199,7 +199,7 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     """The share over the sweep: the whole range, and by each parameter's values the mean."""
     points = points_of(code.once)
     shares = {point: steady(code.program, r, at, point, ring=code.ring).mma_share for point in points}
-    shifted = [centre, *(steady(code.program, r, at, point, ring=code.ring).mma_share for point in SHIFTED)]
+    shifted = {of[0].l2_latency: [steady(code.program, r, at, p, ring=code.ring).mma_share for p in of] for of in SHIFTED}
     every = [centre, *shares.values()]
     lines = [
         f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(points)} points)"
@@ -210,9 +210,8 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     named_ones = [field.name for field in fields(Sweep) if field.name not in ("bulk", "shift")]
     lines += [means(name, plain, lambda p: replace(p, l2_latency=p.l2_latency or at.l2_latency)) for name in named_ones]
     lines += [means(field.name, bulk, lambda p: p.bulk) for field in fields(Bulk) if bulk]
-    lines.append(
-        f"  noise of phase locking, warps started otherwise: from {min(shifted):.1%} to {max(shifted):.1%} at the centre"
-    )
+    noise = (f"{n or at.l2_latency} {min(x):.1%} to {max(x):.1%}" for n, x in shifted.items())
+    lines.append(f"  noise where warps start otherwise, by l2_latency: {', '.join(noise)}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import simulator
-from benchmarks.simulator.machine import CENTRE, SHIFTED, Residency, machine
+from benchmarks.simulator.machine import CENTRE, SHIFTED, SWEEP, Residency, machine
 from benchmarks.simulator.sass import program
 from benchmarks.simulator.simulate import points_of, steady, tile_clocks
 from benchmarks.simulator.warpgroups import Ring
@@ -38,11 +38,11 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """The tensor cores' share at each point, the centre first; `once`: there, clocks of a tile beside its main loop; `shifted`:
-    the centre's share with warps started otherwise."""
+    the centre's share with warps started otherwise, by L2's latency."""
 
     shares: tuple[float, ...]
     once: float = 0.0
-    shifted: tuple[float, ...] = ()
+    shifted: tuple[tuple[float, ...], ...] = ()
 
     @property
     def centre(self) -> float:
@@ -56,10 +56,10 @@ class Simulated:
     def high(self) -> float:
         return max(self.shares)
 
-    @property
-    def noise(self) -> float:
-        """Of phase locking: how far apart these shares lie, in logarithms."""
-        found = (self.centre, *self.shifted)
+    def noise(self, point: int) -> float:
+        """Of phase locking, by L2's latency at a point: how far apart these shares lie, in logarithms."""
+        loaded = max(0, point - 1) // len(SWEEP)
+        found = self.shifted[loaded if loaded < len(self.shifted) else 0]
         return math.log(max(found) / min(found))
 
 
@@ -88,9 +88,10 @@ def _simulate(asked: Asked) -> Simulated:
     code, at, r = program(asked.cubin), machine(named(asked.device)), Residency(asked.warps, asked.blocks)
     points = (CENTRE, *(points_of(code.iteration(code.main_loop)) if asked.every_point else ()))  # the centre comes first
     found = [steady(code, r, at, point, ring=asked.ring) for point in points]
-    shifted = [steady(code, r, at, point, ring=asked.ring).mma_share for point in (SHIFTED if asked.every_point else ())]
+    groups = SHIFTED if asked.every_point else ()
+    shifted = tuple(tuple(steady(code, r, at, point, ring=asked.ring).mma_share for point in of) for of in groups)
     once = 0 if asked.ring else tile_clocks(code, ITERATIONS, r, at) - ITERATIONS * found[0].clocks_per_stage
-    return Simulated(tuple(s.mma_share for s in found), once, tuple(shifted))
+    return Simulated(tuple(s.mma_share for s in found), once, shifted)
 
 
 def simulated(asked: Sequence[Asked]) -> list[Simulated]:
@@ -102,4 +103,4 @@ def simulated(asked: Sequence[Asked]) -> list[Simulated]:
             for a, found in zip(new, pool.map(_simulate, new), strict=True):
                 write(_path(a), json.dumps([found.shares, found.once, found.shifted]).encode())
     kept = [json.loads(_path(a).read_text()) for a in asked]
-    return [Simulated(tuple(shares), once, tuple(shifted)) for shares, once, shifted in kept]
+    return [Simulated(tuple(shares), once, tuple(map(tuple, shifted))) for shares, once, shifted in kept]

@@ -55,11 +55,12 @@ def listed(found: Sequence[Requirement]) -> str:
     return "\n".join(line for words, lines in parts if lines for line in (f"\n{words}", HEADER, *lines))
 
 
-def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> tuple[float, float, float]:
-    """Our share of the peak over the best of theirs: (at the centre, at the worst point of the sweep, the noise of both)."""
+def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> Iterator[tuple[float, float]]:
+    """(Our share of the peak over the best of theirs, the noise of both): at the centre, and at the sweep's worst point."""
     best = [max(each) for each in zip(*(t.shares for t in theirs), strict=True)]
     over = [a / b for a, b in zip(mine.shares, best, strict=True)]
-    return over[0], min(over), mine.noise + max(t.noise for t in theirs)
+    for point in (0, over.index(min(over))):
+        yield over[point], mine.noise(point) + max(t.noise(point) for t in theirs)
 
 
 def compared(what: str, ratio: float, noise: float, least: float | None) -> Requirement:
@@ -76,12 +77,12 @@ def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requiremen
         theirs = [s for (k, at), s in found.items() if k.maker == "CUTLASS" and at == sm and _same(k, kernel)]
         if kernel.maker != "ours" or not theirs:
             continue
-        centre, worst, noise = ratios(mine, theirs)
+        centre, worst = ratios(mine, theirs)
         name, hopper = f"{sm} {kernel.name} {_block(kernel)} over CUTLASS", sm in HOPPER
         more = f", {str(kernel.tile).partition('_')[2]}" if hopper else f" (aim {SPARSE_AIM:g})" if kernel.sparse else ""
-        yield compared(f"{name}, centre{more}", centre, noise, None if hopper else CENTRE)
-        more = more if hopper else ""
-        yield compared(f"{name}, worst of the sweep{more}", worst, noise, None if hopper or kernel.sparse else WORST)
+        yield compared(f"{name}, centre{more}", *centre, None if hopper else CENTRE)
+        more = f"worst{more}" if hopper else "worst of the sweep"
+        yield compared(f"{name}, {more}", *worst, None if hopper or kernel.sparse else WORST)
 
 
 def _same(a: Kernel, b: Kernel) -> bool:

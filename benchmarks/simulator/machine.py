@@ -148,7 +148,8 @@ SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in 
 CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
 LOADED = (400, 600)  # clocks of L2 latency
 LOADED_SWEEP = tuple(replace(point, l2_latency=clocks) for clocks in LOADED for point in SWEEP)
-SHIFTED = tuple(replace(CENTRE, shift=seed) for seed in range(1, 9))  # the noise of how warps happen to follow each other
+# The noise of how warps happen to follow each other: by L2's latency, that of the machine first.
+SHIFTED = tuple(tuple(replace(CENTRE, l2_latency=n, shift=seed) for seed in range(1, 9)) for n in (0, *LOADED))
 BULK_SWEPT: Mapping[str, tuple] = {name: figures.SWEPT[name] for name in ("l2", "latency", "write_port")} | {"depth": (60, 17)}
 BULK_SWEEP = tuple(replace(CENTRE, bulk=Bulk(*values)) for values in product(*BULK_SWEPT.values()))
 BULK_SOURCES = {name: figures.SOURCES[name] for name in BULK_SWEPT if name != "depth"} | {

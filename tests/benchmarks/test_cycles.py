@@ -280,7 +280,8 @@ def test_starts_are_shifted_alike_each_time_and_only_where_asked():
     starts = {shift: begins(Residency(4, 2), 512, shift) for shift in (0, 1, 2)}
     assert starts[0] == [0] * 4 + [256] * 4 and starts[1] == begins(Residency(4, 2), 512, 1) != starts[2]
     assert all(0 <= start < 2 * 512 for start in starts[1])
-    assert len(SHIFTED) == len({p.shift for p in SHIFTED}) == 8 and all(replace(p, shift=0) == CENTRE for p in SHIFTED)
+    assert [{replace(p, shift=0) for p in of} for of in SHIFTED] == [{replace(CENTRE, l2_latency=n)} for n in (0, 400, 600)]
+    assert all(len({p.shift for p in of} - {0}) == 8 for of in SHIFTED)
 
 
 def test_a_sub_core_without_room_is_said():
