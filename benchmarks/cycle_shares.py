@@ -113,8 +113,8 @@ def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
 
 
 def under_load(loop: Loop) -> dict[str, list[float]]:
-    """By machine, in logarithms: what each latency of LOADED makes of a loop's share; on SWEPT also half of the sweep's range
-    with L2 idle, and with those latencies."""
+    """By machine: by what part each latency of LOADED changes a loop's share; on SWEPT also half of the sweep's range, in
+    logarithms, with L2 idle and with those latencies."""
     found = {}
     for name, device in loop.machines.items():
         code, at = ours(loop.kernel, loop.tile, device.sm, LOOPS[loop.name]), machine(device)
@@ -122,7 +122,7 @@ def under_load(loop: Loop) -> dict[str, list[float]]:
         idle, *loaded = (steady_of(once, r, at, replace(CENTRE, l2_latency=n)).mma_share for n in (0, *LOADED))
         sweeps = ((), LOADED_SWEEP) if name in SWEPT else ()
         spans = [share_of(once, r, at, swept=(*SWEEP, *more)) for more in sweeps]
-        found[name] = [*(math.log(x / idle) for x in loaded), *(math.log(span.high / span.low) / 2 for span in spans)]
+        found[name] = [*(x / idle - 1 for x in loaded), *(math.log(span.high / span.low) / 2 for span in spans)]
     return found
 
 

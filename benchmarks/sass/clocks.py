@@ -59,7 +59,7 @@ class Simulated:
     def noise(self, point: int) -> float:
         """Of phase locking, by L2's latency at a point: how far apart these shares lie, in logarithms."""
         loaded = max(0, point - 1) // len(SWEEP)
-        found = self.shifted[loaded if loaded < len(self.shifted) else 0]
+        found = self.shifted[loaded] if 0 < loaded < len(self.shifted) else (self.centre, *self.shifted[0])
         return math.log(max(found) / min(found))
 
 
