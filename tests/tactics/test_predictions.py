@@ -27,6 +27,7 @@ from benchmarks.bench_predictions import (
     main,
     network_us,
     ours,
+    scaled,
 )
 from benchmarks.pages.scatter import svg
 from benchmarks.published_rows import FOLDER, Row, network, product, read
@@ -66,6 +67,15 @@ def test_no_estimate_is_below_the_bound(device):
             for k in sizes:
                 work = product(m, n, k, 1.0)
                 assert peers.estimate(work, d, rates(d).library)[0] > peers.least(work, d, rates(d).boost)
+
+
+@pytest.mark.parametrize("device, most", {"a100": 0.13, "a40": 0.07, "h200": 0.06, "l40s": 0.1}.items())
+def test_how_much_of_a_step_l2_keeps(device, most):
+    """The deviation of steps near the size of L2, on rows that nothing was fitted to: less than half of what a step at half of
+    L2 has."""
+    step, graded = (re.split(" +", row) for row in scaled(device, by_device(JUDGED, "scale")[device]))
+    assert float(graded[-3]) <= most and float(graded[-3]) < float(step[-3]) / 2
+    assert int(graded[-5]) == int(step[-5]) > 10
 
 
 @pytest.mark.parametrize(
