@@ -90,8 +90,8 @@ __device__ __forceinline__ int source(const GroupedParams& p, const Part& b, u32
   const u32 x = (rest - phase * PHASE) * STRIDE_W + phase;
   const int h = b.row0 * STRIDE_H - p.pad_t + static_cast<int>(row), w = b.column0 * STRIDE_W - p.pad_l + static_cast<int>(x);
   const bool ok = row < PATCH_H && phase < STRIDE_W && x < PATCH_W && (COLUMN_MASK >> phase & 1) &&
-                  (ROW_MASK >> row % STRIDE_H & 1) && column < SPAN && (b.first_chunk + column) * 8 < p.c && static_cast<u32>(h) < static_cast<u32>(p.h) &&
-                  static_cast<u32>(w) < static_cast<u32>(p.w_in);
+                  (ROW_MASK >> row % STRIDE_H & 1) && column < SPAN && (b.first_chunk + column) * 8 < p.c &&
+                  static_cast<u32>(h) < static_cast<u32>(p.h) && static_cast<u32>(w) < static_cast<u32>(p.w_in);
   return ok ? b.image * p.x_n + (h * p.w_in + w) * p.x_pixel : -1;
 }
 

@@ -250,7 +250,8 @@ def mmas(p: ConvProblem, tactic: Tactic) -> int:
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     t, u, g = tactic.gemm, packed(p), cut(p, tactic)
     blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
-    registers = min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)
+    tiles = min(t.n // 16 // t.warps_n, -(-g.tile[0] * g.tile[1] // 16))
+    registers = min(255, -(-(tiles * (4 * u.n8 + 4) + 42) // 8) * 8)
     at_once = resident(device, t.threads, registers, smem_bytes(p, tactic))
     a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
     weights = g.per_block * u.steps * u.n8 * 256
@@ -267,6 +268,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends) / min(4, warps),
     }
-    block = max(clk.values()) + throttled(device, clk["mma"])
+    # A block loads, then computes: what the blocks beside it do meanwhile hides the shorter of both.
+    hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
+    block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
     limits = rounds_us(device, clk, blocks, at_once, block, ROUND_CLK)
     return convolved(p, tactic, u.count * u.steps * u.n8 * 256, limits)
