@@ -280,7 +280,7 @@ def main() -> int:
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:
-                np.savez(args.outputs, **kept)
+                np.savez(args.outputs, **kept)  # type: ignore[arg-type]
     return 0
 
 
