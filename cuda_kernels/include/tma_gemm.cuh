@@ -238,7 +238,6 @@ __device__ __forceinline__ u32 staging_of(u32 staging, int i, int part) {
 __device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 staging, u32 tables, const Origin& tile,
                                                     const Corner& box, int m0, int rank) {
   constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS, TIMES = BN / PIXELS;  // of 16 bytes; at a time
-  static_assert(BN % PIXELS == 0, "every thread copies as much");
   sync_threads();  // the last tile's stores have read all of this
   for (int n = THREAD; n < TILE_N; n += THREADS) {
     const int offset = tile_offset(p, tile.column, box, n);
