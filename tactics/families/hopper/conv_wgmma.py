@@ -47,11 +47,12 @@ BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # a
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
-# Of an H200. Clusters of so many blocks, each alone on its SM, that run at a time (cuOccupancyMaxActiveClusters): SMs of several
-# parts of the chip make none. What a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without. How
-# long loads of 2:4 weights take under load: 205 tactics are then as predicted in the median (benchmarks/results/h200).
+# Of an H200 (benchmarks/results/h200). Clusters of so many blocks, each alone on its SM, that run at a time, as
+# cuOccupancyMaxActiveClusters says: SMs of several parts of the chip make none.
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-CLUSTER_CLK, LOADED_CLK = 700, 400
+CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
+START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
+LOADED_CLK = 400  # of loads of 2:4 weights under load: 205 tactics are then as predicted in the median
 # (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
@@ -404,7 +405,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
     of_tile = math.ceil(steps / ways) * each
     turns = math.ceil(tiles * ways / (deep * (AT_ONCE[deep] * device.num_sms // 132)))
-    begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
+    begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
