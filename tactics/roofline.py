@@ -64,7 +64,8 @@ def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
     moved = moved_us(device, counts.read, counts.written, counts.weights)
     parts = {name: counts.untimed * us for name, us in (*moved.items(), *counts.limits.items())}
-    launch = device.launch_us * counts.launches + (rates(device).sparse_us if counts.sparse else 0.0)
+    r = rates(device)
+    launch = (device.launch_us - r.early_us) * counts.launches + (r.sparse_us if counts.sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
     total = launch + together(parts.values())
     return {

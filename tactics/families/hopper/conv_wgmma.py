@@ -47,6 +47,12 @@ BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # a
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
+# Of an H200 (benchmarks/results/h200). Clusters of so many blocks, each alone on its SM, that run at a time, as
+# cuOccupancyMaxActiveClusters says: SMs of several parts of the chip make none.
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
+START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
+LOADED_CLK = 400  # of loads of 2:4 weights under load: 205 tactics are then as predicted in the median
 # (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
@@ -393,13 +399,13 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     at = stage(_model(t, tactic.sparse), f, per_clk)
     each = max(at.clocks, at.tensor / f.held)
     if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
-        loads = conv_gemm.LOADED_LATENCY_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
+        loads = LOADED_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
         each = max(at.clocks, loads) / f.sparse_clock
     end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) / deep + conv_gemm.EPILOGUE_CLK
     end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
     of_tile = math.ceil(steps / ways) * each
-    turns = math.ceil(tiles * ways / device.num_sms)
-    begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device)
+    turns = math.ceil(tiles * ways / (deep * (AT_ONCE[deep] * device.num_sms // 132)))
+    begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
