@@ -12,7 +12,7 @@ struct Vectors {
 
 __device__ __forceinline__ Vectors vectors_of(const ReduceParams& p, const Share& mine) {
   const int first = mine.row.channel * p.element.channel + mine.lane;
-  Vectors of = {mine.row, p.c / VEC - first, p.elements - mine.lane};
+  Vectors of = {mine.row, min(p.c / VEC - first, p.elements - mine.lane), p.elements - mine.lane};
   of.first.channel = first * VEC;
   if (!mine.works) of.real = 0;
   return of;

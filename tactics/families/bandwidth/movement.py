@@ -21,7 +21,7 @@ from tactics.problems.problem import (
 )
 from tactics.problems.protocol import Shape4
 from tactics.reason import Candidates, Reason, unsupported
-from tactics.roofline import Counts, streamed, traffic
+from tactics.roofline import LATENCY_CLK, Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
@@ -222,29 +222,39 @@ LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
 def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     turns, steps = 1, launches(problem, tactic)
     if isinstance(problem, ChainedProblem):
-        return _counts_chained(problem, tactic, device, steps)
+        return _counts_chained(problem, tactic, device, steps[0])
     if isinstance(problem, PoolProblem) and tactic.kernel == "pool_global":
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
     elif isinstance(problem, PoolProblem):
-        return streamed(device, steps, *traffic(problem.all_shapes, tactic), _window_work(problem, steps[0]))
+        return _pooled(problem, problem, tactic, device, steps[0])
     return moved(problem, tactic, device, steps, _per_element(problem), turns)
 
 
-def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, steps: tuple[Launch, ...]) -> Counts:
+def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, step: Launch) -> Counts:
     """The pool's window, and what a chain's stages and sources take beside it."""
+    if not isinstance(problem.first, PoolProblem):
+        raise ValueError(f"pool: expected a chain behind a pool, got {problem}")
     vec, sources = 1 if linear(tactic.out) else 8, len(problem.chain.tensors) - 1 + len(problem.chain.constants)
     elements = num_elements(tactic.out, problem.out_shape)
-    work = _window_work(problem.first, steps[0]) + elements * stages.instructions(problem.chain, vec, sources)
-    return streamed(device, steps, *traffic(problem.all_shapes, tactic), work)
+    return _pooled(problem, problem.first, tactic, device, step, elements * stages.instructions(problem.chain, vec, sources))
 
 
-def _window_work(p: PoolProblem, step: Launch) -> float:
-    """Instructions of pool.cu, as compiled for sm_90a: of a thread, each of its loads, and each of its outputs."""
+def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, step: Launch, more: float = 0.0) -> Counts:
+    """Of pool.cu: instructions of a thread, each of its loads and each of its outputs, as compiled for sm_90a, and `more`."""
     values = dict(step.values)
     outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
     loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
     each = (14 if single else 28 if values["AVG"] else 14) + (0 if "R" in values else 10)
-    return step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40))
+    work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
+    at_once = 8 if single else 4 if "R" not in values else 2 if outputs > 2 or p.r * p.s > 9 else 3  # as the kernel bounds registers
+    return Counts(*traffic(problem.all_shapes, tactic), limits=in_turns(device, step, at_once, LATENCY_CLK + 300, work))
+
+
+def in_turns(device: Device, step: Launch, at_once: int, clocks: float, instructions: float) -> dict[str, float]:
+    """What bounds a launch beside its bytes: turns of `clocks` in which an SM runs `at_once` blocks, and instructions."""
+    turns = max(1.0, step.grid[0] / (device.num_sms * at_once))
+    issue = instructions / (128 * min(device.num_sms, step.grid[0]))
+    return {"latency": turns * clocks / device.clock_mhz, "issue": issue / device.clock_mhz}
 
 
 def moved(

@@ -10,6 +10,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
+from tactics.families.bandwidth.movement import in_turns
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
 from tactics.problems.problem import ChainedProblem, PointwiseProblem
 from tactics.problems.protocol import spanned
@@ -307,11 +308,9 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _held_limits(step: Launch, device: Device, more: float) -> dict[str, float]:
-    """Of rows in registers: turns of as many threads as an SM has room for, and instructions; `more`: those of a chain."""
+    """Of rows in registers; `more`: instructions of a chain."""
     values, (threads, _, _) = dict(step.values), step.block
-    held, sms = values["HELD"], min(device.num_sms, step.grid[0])
+    held, (of_vector, of_thread) = values["HELD"], HELD_INSTRUCTIONS
     at_once = resident(device, threads, HELD_REGISTERS[held][values["EARLY"]], 0)
-    turns = max(1.0, step.grid[0] / (device.num_sms * at_once))
-    of_vector, of_thread = HELD_INSTRUCTIONS
     work = step.grid[0] * threads * (of_thread + held * (of_vector + 25 * values.get("ADDED", 0))) + more
-    return {"latency": turns * (LATENCY_CLK + HELD_CLK) / device.clock_mhz, "issue": work / (128 * sms) / device.clock_mhz}
+    return in_turns(device, step, at_once, LATENCY_CLK + HELD_CLK, work)

@@ -44,6 +44,8 @@ CASES = {
     "apart": (layer_norm(2, 40, 5, 7, "c"), "chw32", None),
     "scales_everywhere": (layer_norm(2, 40, 5, 7, "c", affine="chw"), "hwc8", (3, 2, 32, 1, 0)),
     "groups": (layer_norm(2, 96, 5, 7, "c", groups=4, affine="c"), "hwc8", (3, 1, 32, 1, 1)),
+    "uneven_groups": (layer_norm(2, 160, 5, 7, "c", groups=4, affine="c"), "hwc8", (3, 2, 32, 1, 0)),
+    "softmax_of_groups": (NormalizeProblem(2, 160, 5, 7, "softmax", "c", groups=4), "hwc16", (3, 2, 32, 0, 0)),
     "pixels": (layer_norm(2, 40, 5, 7, "hw", affine="c"), "hwc8", None),
     "mean": (ReduceProblem(2, 40, 5, 7, "mean", "c"), "hwc8", (3, 2, 32, 0, 0)),
     "inv_std": (ReduceProblem(2, 64, 5, 7, "inv_std", "c", 0.1), "hwc8", (2, 4, 32, 0, 1)),
