@@ -244,9 +244,10 @@ def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, st
     values = dict(step.values)
     outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
     loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
-    each = (14 if single else 28 if values["AVG"] else 14) + (0 if "R" in values else 10)
+    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10)
     work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
-    at_once = 8 if single else 4 if "R" not in values else 2 if outputs > 2 or p.r * p.s > 9 else 3  # as the kernel bounds registers
+    large = outputs > 2 or p.r * p.s > 9
+    at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # as the kernel bounds registers
     return Counts(*traffic(problem.all_shapes, tactic), limits=in_turns(device, step, at_once, LATENCY_CLK + 300, work))
 
 
