@@ -110,7 +110,7 @@ struct Owned {
 
 // False: the tensor has no place for this thread.
 __device__ __forceinline__ bool place_of_thread(const PoolParams& p, Owned& at) {
-  unsigned id = blockIdx.x * 256u + threadIdx.x;
+  unsigned id = blockIdx.x * blockDim.x + threadIdx.x;
   const unsigned groups = p.groups, columns = p.q, rows = (p.p + OUTPUTS - 1) / OUTPUTS;
   if (VEC == 8) at.c = id % groups * VEC, id /= groups;
   at.column = id % columns, id /= columns;
@@ -127,7 +127,7 @@ __device__ __forceinline__ int counted(int first, int taps, int step, int low, i
   return count;
 }
 
-// Blocks of an SM: as many as loads that are on their way together leave registers for.
+// Blocks of 256 threads in an SM: as many as loads that are on their way together leave registers for.
 constexpr int BLOCKS = R == 0 ? 4 : OUTPUTS > 2 || R * S > 9 ? 2 : 3;
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) pool(const __grid_constant__ PoolParams p) {

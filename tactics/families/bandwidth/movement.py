@@ -126,7 +126,9 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
         apart = stages.needs_rows(chain)
         values |= {"ROWS": int(apart)} | stages.values(chain, tactic.ins, result=True)
         args |= ints(c=p.c) | stages.args(chain, strided, apart, first=1)
-    return (launch("pool", values, grid(p.n * groups * rows * p.out[1]), 256, 0, args | window_args(p)),)
+    each = p.n * groups * rows * p.out[1]
+    threads = 256 if each >= MANY_THREADS else 64  # few: on more SMs
+    return (launch("pool", values, (-(-each // threads), 1, 1), threads, 0, args | window_args(p)),)
 
 
 def _outputs(p: PoolProblem, groups: int) -> int:
@@ -247,8 +249,9 @@ def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, st
     each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10)
     work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
     large = outputs > 2 or p.r * p.s > 9
-    at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # as the kernel bounds registers
-    return Counts(*traffic(problem.all_shapes, tactic), limits=in_turns(device, step, at_once, LATENCY_CLK + 300, work))
+    at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # of 256 threads, as the kernel bounds registers
+    limits = in_turns(device, step, at_once * 256 // step.block[0], LATENCY_CLK + 300, work)
+    return Counts(*traffic(problem.all_shapes, tactic), limits=limits)
 
 
 def in_turns(device: Device, step: Launch, at_once: int, clocks: float, instructions: float) -> dict[str, float]:
