@@ -14,7 +14,7 @@
 // has the filter row from pixel n * E_W on, give 8 outputs beside each other. Its 16 rows are 16 T of TH x 8 outputs, so that a
 // row of input is loaded once for all rows of a T that need it. Of 16 products 7 or 3 count, with 7 or 3 taps: of Hopper's
 // 1,366 per clock and SM still 598 and 256, where the FP32 pipe has 128. The block transposes its patch as it copies it.
-// 0 * infinity: what is not finite makes outputs beside those that it belongs to so too, which the launch reports as ever.
+// Zeros of the band times infinity are NaN: a thread with a sum that is not finite sums its own outputs anew, tap by tap.
 //
 // Compile-time: TENSOR, VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
 // AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
@@ -307,6 +307,32 @@ __device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, 
     }
   }
 }
+
+// A thread's outputs where the input is not finite, of which a band spoils those that do not read it.
+__device__ __noinline__ void multiply_taps(const DepthwiseParams& p, const Place& at, float (&acc)[TH][OUT_W][VEC]) {
+  const __half* from = p.x + p.in.at(at.image, at.channel, 0);
+  for (int i = 0; i < TH * OUT_W; ++i) {
+    float sums[VEC] = {};
+    const int h0 = (at.row + i / OUT_W * p.step_h) * p.stride_h - p.pad_t;
+    const int w0 = (at.col + i % OUT_W * p.step_w) * p.stride_w - p.pad_l;
+    for (int tap = 0; tap < R * S; ++tap) {
+      const int h = h0 + tap / S * p.dil_h, w = w0 + tap % S * p.dil_w;
+      if (static_cast<u32>(h) >= static_cast<u32>(p.h) || static_cast<u32>(w) >= static_cast<u32>(p.w_in)) continue;
+      float x[VEC], of[VEC];
+      load_vec(from + (h * p.w_in + w) * p.in.pixel, x);
+      load_vec(p.w + tap * p.w_pitch + at.channel, of);
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) sums[c] += of[c] * x[c];
+    }
+#pragma unroll
+    for (int a = 0; a < TH; ++a)
+#pragma unroll
+      for (int b = 0; b < OUT_W; ++b)
+#pragma unroll
+        for (int c = 0; c < VEC; ++c)
+          if (i == a * OUT_W + b) acc[a][b][c] = sums[c];
+  }
+}
 #endif
 
 // Bias, residual and activation in FP32, one rounding.
@@ -380,11 +406,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
     Place at = place(p, chunk, spot);
     at.col += t % 4 * 2 * p.step_w;
     if (spot >= SPOTS || at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) continue;
-    float own[TH][OUT_W][VEC];
+    float own[TH][OUT_W][VEC], zero = 0.f;
 #pragma unroll
     for (int a = 0; a < TH; ++a)
 #pragma unroll
-      for (int i = 0; i < OUT_W * VEC; ++i) own[a][i / VEC][i % VEC] = acc[i % VEC][a][2 * half + i / VEC];
+      for (int i = 0; i < OUT_W * VEC; ++i) {
+        own[a][i / VEC][i % VEC] = acc[i % VEC][a][2 * half + i / VEC];
+        zero += 0.f * own[a][i / VEC][i % VEC];
+      }
+    if (zero != 0.f && at.channel < p.k) multiply_taps(p, at, own);
     finish_pixels(p, at, weights, own);
   }
 #else

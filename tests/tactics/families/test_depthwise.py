@@ -191,6 +191,24 @@ def test_the_prediction_counts_what_tensor_cores_execute(patch, reach):
     assert 0.6 < blocks * port / (stats.wavefronts + stats.global_bytes / 128) < 1.4
 
 
+@pytest.mark.parametrize("reach", LIMITS)
+@pytest.mark.parametrize("patch", TENSOR_PATCHES, ids=str)
+def test_what_is_not_finite_reaches_those_that_read_it_alone(patch, reach):
+    """A band of zeros beside a filter row would spread it to neighbours; sums that infinities cancel are NaN, as anywhere."""
+    problem = depthwise(1, 64, 20, 19, reach, reach, pad=(reach // 2,) * 4, bias=True)
+    (x,), weights = random_data(problem)
+    x[0, 3, 7, 8], x[0, 12, 0, 18], x[0, 40, 19, 0] = np.inf, np.nan, -np.inf
+    t = tactic(problem, patch)
+    got = execute(Emulated(DEVICE), problem, t, [x], weights)
+    with np.errstate(invalid="ignore"):
+        expected = reference(problem, [x], weights)
+    spoilt = ~np.isfinite(expected)
+    assert 0 < spoilt.sum() <= 3 * reach**2
+    infinite = spoilt & ~np.isnan(expected)
+    assert np.array_equal(np.isnan(got), np.isnan(expected)) and np.array_equal(got[infinite], expected[infinite])
+    assert_right(problem, t, np.where(spoilt, 0, got), np.where(spoilt, 0, expected))
+
+
 # Times over those of DRAM alone by the same model, batch 32, 112 x 112. Without tensor cores 5x5 takes 1.97 of it and 7x7 3.90;
 # for 3x3 FP32 is as fast, and of stride 2 the patches of tensor cores leave too few warps.
 TIMES = {(3, 1): 1.21, (3, 2): 1.09, (5, 1): 1.35, (5, 2): 1.27, (7, 1): 1.42, (7, 2): 1.73}
