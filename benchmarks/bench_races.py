@@ -11,7 +11,7 @@ slows them all. A choice is wrong if it takes over 1 % more than the best tactic
 import math
 import random
 import statistics
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,13 +23,13 @@ from cuda_kernels.device import named
 from gpu_runtime import pipeline
 from tactics.measure.race import Race, quantiles
 from tactics.measure.racing import cell_of
+from tactics.sampling.samples import Steady
 
 NETWORKS = {"resnet20_cifar10": {"input": (32, 3, 32, 32)}, "squeezenet11_fp16": None}
 MOST, LEAST = 200, 20  # tactics of a race
 ERROR = 0.10  # of the predictions
 WRONG = 0.01
-FLUSH_US, SAMPLE_US, HOST_US, PAUSE_US = 80.0, 50.0, 20.0, 5000.0
-SLOW, TRIES = 0.97, 20  # of the median clock: a sample below it is repeated so many times
+FLUSH_US, SAMPLE_US, HOST_US, FULL_MHZ = 80.0, 50.0, 20.0, 1980.0
 Rivals = Sequence[tuple[str, object, float]]  # of each tactic: name, cell, predicted microseconds
 Clock = Callable[[float], float]  # microseconds since the start -> share of the full clock
 
@@ -44,7 +44,7 @@ def throttled(now_us: float) -> float:
 
 @dataclass
 class Gpu:
-    """A child process that draws samples. `knows`: whether it repeats samples of a low clock."""
+    """A child process that draws samples. `knows`: whether it repeats samples of a low clock (tactics/sampling/samples.py)."""
 
     times: Mapping[str, float]
     noise: float
@@ -53,7 +53,7 @@ class Gpu:
     rng: random.Random
     now_us: float = 0.0
     asked: int = 0
-    clocks: deque[float] = field(default_factory=lambda: deque(maxlen=101))
+    steady: Steady = field(default_factory=Steady)
 
     def samples(self, names: Sequence[str], count: int) -> list[tuple[str, float]]:
         """`count` of each, interleaved in random order."""
@@ -63,16 +63,20 @@ class Gpu:
 
     def _sample(self, us: float) -> float:
         self.asked += 1
-        for _ in range(TRIES):
-            clock = self.clock(self.now_us)
-            self.now_us += FLUSH_US / clock + max(us, SAMPLE_US)
-            slowed = us / self.clock(self.now_us)
-            self.now_us += max(us, SAMPLE_US) + HOST_US
-            self.clocks.append(clock)
-            if not self.knows or clock >= SLOW * statistics.median(self.clocks):
-                break
-            self.now_us += PAUSE_US
-        return slowed * math.exp(self.rng.gauss(0, self.noise))
+        if not self.knows:
+            return self._once(us)[0]
+        return self.steady.take(lambda: self._once(us), self._pause).us
+
+    def _once(self, us: float) -> tuple[float, float]:
+        """A sample, and the clock in MHz that the flush before it ran at."""
+        clock = self.clock(self.now_us)
+        self.now_us += FLUSH_US / clock + max(us, SAMPLE_US)
+        slowed = us / self.clock(self.now_us)
+        self.now_us += max(us, SAMPLE_US) + HOST_US
+        return slowed * math.exp(self.rng.gauss(0, self.noise)), FULL_MHZ * clock
+
+    def _pause(self, wait_ms: float) -> None:
+        self.now_us += 1e3 * wait_ms
 
 
 def raced(gpu: Gpu, cells: Mapping[str, object]) -> dict[str, float]:

@@ -10,11 +10,12 @@ loop of the warps that multiply. Last what is required, what was found and wheth
 against published times. --out: all of it and every point of the range as JSON. --found: what benchmarks/sass/found.json says
 was required and found, with nothing compiled or simulated.
 
-What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 2, the rest half a
+What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 5, the rest half a
 minute. What is not downloaded is left out, and said: make truth.
 """
 
 import json
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -95,7 +96,7 @@ class Row:
     def record(self, found: Simulated | None) -> dict[str, Any]:
         tile = {"m": self.kernel.tile.m, "n": self.kernel.tile.n, "k": self.kernel.tile.k, "stages": self.kernel.tile.stages}
         code = {"registers": self.code.regs, "spills": self.code.spills, "shared_memory": self.smem + self.code.static_smem}
-        share = found and {"centre": found.centre, "low": found.low, "high": found.high, "points": found.shares}
+        share = found and dict(centre=found.centre, low=found.low, high=found.high, points=found.shares, shifted=found.shifted)
         clocks = found and self.sm not in HOPPER and {str(k): self.tile_clocks(found, k) for k in DEEP}
         more = hopper.record(self.code, self.asked.ring) if self.sm in HOPPER else {}
         return {
@@ -244,11 +245,9 @@ def measured() -> list[Requirement]:
 def last() -> list[Requirement]:
     """Of benchmarks/sass/found.json: ours beside CUTLASS's by every point that it has, the others as they were found."""
     kept = json.loads(FOUND.read_text())
-    kernels, fitting = (
-        {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)},
-        [r for r in kept["rows"] if r["share_of_peak"]],
-    )
-    shares = {(kernels[r["kernel"]], r["sm"]): Simulated(tuple(r["share_of_peak"]["points"])) for r in fitting}
+    kernels = {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)}
+    fitting = [((kernels[r["kernel"]], r["sm"]), of) for r in kept["rows"] if (of := r["share_of_peak"])]
+    shares = {key: Simulated(tuple(of["points"]), shifted=tuple(map(tuple, of["shifted"]))) for key, of in fitting}
     return [*beside(shares), *(Requirement(**r) for r in kept["requirements"] if r["kind"] != BESIDE)]
 
 
@@ -283,7 +282,8 @@ def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None, kept: b
     click.echo(listed(required))
     if out:
         records = {"rows": [row.record(at.get(row)) for row in found], "requirements": [asdict(r) for r in required]}
-        write(out, json.dumps(records, indent=1).encode())
+        lines = re.sub(r"\[\s+([-\d][^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(records, indent=1))
+        write(out, f"{lines}\n".encode())  # numbers of a list in one line
         click.echo(f"\nwritten: {out}")
     if not all(row.right for row in found):
         sys.exit(1)

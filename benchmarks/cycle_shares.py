@@ -2,14 +2,16 @@
 
     python -m benchmarks.cycle_shares                       # what is missing or of other machine code
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
+    python -m benchmarks.cycle_shares --loaded              # what a loaded L2 would make of it, nothing written
 
 A row keeps a hash of its loop's machine code and of the machine: a kernel that changes elsewhere is compiled again, and not
 simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop,
-are of a convolution with bias and ReLU. What nobody has published is swept for vectors, on the machines of SWEPT.
+are of a convolution with bias and ReLU. What nobody has published is swept for vectors, on the machines of SWEPT, L2 idle.
 """
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from multiprocessing import get_context
 import click
 
 from benchmarks.cycles import KERNELS, LAYER, TILES, ours, tactic
-from benchmarks.simulator.machine import CENTRE, SWEEP, Machine, Residency, interval, machine, residency
+from benchmarks.simulator.machine import CENTRE, LOADED, LOADED_SWEEP, SWEEP, Machine, Residency, interval, machine, residency
 from benchmarks.simulator.sass import Instruction, ToolMissing
 from benchmarks.simulator.simulate import share_of, steady_of
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
@@ -108,6 +110,31 @@ def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
         raise ValueError(f"{loop}: an iteration has {len(found)} products, expected {stage + sums} or several times as many")
     dense = [interval(at, i) for i in once if i.mma and ".SP." not in i.opcode]
     return 1 - (stages * sums * dense[0] / sum(found) if sums else 0)
+
+
+def under_load(loop: Loop) -> dict[str, list[float]]:
+    """By machine: by what part each latency of LOADED changes a loop's share; on SWEPT also half of the sweep's range, in
+    logarithms, with L2 idle and with those latencies."""
+    found = {}
+    for name, device in loop.machines.items():
+        code, at = ours(loop.kernel, loop.tile, device.sm, LOOPS[loop.name]), machine(device)
+        once, r = code.once, residency(device, code.threads, code.registers, code.smem)
+        idle, *loaded = (steady_of(once, r, at, replace(CENTRE, l2_latency=n)).mma_share for n in (0, *LOADED))
+        sweeps = ((), LOADED_SWEEP) if name in SWEPT else ()
+        spans = [share_of(once, r, at, swept=(*SWEEP, *more)) for more in sweeps]
+        found[name] = [*(x / idle - 1 for x in loaded), *(math.log(span.high / span.low) / 2 for span in spans)]
+    return found
+
+
+def load_table(of: Sequence[Mapping[str, list[float]]]) -> str:
+    """What `under_load` found of all loops, a machine a line."""
+    lines = [f"{'machine':<12} loops" + "".join(f"  L2 at {n}: mean, least, most" for n in LOADED) + "  half of the range"]
+    for name in MACHINES:
+        columns = list(zip(*(found[name] for found in of if name in found), strict=True))
+        moved = "".join(f"  {sum(x) / len(x):>+12.1%} {min(x):>+7.1%} {max(x):>+7.1%}" for x in columns[: len(LOADED)])
+        halves = (f"{math.sqrt(sum(y * y for y in x) / len(x)):.2f}" for x in columns[len(LOADED) :])
+        lines.append(f"{name:<12} {len(columns[0]):>5}{moved}  {', '.join(halves)}".rstrip())
+    return "\n".join(lines)
 
 
 def _hash(once: Sequence[Instruction], *rest: object) -> str:
@@ -210,11 +237,15 @@ def _known(kernels: Mapping[str, Mapping], loop: Loop) -> dict[str, list]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--sm", "sms", multiple=True, type=click.Choice(ARCHITECTURES), help="architectures; default: all")
 @click.option("--print", "only_print", is_flag=True, help="print the table instead of writing it")
-def main(sms: tuple[str, ...], only_print: bool) -> None:
+@click.option("--loaded", is_flag=True, help="print what a loaded L2 would make of the loops of vectors; nothing is written")
+def main(sms: tuple[str, ...], only_print: bool, loaded: bool) -> None:
     """Simulate the main loops of conv_dense and conv_sparse24, and of strips."""
     if sms and not only_print:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:
+        if loaded:
+            with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+                return click.echo(load_table(list(pool.map(under_load, [x for x in loops() if x.name == "vectors"]))))
         version = nvrtc_version()
         known = table().get(version, {})
         if only_print:

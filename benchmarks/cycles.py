@@ -23,6 +23,9 @@ from benchmarks.simulator.machine import (
     BULK_SOURCES,
     BULK_SWEPT,
     CENTRE,
+    LOADED,
+    LOADED_SOURCE,
+    SHIFTED,
     SOURCES,
     SWEEP_SOURCES,
     SWEPT,
@@ -196,6 +199,7 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     """The share over the sweep: the whole range, and by each parameter's values the mean."""
     points = points_of(code.once)
     shares = {point: steady(code.program, r, at, point, ring=code.ring).mma_share for point in points}
+    shifted = {of[0].l2_latency: [steady(code.program, r, at, p, ring=code.ring).mma_share for p in of] for of in SHIFTED}
     every = [centre, *shares.values()]
     lines = [
         f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(points)} points)"
@@ -203,8 +207,11 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
     if any("HGMMA.SP" in i.opcode for i in code.once):
         lines.append(f"  of the dense peak: {2 * centre:.2f} (from {2 * min(every):.2f} to {2 * max(every):.2f})")
     plain, bulk = ({p: x for p, x in shares.items() if (p.bulk == CENTRE.bulk) == alike} for alike in (True, False))
-    lines += [means(field.name, plain, lambda p: p) for field in fields(Sweep) if field.name != "bulk"]
+    named_ones = [field.name for field in fields(Sweep) if field.name not in ("bulk", "shift")]
+    lines += [means(name, plain, lambda p: replace(p, l2_latency=p.l2_latency or at.l2_latency)) for name in named_ones]
     lines += [means(field.name, bulk, lambda p: p.bulk) for field in fields(Bulk) if bulk]
+    noise = (f"{n or at.l2_latency} {min(x):.1%} to {max(x):.1%}" for n, x in shifted.items())
+    lines.append(f"  noise where warps start otherwise, by l2_latency: {', '.join(noise)}")
     return "\n".join(lines)
 
 
@@ -220,6 +227,7 @@ def sourced(at: Machine) -> str:
     """A table of figures and sources, in Markdown."""
     rows = [(f"`{name}`", str(getattr(at, name)), source) for name, source in SOURCES.items() if name != "device"]
     rows += [(f"`{name}`", " or ".join(map(_shown, values)), SWEEP_SOURCES[name]) for name, values in SWEPT.items()]
+    rows.append(("`l2_latency`, loaded", " or ".join(map(str, (at.l2_latency, *LOADED))), LOADED_SOURCE))
     if at.device == machine(device_of("sm_90a")).device:
         rows += [(f"`{name}`", " or ".join(map(_shown, values)), BULK_SOURCES[name]) for name, values in BULK_SWEPT.items()]
     lines = [f"| {' | '.join(row)} |" for row in (("figure", f"on an {at.device}", "source"), ("---", "--:", "---"), *rows)]

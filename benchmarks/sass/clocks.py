@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import simulator
-from benchmarks.simulator.machine import CENTRE, Residency, machine
+from benchmarks.simulator.machine import CENTRE, SHIFTED, SWEEP, Residency, machine
 from benchmarks.simulator.sass import program
 from benchmarks.simulator.simulate import points_of, steady, tile_clocks
 from benchmarks.simulator.warpgroups import Ring
@@ -36,10 +37,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The tensor cores' share at each point, the centre first; `once`: there, clocks of a tile beside its main loop."""
+    """The tensor cores' share at each point, the centre first; `once`: there, clocks of a tile beside its main loop; `shifted`:
+    the centre's share with warps started otherwise, by L2's latency."""
 
     shares: tuple[float, ...]
     once: float = 0.0
+    shifted: tuple[tuple[float, ...], ...] = ()
 
     @property
     def centre(self) -> float:
@@ -52,6 +55,12 @@ class Simulated:
     @property
     def high(self) -> float:
         return max(self.shares)
+
+    def noise(self, point: int) -> float:
+        """Of phase locking, by L2's latency at a point: how far apart these shares lie, in logarithms."""
+        loaded = max(0, point - 1) // len(SWEEP)
+        found = self.shifted[loaded] if 0 < loaded < len(self.shifted) else (self.centre, *self.shifted[0])
+        return math.log(max(found) / min(found))
 
 
 def stage_clocks(tile: Tile, sparse: bool, share: float, blocks: int, device: Device) -> float:
@@ -79,8 +88,10 @@ def _simulate(asked: Asked) -> Simulated:
     code, at, r = program(asked.cubin), machine(named(asked.device)), Residency(asked.warps, asked.blocks)
     points = (CENTRE, *(points_of(code.iteration(code.main_loop)) if asked.every_point else ()))  # the centre comes first
     found = [steady(code, r, at, point, ring=asked.ring) for point in points]
+    groups = SHIFTED if asked.every_point else ()
+    shifted = tuple(tuple(steady(code, r, at, point, ring=asked.ring).mma_share for point in of) for of in groups)
     once = 0 if asked.ring else tile_clocks(code, ITERATIONS, r, at) - ITERATIONS * found[0].clocks_per_stage
-    return Simulated(tuple(s.mma_share for s in found), once)
+    return Simulated(tuple(s.mma_share for s in found), once, shifted)
 
 
 def simulated(asked: Sequence[Asked]) -> list[Simulated]:
@@ -90,6 +101,6 @@ def simulated(asked: Sequence[Asked]) -> list[Simulated]:
         workers = min(len(new), os.cpu_count() or 1)
         with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # this process may have threads
             for a, found in zip(new, pool.map(_simulate, new), strict=True):
-                write(_path(a), json.dumps([found.shares, found.once]).encode())
+                write(_path(a), json.dumps([found.shares, found.once, found.shifted]).encode())
     kept = [json.loads(_path(a).read_text()) for a in asked]
-    return [Simulated(tuple(shares), once) for shares, once in kept]
+    return [Simulated(tuple(shares), once, tuple(map(tuple, shifted))) for shares, once, shifted in kept]

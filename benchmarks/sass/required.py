@@ -1,5 +1,6 @@
 """What is required of our main loops beside CUTLASS's, and of the simulation beside what was measured: required, found, met."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ MOST_ERROR, MOST_BIAS, MOST_FASTER = {"a100": 0.15, "l40s": 0.20}, 0.07, 0.05
 
 BESIDE, CALIBRATION, EVIDENCE = "beside", "calibration", "evidence"
 KINDS = {  # what a line tells
-    BESIDE: "ours beside CUTLASS's, simulated alike",
+    BESIDE: "ours beside CUTLASS's, simulated alike; +-: the noise of phase locking, within which neither is the faster",
     CALIBRATION: "calibration: what the centre of the sweep and the clocks were chosen to meet",
     EVIDENCE: "evidence: published times by which nothing was chosen",
 }
@@ -30,16 +31,18 @@ KINDS = {  # what a line tells
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One line: `found` in words, and whether that is what is required; `kind`: one of KINDS."""
+    """One line: `found` in words, and whether that is what is required; `kind`: one of KINDS; `undecided`: what was found is
+    within the noise of what is required or, where nothing is, of a tie."""
 
     what: str
     required: str
     found: str
-    met: bool | None  # None: nothing is required
+    met: bool | None  # None: nothing is required, or undecided
     kind: str
+    undecided: bool = False
 
     def __str__(self) -> str:
-        met = "-" if self.met is None else "yes" if self.met else "no"
+        met = "within noise" if self.undecided else "-" if self.met is None else "yes" if self.met else "no"
         return f"{self.what:<82} {self.required:>10} {self.found:>20}  {met}"
 
 
@@ -52,11 +55,20 @@ def listed(found: Sequence[Requirement]) -> str:
     return "\n".join(line for words, lines in parts if lines for line in (f"\n{words}", HEADER, *lines))
 
 
-def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> tuple[float, float]:
-    """Our share of the peak over the best of theirs: (at the centre, at the worst point of the sweep)."""
+def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> Iterator[tuple[float, float]]:
+    """(Our share of the peak over the best of theirs, the noise of both): at the centre, and at the sweep's worst point."""
     best = [max(each) for each in zip(*(t.shares for t in theirs), strict=True)]
     over = [a / b for a, b in zip(mine.shares, best, strict=True)]
-    return over[0], min(over)
+    for point in (0, over.index(min(over))):
+        yield over[point], mine.noise(point) + max(t.noise(point) for t in theirs)
+
+
+def compared(what: str, ratio: float, noise: float, least: float | None) -> Requirement:
+    """A ratio of at least so much is required; None: nothing is."""
+    undecided = abs(math.log(ratio / (least or 1))) <= noise
+    met = None if undecided or least is None else ratio >= least
+    asked = "nothing" if least is None else f">= {least:g}"
+    return Requirement(what, asked, f"{ratio:.3f} +-{noise:.1%}", met, BESIDE, undecided)
 
 
 def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requirement]:
@@ -66,15 +78,11 @@ def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requiremen
         if kernel.maker != "ours" or not theirs:
             continue
         centre, worst = ratios(mine, theirs)
-        name = f"{sm} {kernel.name} {_block(kernel)} over CUTLASS"
-        if sm in HOPPER:
-            tile = str(kernel.tile).partition("_")[2]
-            yield Requirement(f"{name}, centre, {tile}", "nothing", f"{centre:.3f}", None, BESIDE)
-            continue
-        aim = f" (aim {SPARSE_AIM:g})" if kernel.sparse else ""
-        yield Requirement(f"{name}, centre{aim}", f">= {CENTRE:g}", f"{centre:.3f}", centre >= CENTRE, BESIDE)
-        asked, met = ("nothing", None) if kernel.sparse else (f">= {WORST:g}", worst >= WORST)
-        yield Requirement(f"{name}, worst of the sweep", asked, f"{worst:.3f}", met, BESIDE)
+        name, hopper = f"{sm} {kernel.name} {_block(kernel)} over CUTLASS", sm in HOPPER
+        more = f", {str(kernel.tile).partition('_')[2]}" if hopper else f" (aim {SPARSE_AIM:g})" if kernel.sparse else ""
+        yield compared(f"{name}, centre{more}", *centre, None if hopper else CENTRE)
+        more = f"worst{more}" if hopper else "worst of the sweep"
+        yield compared(f"{name}, {more}", *worst, None if hopper or kernel.sparse else WORST)
 
 
 def _same(a: Kernel, b: Kernel) -> bool:

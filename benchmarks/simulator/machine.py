@@ -63,7 +63,7 @@ SOURCES: Mapping[str, str] = {
     "shared_latency": f"LDS of 32, 64, 128 bits: 24, 24, 26 clocks, table 2 of {HUERTA}",
     "operands_read": f"table 2 of {HUERTA}: 9 (shared memory) to 11 (global memory)",
     "copy_read": f"table 2 of {HUERTA}: LDGSTS",
-    "l2_latency": f"A100 261, RTX 4090 273 (taken for sm_86 and sm_120 too), {LUO}; Hopper assumed as the A100",
+    "l2_latency": f"idle: A100 261, RTX 4090 273 (taken for sm_86 and sm_120 too), {LUO}; Hopper assumed as the A100",
     "fill_bytes": "64 bytes a clock and SM, GA100 whitepaper (L2 read bandwidth 5120 bytes a clock over 80 ports); "
     "assumed for the others",
     "constant_latency": f"table 2 of {HUERTA}",
@@ -123,14 +123,18 @@ class Sweep:
     """What nobody has published. `arbitration`: which warp of a sub-core issues, where several may; all but "round robin" go
     on with the one that issued last. `copy`: clocks that the request of a copy (LDGSTS) takes of the port, beside the write of
     its data; `hold`: clocks that these data wait at most while other requests take the port. `queue`: memory instructions that
-    a sub-core holds. `barrier`: clocks from the last warp's arrival to the others' going on."""
+    a sub-core holds. `barrier`: clocks from the last warp's arrival to the others' going on. `l2_latency`: 0 for the machine's.
+    `shift`: 0, or the seed of clocks at which blocks and warps begin, L2 answering so many clocks later. Hashes of loops of
+    mma.sync (shares.json) do not see the last three: their shares have none of them."""
 
     arbitration: str
     copy: int
     hold: int
     queue: int
     barrier: int
-    bulk: Bulk = field(default=Bulk(), repr=False)  # unseen by the hashes of loops of mma.sync, which have nothing of it
+    bulk: Bulk = field(default=Bulk(), repr=False)
+    l2_latency: int = field(default=0, repr=False)
+    shift: int = field(default=0, repr=False)
 
 
 YOUNGEST, OLDEST, ROUND_ROBIN = "greedy, then youngest", "greedy, then oldest", "round robin"
@@ -142,6 +146,10 @@ SWEPT: Mapping[str, tuple] = {
 }
 SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in product(*SWEPT.values()))
 CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
+LOADED = (400, 600)  # clocks of L2 latency
+LOADED_SWEEP = tuple(replace(point, l2_latency=clocks) for clocks in LOADED for point in SWEEP)
+# The noise of how warps happen to follow each other: by L2's latency, that of the machine first.
+SHIFTED = tuple(tuple(replace(CENTRE, l2_latency=n, shift=seed) for seed in range(1, 9)) for n in (0, *LOADED))
 BULK_SWEPT: Mapping[str, tuple] = {name: figures.SWEPT[name] for name in ("l2", "latency", "write_port")} | {"depth": (60, 17)}
 BULK_SWEEP = tuple(replace(CENTRE, bulk=Bulk(*values)) for values in product(*BULK_SWEPT.values()))
 BULK_SOURCES = {name: figures.SOURCES[name] for name in BULK_SWEPT if name != "depth"} | {
@@ -154,6 +162,7 @@ SWEEP_SOURCES: Mapping[str, str] = {
     "queue": f"5 on GA102, table 1 of {HUERTA}; more is assumed to be possible elsewhere",
     "barrier": "unpublished",
 }
+LOADED_SOURCE = "unpublished: no less than idle; 600 is little more than twice that"
 
 
 def interval(machine: Machine, i: Instruction) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulator.machine import BULK_SWEEP, CENTRE, OLDEST, SUB_CORES, SWEEP, Machine, Residency, Sweep
+from benchmarks.simulator.machine import BULK_SWEEP, CENTRE, LOADED_SWEEP, OLDEST, SUB_CORES, SWEEP, Machine, Residency, Sweep
 from benchmarks.simulator.sass import GMMA, Instruction, Program
 from benchmarks.simulator.sm import Sm
 from benchmarks.simulator.state import REASONS
@@ -32,7 +32,7 @@ class Steady:
 
 def points_of(once: Sequence[Instruction]) -> tuple[Sweep, ...]:
     """What is swept for a loop: for asynchronous products also what they and TMA's copies take."""
-    return (*SWEEP, *BULK_SWEEP) if any(GMMA.match(i.opcode) for i in once) else SWEEP
+    return (*SWEEP, *LOADED_SWEEP, *(BULK_SWEEP if any(GMMA.match(i.opcode) for i in once) else ()))
 
 
 def steady(
@@ -130,13 +130,19 @@ def share_of_peak(
     wavefronts: Mapping[int, int] | None = None,
     taken: Mapping[int, bool] | None = None,
 ) -> Share:
-    """Over the sweep and its centre, as `steady` has it."""
+    """Over the sweep with an idle L2 and its centre, as `steady` has it."""
     return share_of(program.iteration(program.main_loop, taken), r, machine, wavefronts)
 
 
-def share_of(once: Sequence[Instruction], r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None) -> Share:
+def share_of(
+    once: Sequence[Instruction],
+    r: Residency,
+    machine: Machine,
+    wavefronts: Mapping[int, int] | None = None,
+    swept: Sequence[Sweep] = SWEEP,
+) -> Share:
     """`share_of_peak` of the instructions of one iteration. Of two warps the youngest but one is the oldest."""
     few = r.warps * r.blocks <= 2 * SUB_CORES
-    points = (CENTRE, *(sweep for sweep in SWEEP if not (few and sweep.arbitration == OLDEST)))
+    points = (CENTRE, *(sweep for sweep in swept if not (few and sweep.arbitration == OLDEST)))
     centre, *found = (steady_of(once, r, machine, sweep, wavefronts).mma_share for sweep in points)
     return Share(min(centre, *found), centre, max(centre, *found))

@@ -15,6 +15,7 @@ Reasons to wait have the names of Nsight Compute's warp states.
 import math
 from collections import deque
 from collections.abc import Sequence
+from random import Random
 
 from benchmarks.simulator.machine import (
     ROUND_ROBIN,
@@ -55,6 +56,16 @@ from benchmarks.simulator.steps import (
 from benchmarks.simulator.warpgroups import Ring, Warpgroups
 
 
+def begins(r: Residency, busy: int, shift: int) -> list[int]:
+    """The clock at which each warp begins: blocks spread over the `busy` clocks of an iteration; with a `shift` each block a
+    random part of those later, and each warp up to 63 more."""
+    random, found = Random(shift), list[int]()
+    for block in range(r.blocks):
+        later = random.randrange(busy + 1) if shift else 0
+        found += [busy * block // r.blocks + later + (random.randrange(64) if shift else 0) for _ in range(r.warps)]
+    return found
+
+
 class Sm:
     """The state of one simulated SM."""
 
@@ -73,9 +84,8 @@ class Sm:
         self.cores = [Core() for _ in range(SUB_CORES)]
         self.warps = []
         busy = sum(s.tensor for s in path[first : last + 1]) * r.warps // SUB_CORES
-        for number in range(r.warps * r.blocks):
-            block = number // r.warps
-            self.warps.append(warp := Warp(number, block, 0 if repeats else busy * block // r.blocks))
+        for number, begin in enumerate(begins(r, 0 if repeats else busy, sweep.shift)):
+            self.warps.append(warp := Warp(number, number // r.warps, begin))
             self.cores[warp.core].warps.append(warp)
         for core in self.cores:
             core.next = 0 if core.warps else NEVER
@@ -91,6 +101,7 @@ class Sm:
         self.fill_free: float = 0
         asynchronous = any(step.kind == ISSUE for step in path)
         self.groups = Warpgroups(r.warps, r.blocks, sweep.bulk, path, ring) if asynchronous else None
+        self.l2_latency = (sweep.l2_latency or machine.l2_latency) + sweep.shift
         self.fill_bytes = sweep.bulk.l2 if asynchronous else machine.fill_bytes
         self.repeats = repeats  # of the loop, 0 for ever
         self.slots: list[list[int]] = []  # of each step: issues, clocks after its iteration's start, clocks waited by reason
@@ -345,11 +356,11 @@ class Sm:
         if step.kind == COPY:
             taken = max(m.port_interval, self.sweep.copy)
             operands = clock + m.copy_read - m.to_port
-            arrives = max(clock + m.l2_latency, math.ceil(self.fill_free))
+            arrives = max(clock + self.l2_latency, math.ceil(self.fill_free))
             self.fill_free = arrives + math.ceil(step.wavefronts * m.port_bytes / self.fill_bytes)
             self.fills.append((arrives, warp, group, step.wavefronts))
         elif step.kind == GLOBAL:
-            arrives = max(clock + m.l2_latency, math.ceil(self.fill_free))
+            arrives = max(clock + self.l2_latency, math.ceil(self.fill_free))
             self.fill_free = done = arrives + math.ceil(step.wavefronts * m.port_bytes / self.fill_bytes)
         self.port_free = clock + taken
         written[0], read[0] = done, operands

@@ -16,7 +16,7 @@ from benchmarks.sass.kernels import DENSE, KERNELS, ON_HOPPER, SPARSE, STAGES, A
 from benchmarks.sass.published import Timed, again, estimates, few, verdict
 from benchmarks.sass.required import BESIDE, CALIBRATION, EVIDENCE, KINDS, Requirement, beside, held, peak
 from benchmarks.sass.runs import counts, kept, operands, places, run
-from benchmarks.simulator.machine import Residency, machine
+from benchmarks.simulator.machine import SWEEP, Residency, machine
 from benchmarks.simulator.sass import program
 from benchmarks.simulator.simulate import tile_clocks
 from cuda_kernels.device import named
@@ -163,27 +163,48 @@ def test_what_the_best_loop_does_not_explain_is_the_clock():
     assert stage_clocks(SPARSE[0], True, 0.5, 1, A100) == 2 * 256 * 128 * 64 / 2048
 
 
+STILL = ((),)  # no noise
+
+
 def test_ours_is_held_to_the_best_of_theirs_at_each_point():
     ours, (theirs, deeper) = OURS[0], (Kernel("CUTLASS", "conv", tile) for tile in (DENSE[0], STAGES[0]))
     found = {
-        (ours, "sm_80"): Simulated((0.9, 0.8, 0.9)),
-        (theirs, "sm_80"): Simulated((0.9, 0.6, 0.8)),
-        (deeper, "sm_80"): Simulated((0.8, 0.9, 0.8)),
-        (theirs, "sm_89"): Simulated((1.0, 1.0, 1.0)),
-        (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0)),
+        (ours, "sm_80"): Simulated((0.9, 0.8, 0.9), 0, STILL),
+        (theirs, "sm_80"): Simulated((0.9, 0.6, 0.8), 0, STILL),
+        (deeper, "sm_80"): Simulated((0.8, 0.9, 0.8), 0, STILL),
+        (theirs, "sm_89"): Simulated((1.0, 1.0, 1.0), 0, STILL),
+        (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0), 0, STILL),
     }
     centre, worst = beside(found)
-    assert (centre.found, centre.met, worst.found, worst.met) == ("1.000", True, "0.889", False)
+    assert (centre.found, centre.met, worst.found, worst.met) == ("1.000 +-0.0%", None, "0.889 +-0.0%", False)
+    assert str(centre).endswith("within noise") and not worst.undecided
     sparse = {
-        (Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
-        (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,)),
+        (Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,), 0, STILL),
+        (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,), 0, STILL),
     }
     line, worst = beside(sparse)
-    assert not line.met and line.found == "0.833" and "aim 1.05" in line.what
-    assert (worst.required, worst.found, worst.met) == ("nothing", "0.833", None), "shown, though nothing is asked"
+    assert line.met is False and line.found == "0.833 +-0.0%" and "aim 1.05" in line.what
+    assert (worst.required, worst.found, worst.met) == ("nothing", "0.833 +-0.0%", None), "shown, though nothing is asked"
     cells = "within 7%", "0.573, bias +0.509"
     words = [str(Requirement("x" * 82, *cells, met, BESIDE)).split()[-1] for met in (True, False, None)]
     assert words == ["yes", "no", "-"] and len(str(line)) <= 128
+
+
+@pytest.mark.parametrize(
+    "mine, met, word", [(0.95, None, "noise"), (1.05, None, "noise"), (0.88, False, "no"), (1.2, True, "yes")]
+)
+def test_within_the_noise_of_phase_locking_nobody_wins(mine, met, word):
+    """CUTLASS's two blocks meet at other phases where they begin otherwise, by a tenth; ours move by 1 %. At the worst point
+    L2 is loaded: there both move by half."""
+    theirs = Kernel("CUTLASS", "conv", DENSE[0])
+    points = range(1 + 2 * len(SWEEP))
+    found = {
+        (OURS[0], "sm_80"): Simulated(tuple(0.9 * mine - p / 1000 for p in points), 0, ((0.909 * mine,), (0.4, 0.6))),
+        (theirs, "sm_80"): Simulated((0.9,) * len(points), 0, ((0.83, 0.91), (0.4, 0.6))),
+    }
+    centre, worst = beside(found)
+    assert (centre.met, centre.undecided) == (met, met is None) and str(centre).split()[-1] == word
+    assert centre.found.endswith("+-10.2%") and worst.found.endswith("+-81.1%") and (worst.met, worst.undecided) == (None, True)
 
 
 def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lines_are_evidence():
@@ -194,7 +215,7 @@ def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lin
         chosen = "16384^3" in r.what or "bias (clock" in r.what
         assert r.kind == (CALIBRATION if chosen else EVIDENCE if "cuBLAS" in r.what else BESIDE), r
     sparse = {r.what: (r.required, r.met) for r in found if "conv_sparse24" in r.what and "worst" in r.what}
-    assert len(sparse) == 2 and set(sparse.values()) == {("nothing", None)}
+    assert len(sparse) == 4 and set(sparse.values()) == {("nothing", None)}
     assert {(r.required, r.met) for r in found if r.what.startswith("sm_90a")} == {("nothing", None)}
     done = CliRunner().invoke(main, ["--found"])
     assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
@@ -211,13 +232,13 @@ def test_beside_cutlass(tmp_path):
     assert mine["answers_equal"] and theirs["answers_equal"] and mine["spills"] == theirs["spills"] == 0
     for row in rows.values():
         share = row["share_of_peak"]
-        assert 0.3 < share["low"] <= share["centre"] <= share["high"] <= 1 and len(share["points"]) == 25
+        assert 0.3 < share["low"] <= share["centre"] <= share["high"] <= 1 and len(share["points"]) == 73
     code = program(assemble(run(OURS[0], 64).ptx, "sm_80").cubin)
     whole = tile_clocks(code, 4608 // DENSE[0].k, Residency(4, mine["blocks_per_sm"]), machine(A100))
     assert mine["tile_clocks"]["4608"] == pytest.approx(whole, rel=0.03), "start, end and stages apart, and simulated as one"
     required = json.loads(out.read_text())["requirements"]
     assert [r["required"] for r in required] == [">= 1", ">= 0.92"] and "published" not in done.output
-    assert all(r["met"] for r in required), required
+    assert all(r["met"] or r["undecided"] for r in required), required
     for figure in ("loads", "copies", "shared_bytes", "excess"):  # the same tile reads and writes the same
         assert mine["per_product"][figure] == theirs["per_product"][figure]
 
@@ -261,7 +282,7 @@ def test_beside_cutlass_on_hopper(tmp_path):
     assert rows["conv_sm90"]["ring"] == {"bytes": 128 * 128, "stages": 3}
     assert rows["sparse_gemm_sm90"]["ring"] == {"bytes": 128 * 72 + 256 * 128, "stages": 4}
     shares = {name: row["share_of_peak"] for name, row in rows.items()}
-    assert all(0.2 < at["low"] <= at["centre"] < at["high"] <= 1 and len(at["points"]) == 41 for at in shares.values())
+    assert all(0.2 < at["low"] <= at["centre"] < at["high"] <= 1 and len(at["points"]) == 89 for at in shares.values())
     alone = stage(HopperTile(128, 256), figures.CENTRE)
     assert shares["gemm_sm90"]["centre"] == pytest.approx(alone.tensor / alone.clocks, rel=0.05), "the model of tiles"
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.simulator.machine import (
     CENTRE,
+    LOADED_SWEEP,
+    SHIFTED,
     SOURCES,
     SWEEP,
     SWEEP_SOURCES,
@@ -22,7 +24,7 @@ from benchmarks.simulator.machine import (
 )
 from benchmarks.simulator.sass import Instruction, Program, program
 from benchmarks.simulator.simulate import steady, steady_of, tile_clocks
-from benchmarks.simulator.sm import Sm
+from benchmarks.simulator.sm import Sm, begins
 from benchmarks.simulator.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
@@ -266,6 +268,22 @@ def test_a_tile_takes_its_steady_state_for_each_further_stage():
     assert one > 20 * steady(whole, r, A100).clocks_per_stage
 
 
+def test_a_point_of_the_sweep_has_its_own_l2_latency():
+    """A load, and a product that waits for it: an iteration takes as much longer as L2 does."""
+    loop = code("LDG.E.128 R56, [R2.64]", *products(1), write={0: 0}, wait={1: 1})
+    idle, same, loaded = (steady_of(loop, ONE_EACH, A100, replace(CENTRE, l2_latency=n)) for n in (0, 261, 600))
+    assert idle == same and loaded.clocks_per_stage - idle.clocks_per_stage == pytest.approx(600 - 261, abs=1)
+
+
+def test_starts_are_shifted_alike_each_time_and_only_where_asked():
+    """The same shift is the same simulation, whoever runs it."""
+    starts = {shift: begins(Residency(4, 2), 512, shift) for shift in (0, 1, 2)}
+    assert starts[0] == [0] * 4 + [256] * 4 and starts[1] == begins(Residency(4, 2), 512, 1) != starts[2]
+    assert all(0 <= start < 2 * 512 for start in starts[1])
+    assert [{replace(p, shift=0) for p in of} for of in SHIFTED] == [{replace(CENTRE, l2_latency=n)} for n in (0, 400, 600)]
+    assert all(len({p.shift for p in of} - {0}) == 8 for of in SHIFTED)
+
+
 def test_a_sub_core_without_room_is_said():
     with pytest.raises(ValueError, match="wait for each other"):
         steady_of(code("LDS R0, [R1]"), ONE_EACH, A100, replace(CENTRE, queue=0))
@@ -280,6 +298,8 @@ def test_every_figure_has_its_source():
         assert device.sm == sm and machine(device).products_per_clk * 4 == pytest.approx(
             device.mma_fma_per_clk * device.mma_sync_share
         )
+    assert len(set(LOADED_SWEEP)) == 2 * len(SWEEP) and {p.l2_latency for p in LOADED_SWEEP} == {400, 600}
+    assert repr(CENTRE) == repr(replace(CENTRE, l2_latency=600, shift=1)), "hashes of shares.json have neither"
     with pytest.raises(ValueError, match="architecture sm_75: expected one of sm_100a, sm_120, sm_80"):
         device_of("sm_75")
 

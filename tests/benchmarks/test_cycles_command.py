@@ -38,6 +38,8 @@ def test_a_loop_is_listed_and_summed_up(monkeypatch):
     assert "conv_dense 64x64x64_w2x2_s4 on A100" in result.output and "limited by " in result.output
     centre, low, high = map(int, re.search(r"peak: (\d+)% \(from (\d+)% to (\d+)%", result.output).groups())
     assert 20 < low <= centre <= high <= 100
+    assert re.search(r"\n  l2_latency: 261 \d+%, 400 \d+%, 600 \d+%\n", result.output)
+    assert re.fullmatch(r"  noise .*: 261 ([\d.]+% to [\d.]+%), 400 .*, 600 .*", lines[-1])
 
 
 def test_slower_tensor_cores_are_busier():

@@ -210,3 +210,15 @@ def test_the_error_of_our_loops_is_what_the_sweep_leaves_open():
     spans = [shares.span(loop.kernel, str(loop.tile), loop.name, "sm_80/1024") for loop in plain]
     halves = [math.log(span.high / span.low) / 2 for span in spans if span]
     assert len(halves) == len(spans) and math.sqrt(sum(x * x for x in halves) / len(halves)) == pytest.approx(OURS, abs=0.02)
+
+
+def test_what_a_loaded_l2_would_make_of_the_table_is_said_and_not_written(monkeypatch):
+    """A later answer of L2 leaves a loop of slow products as it is; the sweep's range grows where its latencies join."""
+    monkeypatch.setattr(cycle_shares, "MACHINES", {name: MACHINES[name] for name in ("sm_80/1024", "sm_86/256")})
+    found = cycle_shares.under_load(SMALL)
+    at_400, at_600, idle, loaded = found["sm_80/1024"]
+    assert idle <= loaded and max(abs(at_400), abs(at_600)) < 1 and len(found["sm_86/256"]) == 2
+    head, fast, slow = cycle_shares.load_table([found, found]).splitlines()
+    assert "L2 at 400: mean, least, most  L2 at 600: mean, least, most  half of the range" in head
+    assert fast.split()[:3] == ["sm_80/1024", "2", f"{at_400:+.1%}"] and fast.endswith(f"{idle:.2f}, {loaded:.2f}")
+    assert len(slow.split()) == 8

@@ -153,6 +153,7 @@ def test_exhaustive_asks_for_every_namesake():
         asked.extend((problem, t) for t in tactics)
         return timing.predicted(DEVICE)(problem, tactics)
 
+    timer.prepare = lambda work: None
     t = table()
     io = t.io
     tables.tabulate(t.network, DEVICE, timer, sparse=True, io=io, exhaustive=True)
