@@ -20,17 +20,22 @@ import numpy as np
 
 from benchmarks.pages.scatter import svg
 from benchmarks.published_rows import FOLDER, Row, device_of, read, together
+from cuda_kernels.device import Device
 from cuda_kernels.rates import Library, rates
 from tactics import peers
 from tactics.families import conv_gemm
 from tactics.families.hopper import conv_wgmma
 from tactics.format import Format
 from tactics.predict import predict_us
+from tactics.roofline import moved_us
+from tactics.roofline import together as limits
 
 HWC8 = Format("fp16", "hwc8")
 SHORT_US, GAIN_US = 4.0, 20.0  # products from here, gains from there are held to the requirements
 LONG_US = 10.0  # products from here, of our own kernels
 PLOTS = Path(__file__).parents[1] / "docs" / "predictions"
+NEAR = 0.4, 2.0  # of L2, where what it keeps decides
+STEP = 0.5, 0.5001  # as if L2 kept all of what fills half of it, and nothing of more
 MISFITS = 6  # rows of a device that are shown
 FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
 LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
@@ -111,6 +116,16 @@ def fit_pairs(rows: Sequence[Row]) -> tuple[Library, float]:
     return _with(start, FIT_PAIRS, values), float(stream_us)
 
 
+def fit_kept(rows: Sequence[Row]) -> tuple[float, float]:
+    """The limits, in twentieths of L2 from 0.3 on, that make the squares of log errors of scale kernels least."""
+    device, published = device_of(rows[0]), np.array([r.us for r in rows])
+
+    def loss(kept: tuple[float, float]) -> float:
+        return float(np.square(np.log([memory_us(device, r, kept) for r in rows] / published)).sum())
+
+    return min(((low / 20, high / 20) for low in range(6, 21) for high in range(low + 2, 41)), key=loss)
+
+
 def _values(library: Library, names: Sequence[str]) -> np.ndarray:
     return np.array([getattr(library, name) for name in names])
 
@@ -178,6 +193,22 @@ def regimes(device: str, found: Judged) -> Iterator[str]:
     at = found.published >= SHORT_US
     if at.any():
         yield line(device, f">= {SHORT_US:g} us", found.us[at], found.published[at])
+
+
+def scaled(device: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Of rows that move 0.4 to 2 times the L2: a line where activations come from DRAM beyond half of L2, all at once, and one
+    where they do by degrees, between the limits of the device's rates."""
+    d = device_of(rows[0])
+    near = [r for r in rows if r.work and NEAR[0] <= (r.work.x + r.work.y)[0] / d.l2_bytes <= NEAR[1]]
+    for name, kept in (("step", STEP), ("graded", rates(d).kept)):
+        yield line(device, name, np.array([memory_us(d, r, kept) for r in near]), np.array([r.us for r in near]))
+
+
+def memory_us(device: Device, row: Row, kept: tuple[float, float]) -> float:
+    """Of a row that moves bytes and does no more."""
+    if row.work is None:
+        raise ValueError(f"{row.label}: nothing is known of its bytes")
+    return device.launch_us + limits(moved_us(device, row.work.x[0], row.work.y[0], kept=kept).values())
 
 
 def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -286,6 +317,8 @@ def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
             library, stream_us = fit_pairs(found)
             values = ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT_PAIRS)
             click.echo(f"{device}: {values}, stream_us {stream_us:.2g}")
+        for device, found in by_device([r for r in rows if not r.judged], "scale").items():
+            click.echo(f"{device}: kept {fit_kept(found)}")
         for what, of in errors([r for r in rows if not r.judged]).items():
             click.echo(f"errors of {what}: " + ", ".join(f"{bound} {e:.3f} ({n} rows)" for bound, (e, n) in of.items()))
         return
@@ -307,6 +340,9 @@ def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
             f"{device:<13} sum {result.us.sum() / result.published.sum():.3f} of the published, within 25 %: "
             f"{(np.abs(result.us / result.published - 1) < 0.25).mean():.0%}"
         )
+    click.echo(f"\nsteps near the size of L2\n{HEADER}")
+    for device, found in by_device(judged, "scale").items():
+        click.echo("\n".join(scaled(device, found)))
     if write:
         draw(judged)
     if own:

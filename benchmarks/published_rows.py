@@ -47,7 +47,7 @@ class Row:
     one problem, of a network one for each convolution. `problem`: a convolution of ours that computes the same. `stream_us`: of
     both times what a launch on a stream adds."""
 
-    kind: str  # gemm, pair, layer, network, sparse network or kernel
+    kind: str  # gemm, pair, layer, network, sparse network, scale or kernel
     device: str
     label: str
     us: float
@@ -112,6 +112,13 @@ def _pair(r: dict[str, str], judge: bool) -> Row:
     )
 
 
+def _scale(r: dict[str, str], judge: bool) -> Row:
+    """A kernel that reads doubles and writes as many, where the kernel before wrote the first and read the others."""
+    n = int(r["doubles"])
+    work = Work(*(np.array([float(v)]) for v in (0, 0, 0, 8 * n, 0, 8 * n, 1, 1)))
+    return Row("scale", r["device"], f"{n} doubles", 16e-3 * n / float(r["gbps"]), judge, work)
+
+
 def _published(r: dict[str, str], judge: bool) -> Row:
     device, us, note = DEVICES.get(r["device"], r["device"].lower()), float(r["time_us"]), f"{r['peer']}; {r['notes']}"
     if found := CONV.fullmatch(r["problem"]):
@@ -131,9 +138,10 @@ def _published(r: dict[str, str], judge: bool) -> Row:
 COLUMNS = {
     "pair": {"device", "m", "n", "k", "dense_us", "sparse_us"},
     "gemm": {"device", "m", "n", "k", "us"},
+    "scale": {"device", "doubles", "gbps"},
     "published": {"kind", "device", "problem", "sparse", "time_us", "peer", "notes"},
 }
-READ = {"pair": _pair, "gemm": _gemm, "published": _published}
+READ = {"pair": _pair, "gemm": _gemm, "scale": _scale, "published": _published}
 
 
 def product(m: int, n: int, k: int, copies: float) -> Work:
