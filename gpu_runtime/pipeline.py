@@ -99,7 +99,7 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact, loaded = _fitted(loaded, wanted, sizes, calibration, progress)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
-    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned.sigmas, tuned.whole(target))
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
     engine = _packed(source, planned, _explained(loaded, planned, planner, log), flags, profiles, planner, embed_cubins)
@@ -146,7 +146,7 @@ def _planned(
     profiles, stay = points.kept(wanted, planned, exact)
     if alike:
         return profiles, points.alike(profiles, [planned[i] for i in stay])
-    if not planner.whole or planner.timer.early:
+    if not planner.tuning.whole(planner.target) or planner.timer.early:
         return profiles, [planned[i] for i in stay]
     from gpu_runtime.planning import in_network
 

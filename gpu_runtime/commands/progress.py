@@ -144,7 +144,7 @@ class Interrupts:
         self._installed = False
 
     def __call__(self, progress: Progress) -> None:
-        self._tuning = progress.stage == "tune" or (self._tuning and progress.stage in TUNING)
+        self._tuning = progress.stage in ("tune", "network") or (self._tuning and progress.stage in TUNING)
         self._listener(progress)
 
     def ended(self) -> bool:

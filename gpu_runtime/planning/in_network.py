@@ -168,6 +168,8 @@ class _Search:
         others: list[Callable[[Planned], Planned]] = [partial(_replanned, planner, corrected)] if corrected else []
         others += [partial(_changed, op, entry) for op, entry in _rivals(self.best.planned)]
         for change in others:
+            if planner.tuning.ended():
+                break
             rival = Running(change(self.best.planned), planner)
             if timer.early:  # while a plan was made again: it may hold what was never verified
                 break

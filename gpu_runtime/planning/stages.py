@@ -36,7 +36,7 @@ from gpu_runtime.runtime.findings import (
 )
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
-from gpu_runtime.target import timing_record
+from gpu_runtime.target import Tuning, timing_record
 from gpu_runtime.text import clipped, printable
 from tactics import predict
 from tactics.format import DTYPES
@@ -69,8 +69,7 @@ class Planner:
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = predict.RISK
-    sigmas: float = 0.0  # below an estimate, of the bounds of what is not timed
-    whole: bool = False  # whether plans are run as a whole
+    tuning: Tuning = Tuning()
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
@@ -296,7 +295,7 @@ def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
         return None
     count, early = sum(timed.values()), planner.timer.early
     missing = tuple(clipped(name) for name, e in chosen.entries.items() if not e.timed)
-    return Tuned(count, len(timed) - count, 0.0 if early else planner.sigmas, early, missing)
+    return Tuned(count, len(timed) - count, 0.0 if early else planner.tuning.sigmas, early, missing)
 
 
 def plan_record(

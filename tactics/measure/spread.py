@@ -72,6 +72,7 @@ class Spread:
         self._waiting: deque[tuple[RaceRequest, Taken]] = deque()
         self._running: dict[Any, tuple[Any, tuple[RaceRequest, Taken] | None]] = {}  # answer -> actor, and what it races
         self._idle: list[Any] = []
+        self._lost = ""  # why the last actor that is gone is gone
         count = int(ray.cluster_resources().get("GPU", 0))
         if not count:
             raise ValueError("ray: no node of this Ray cluster has a GPU: add one, or build without --ray")
@@ -88,6 +89,8 @@ class Spread:
     def finish(self, problem: Problem) -> None:
         """Return once all races of the problem are over. ValueError where a GPU cannot be measured on."""
         while any(race and race[0].problem == problem for race in (*self._waiting, *(r for _, r in self._running.values()))):
+            if not self._running:
+                raise ValueError(f"ray: no GPU of the cluster is left: {self._lost}")
             done, _ = self._ray.wait([*self._running], num_returns=1)
             for answer in done:
                 self._collect(answer)
@@ -119,17 +122,19 @@ class Spread:
         try:
             found = self._ray.get(answer)
         except self._ray.exceptions.RayError as e:
+            self._lost = _said(e)
             if race is not None and isinstance(e, self._ray.exceptions.RayActorError):
-                warnings.warn(f"ray: a process that measured was lost, its race begins again: {_said(e)}", RuntimeWarning, 2)
+                warnings.warn(f"ray: a process that measured was lost, its race begins again: {self._lost}", RuntimeWarning, 2)
                 self._waiting.appendleft(race)
                 self._hello(actor)
-            elif race is not None or not (self._running or self._idle):
-                raise ValueError(f"ray: nothing can be measured: {_said(e)}") from None
+            elif race is not None:
+                raise ValueError(f"ray: nothing can be measured: {self._lost}") from None
             return
         if race is not None:
             race[1](*found)
         elif (found.device.key, found.driver, found.source) != (self.device.key, self.driver, self._source):
-            return  # another node took its place: its times are none of this plan's
+            self._lost = f"{found.device.title} took the place of {self.device.title}"  # its times are none of this plan's
+            return
         self._idle.append(actor)
 
     def _hello(self, actor: Any) -> Any:
@@ -185,7 +190,8 @@ def connected(address: str, find: Find) -> Spread:
         try:
             ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as e:
-            raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {e}") from None
+            cure = "if it asks for a token, set RAY_AUTH_MODE=token" if isinstance(e, ConnectionError) else "see ray status"
+            raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {_said(e)} ({cure})") from None
     try:
         return Spread(find, own)
     except BaseException:

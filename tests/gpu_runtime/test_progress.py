@@ -253,9 +253,10 @@ class Told(list):
         self.append(progress)
 
 
-def test_the_first_interrupt_ends_the_timing_and_the_second_the_command(capsys):
+@pytest.mark.parametrize("last", ["tune", "network"])
+def test_the_first_interrupt_ends_the_timing_and_the_second_the_command(capsys, last):
     with progress.Interrupts(Told(), lambda: False) as told:
-        for stage in ("import", "time", "tune", "compile", "tune"):
+        for stage in ("import", "time", "tune", "compile", last):
             told(Progress(stage))
         assert not told.ended()
         signal.raise_signal(signal.SIGINT)

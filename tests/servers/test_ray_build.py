@@ -15,6 +15,7 @@ from tests.emulated_driver import build as driver
 from tests.emulated_driver.settings import ROOT_VARIABLE, VARIABLE, Settings
 from tests.reference_run import model, node
 from tests.servers.environment import environment
+from tests.servers.test_ray_server import running
 from tests.test_wheel import clean
 
 pytestmark = pytest.mark.servers
@@ -61,20 +62,17 @@ def network(tmp_path_factory) -> Path:
     return path
 
 
+def emulated(*devices: str) -> dict[str, str]:
+    """The variables by which a process finds the emulated driver with these GPUs."""
+    found = driver.environment(Settings(devices=devices))
+    names = ("LD_LIBRARY_PATH", "PYTHONPATH", VARIABLE, ROOT_VARIABLE, *(name for name in found if name.startswith("CUPY_")))
+    return {name: found[name] for name in names}
+
+
 def variables(*devices: str) -> dict[str, str]:
-    """Of a process on the emulated driver with these GPUs; none: on a machine without a GPU."""
-    more = {"RAY_USAGE_STATS_ENABLED": "0", "COLUMNS": "200"}
-    if devices:
-        found = driver.environment(Settings(devices=devices))
-        names = (
-            "LD_LIBRARY_PATH",
-            "PYTHONPATH",
-            VARIABLE,
-            ROOT_VARIABLE,
-            *(name for name in found if name.startswith("CUPY_")),
-        )
-        more |= {name: found[name] for name in names}
-    return clean(**more)
+    """Of a process on a machine with these GPUs, where no cluster runs."""
+    more = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "COLUMNS": "200"}
+    return clean(**more, **(emulated(*devices) if devices else {}))
 
 
 def built(python, network, cache, ray, env):
@@ -128,10 +126,12 @@ def test_clusters_that_cannot_time_a_build_are_refused(python, network):
     assert "no Ray cluster answers at 127.0.0.1:9: 30 connections failed within 30 s" in text and 29 < seconds < 45
 
 
-def test_the_command_builds_on_a_cluster(python, network, tmp_path):
+def test_the_command_builds_on_a_cluster_that_runs(python, network, tmp_path):
     words = [python.parent / "build-engine", network, "--ray", "-o", tmp_path / "net.engine", "--builderOptimizationLevel=1"]
     words += [f"--timingCacheFile={tmp_path}/times.jsonl", "--skipInference"]
-    found = subprocess.run(words, env=variables("h200", "h200"), cwd=tmp_path, capture_output=True, text=True, timeout=400)
-    assert found.returncode == 0, found.stdout + found.stderr
+    with running(python.parent.parent, tmp_path, "--num-gpus=2", **emulated("h200", "h200")) as ray:
+        found = subprocess.run(words, env=ray.env, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert ray.named("ServeController"), "the cluster is as it was"
     assert "timing on 2 of them in a Ray cluster" in found.stdout and (tmp_path / "net.engine").exists()
     assert "measured(NVIDIA H200, emulated driver)" in found.stdout

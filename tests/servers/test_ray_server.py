@@ -50,6 +50,7 @@ class Ray(Server):
         self.env = clean(
             PATH=f"{self.bin}:{os.environ['PATH']}",
             RAY_USAGE_STATS_ENABLED="0",
+            RAY_AUTH_MODE="disabled",  # else a token that another program of Ray left is asked for
             RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="0",
             RAY_ADDRESS=f"127.0.0.1:{gcs}",
             **variables,

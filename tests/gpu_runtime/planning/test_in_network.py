@@ -1,5 +1,7 @@
 """Which plans are run as a whole, and which of them is taken: the search, over plans whose times a test makes up."""
 
+from dataclasses import replace
+
 import pytest
 
 from cuda_kernels.device import named
@@ -10,6 +12,7 @@ from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import ignore
 from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.target import Tuning
 from tactics.measure.timing import Predicted, Time, quantiles
 from tests.conftest import MODELS
 
@@ -72,10 +75,10 @@ def settled(planned, monkeypatch):
     for name, value in (("extra", {}), ("fails", None), ("open", 0)):
         monkeypatch.setattr(Fake, name, value)
 
-    def settle(**changes):
+    def settle(of=planned, **changes):
         for name, value in changes.items():
             monkeypatch.setattr(Fake, name, value)
-        found = in_network.settle(*planned)
+        found = in_network.settle(*of)
         assert Fake.open == 0, "all were closed"
         return found
 
@@ -104,6 +107,16 @@ def test_a_rival_that_is_faster_in_the_whole_is_taken(planned, settled):
     (taken,) = [r for r in found.replaced if r.op == op]
     assert taken.after == entry.name and taken.swap and taken.after_us < taken.before_us
     assert found.chosen.total_ps >= planned[0].chosen.total_ps
+
+
+def test_the_end_of_tuning_ends_the_turns(planned, settled):
+    """Behind the first plan that was tried: the better of the two is taken, and its time is known."""
+    op, entry = in_network._rivals(planned[0])[0]
+    ended = iter([False, *[True] * 100])
+    found = settled(of=(planned[0], replace(planned[1], tuning=Tuning(ended=lambda: next(ended)))), extra={entry.name: -3.0})
+    assert [r.op for r in found.replaced] == [op] and next(ended) and found.measured_us
+    at_once = settled(of=(planned[0], replace(planned[1], tuning=Tuning(ended=lambda: True))), extra={entry.name: -3.0})
+    assert not at_once.replaced and at_once.chosen == planned[0].chosen and at_once.measured_us
 
 
 @pytest.mark.parametrize("fault", [MemoryError("no memory for two"), in_network.faults.Overloaded("too slow")])
