@@ -127,6 +127,7 @@ def make_timer(
     from gpu_runtime.planning.surroundings import stays_in_l2
     from tactics.measure import lazy, timing
 
+    asked = tuning or Tuning()
     if not device.measured:
         return timing.predicted(device)
     timer = timing.measured(
@@ -134,12 +135,11 @@ def make_timer(
         timing.Cache(None if timing_cache is False else Path(timing_cache or cache_dir() / "timings.jsonl")),
         progress=compiling(progress),
         waits=lambda: progress(Progress("wait", "the GPU, on which another process measures")),
-        told=lambda text: progress(Progress("cache", text)),
+        told=lambda text: None if timing_cache is False else progress(Progress("cache", text)),
         only_known=only_cached,
-        **({"spread": tuning.spread, "driver": tuning.spread.driver} if tuning and tuning.spread else {}),
+        spread=asked.spread,
     )
     timer.warm_l2 = bool(networks) and all(stays_in_l2(network, device) for network in networks)
-    asked = tuning or Tuning()
     if asked.level not in lazy.LEVELS:
         return timer
     return lazy.Lazy(timer, device, lazy.LEVELS[asked.level], asked.ended, lambda *of: progress(Progress("tune", "", *of)))

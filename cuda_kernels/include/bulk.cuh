@@ -19,7 +19,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(u32 barrier, u32 rank) {
   asm volatile(
       "{ .reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -135,6 +135,10 @@ __device__ __forceinline__ uint4 lds_128_of(u32 address, u32 rank) {
 // 9.7.13.4 barrier.cluster: of all threads of all its blocks.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same where no thread reads what another has written: a release would wait until all stores so far are in memory.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // 9.7.19.6 setmaxnreg: the warpgroup gives registers back, or waits until it has more of them.

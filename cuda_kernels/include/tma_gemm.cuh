@@ -277,7 +277,7 @@ __device__ __forceinline__ void convolve_with_tma(const ConvParams& all) {
   release_next_launch();
   if (threadIdx.x == 0) ring.init();
   if (CLUSTER * CLUSTER_K > 1)
-    sync_cluster();
+    meet_cluster();  // barriers are visible by their fence
   else
     __syncthreads();
   // 384 threads begin with 168 registers each: multiplying ones need more.

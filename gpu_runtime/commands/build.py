@@ -206,18 +206,22 @@ def build_command(asked: Asked) -> None:
     progress = listening(asked.verbose)
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build  # where the extra that it needs is missing, nothing else is said
+    from gpu_runtime.target import is_here
 
     target, spread = _target(asked.device, asked.ray)
     if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
-    timed = _is_timed(target, asked.skip_inference, wanted, spread)
+    away = spread is not None and not is_here(target)
+    timed = _is_timed(target, asked.skip_inference, wanted, away)
+    if away and asked.profiled:
+        say(f"this machine has no {target.title}: layer times are of each tactic alone", err=True)
     planned = target if asked.level else replace(target, measured=False)
     head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache, spread)
     say("\n".join(head))
     pruned = io.BytesIO()
     engine = _built(build, asked, source, {"ray": spread} if spread else {"device": target}, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
-    times = _layer_times(engine, wanted) if asked.profiled else None
+    times = _layer_times(engine, wanted) if asked.profiled and not away else None
     contents: dict[str, Callable[[], bytes]] = {
         "--savePruned": pruned.getvalue,
         "--saveEngine": lambda: encode(engine),
@@ -302,11 +306,9 @@ def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
 # ---- inferences
 
 
-def _is_timed(target: Device, skip: bool, wanted: Wanted, spread: Spread | None) -> bool:
-    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on."""
-    from gpu_runtime.target import is_here
-
-    if away := spread is not None and not is_here(target):
+def _is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
+    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on, if not away."""
+    if away:
         _unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
     elif skip:
         _unused(wanted, "--skipInference runs none", "leave it out")
@@ -438,10 +440,8 @@ def _planning_for(target: Device, asked: bool, timing_cache: str | None, spread:
 
 
 def _layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Layer times, measured on the plan's GPU; None where it is not here, which means the plan's own."""
-    from gpu_runtime.target import is_here
-
-    if engine.record.timing.is_predicted or not is_here(engine.record.device):
+    """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
+    if engine.record.timing.is_predicted:
         return None
     from gpu_runtime.benchmark.inputs import load_inputs
 

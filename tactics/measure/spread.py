@@ -61,13 +61,11 @@ class Racer:
 
 
 class Spread:
-    """The GPUs of a cluster that this process is connected to; close() gives them back. ValueError: there are none, or several
-    kinds. `device`, `driver`: what all of them are, without the kernels that `gpu-runtime doctor` saw fail on any."""
+    """The GPUs of a cluster that this process is connected to by the module `ray`; close() gives them back, and closes the
+    connection where it is its `own`. ValueError: there are none, or several kinds. `device`, `driver`: what all of them are,
+    without the kernels that `gpu-runtime doctor` saw fail on any."""
 
-    def __init__(self, find: Find, own: bool = False):
-        with extras.named():
-            import ray
-
+    def __init__(self, ray: Any, find: Find, own: bool = False):
         self._ray, self._own, self._actors = ray, own, list[Any]()
         self._waiting: deque[tuple[RaceRequest, Taken]] = deque()
         self._running: dict[Any, tuple[Any, tuple[RaceRequest, Taken] | None]] = {}  # answer -> actor, and what it races
@@ -193,7 +191,7 @@ def connected(address: str, find: Find) -> Spread:
             cure = "if it asks for a token, set RAY_AUTH_MODE=token" if isinstance(e, ConnectionError) else "see ray status"
             raise ValueError(f"ray: no Ray cluster answers at {address or 'this machine'}: {_said(e)} ({cure})") from None
     try:
-        return Spread(find, own)
+        return Spread(ray, find, own)
     except BaseException:
         if own:
             ray.shutdown()

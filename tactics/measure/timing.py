@@ -166,7 +166,7 @@ class Measured:
         **racing: Any,
     ):
         self.device, self.cache = device, cache
-        self.driver = driver_version() if driver is None else driver
+        self.driver = driver if driver is not None else spread.driver if spread is not None else driver_version()
         self.failures: dict[tuple[str, str], str] = {}
         self._key = f"{device.key}|{self.driver}"
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu

@@ -17,6 +17,7 @@ from benchmarks.bench_predictions import (
     GAIN_US,
     HWC8,
     LONG_US,
+    STEP,
     below_bounds,
     by_device,
     errors,
@@ -25,12 +26,13 @@ from benchmarks.bench_predictions import (
     fit_pairs,
     judge,
     main,
+    memory_us,
     network_us,
     ours,
     scaled,
 )
 from benchmarks.pages.scatter import svg
-from benchmarks.published_rows import FOLDER, Row, network, product, read
+from benchmarks.published_rows import FOLDER, Row, device_of, network, product, read
 from cuda_kernels import sparse24
 from cuda_kernels.device import NAMED, named, relative, reported
 from cuda_kernels.rates import RATES, rates
@@ -43,7 +45,8 @@ from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.problems.problem import ConvProblem, Problem
-from tactics.roofline import floors, throttled
+from tactics.roofline import floors, moved_us, throttled
+from tactics.roofline import together as limits
 from tactics.tactic import Tactic
 from tactics.tiles import DENSE_TILES, REGISTERS
 from tests.compiled import RECORD
@@ -76,6 +79,10 @@ def test_how_much_of_a_step_l2_keeps(device, most):
     step, graded = (re.split(" +", row) for row in scaled(device, by_device(JUDGED, "scale")[device]))
     assert float(graded[-3]) <= most and float(graded[-3]) < float(step[-3]) / 2
     assert int(graded[-5]) == int(step[-5]) > 10
+    for row in by_device(JUDGED, "scale")[device]:  # the step is the model's
+        d, (x, y) = device_of(row), (row.work.x[0], row.work.y[0])
+        if not 0.499 < (x + y) / d.l2_bytes < 0.501:
+            assert memory_us(d, row, STEP) == pytest.approx(d.launch_us + limits(moved_us(d, x, y).values()))
 
 
 @pytest.mark.parametrize(
