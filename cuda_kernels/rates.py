@@ -36,6 +36,13 @@ class Library:
     source: str
 
 
+# Shares of L2 up to which nothing, and from which everything, of what a step reads and writes comes from DRAM: of gpu-benches'
+# scale kernels, which read what the one before wrote. `--fit` finds (0.3, 1.05) of an A100 and (0.3, 0.8) of an H200, whose L2
+# has two halves, as those of H100 and B200; and (0.75, 1.7) of an A40, (0.65, 1.6) of an L40: the others are like these. They
+# hold for libraries' kernels as for ours.
+KEPT_HALVES, KEPT_WHOLE = (0.3, 1.0), (0.7, 1.65)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The rates of a device for every kernel.
@@ -47,6 +54,7 @@ class Rates:
     logarithm of the loops' share of the sparse rate, if no pairs were timed on the device. `sustained`: the smallest and
     largest share of the data sheet's clock that a power limit leaves to busy tensor cores; 1 if `sync_share` includes it.
     `early_us`: what a launch of ours takes less than `Device.launch_us`, since it begins before the one ahead has ended.
+    `kept`: shares of L2: of what fills the first or less nothing comes from DRAM, of what fills the second or more all.
     """
 
     l2: float
@@ -62,6 +70,7 @@ class Rates:
     sparse_rate_sigma: float = 0.0
     sustained: tuple[float, float] = (1.0, 1.0)
     early_us: float = 0.0
+    kept: tuple[float, float] = KEPT_HALVES
 
     @property
     def held(self) -> float:
@@ -130,8 +139,8 @@ B200_SYNC = (
 # (A100 SXM), 2.8 and 0.80 (A100 PCIe), 2.5 and 0.63 (L40S); at half the rate 3.5 and 1.0 (RTX 4090).
 HOLD_300_W = "300 W, 3.6 for each SM, are taken to hold 80 to 100 % of the clock in tensor work"
 ANALOGY = 0.09  # error of a gain timed only on other chips: half of the distance of 1.6 and 1.9, in logarithms
-GA102 = Rates(1190, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", GA102_LIB, ANALOGY)
-AD102 = Rates(2240, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", L40S_LIB, ANALOGY)
+GA102 = Rates(1190, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", GA102_LIB, ANALOGY, kept=KEPT_WHOLE)
+AD102 = Rates(2240, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", L40S_LIB, ANALOGY, kept=KEPT_WHOLE)
 
 # fmt: off
 RATES = {

@@ -107,11 +107,15 @@ def together(limits: Iterable[float]) -> float:
     return sum(x**ROUNDING for x in limits) ** (1 / ROUNDING)
 
 
-def moved_us(device: Device, read: float, written: float, weights: float = 0.0) -> dict[str, float]:
-    """Activations come from L2 while they fit in half of it, weights always from DRAM: of kernels with weights at the rate of
-    a library's products, which is below that of a copy."""
+def moved_us(
+    device: Device, read: float, written: float, weights: float = 0.0, kept: tuple[float, float] | None = None
+) -> dict[str, float]:
+    """Weights come from DRAM, of activations a share that grows with what they fill of L2, between the limits `kept` (without,
+    those of the device's rates): of kernels with weights at the rate of a library's products, which is below that of a copy."""
     r = rates(device)
-    moved = weights + (read + written if read + written > device.l2_bytes / 2 else 0)
+    low, high = kept or r.kept
+    missed = min(1.0, max(0.0, ((read + written) / device.l2_bytes - low) / (high - low)))
+    moved = weights + (read + written) * missed
     share = r.library.dram_share if weights else r.dram_share
     return {"dram": moved / (device.dram_gbps * 1e3 * share), "l2": (read + written + weights) / (r.l2 * device.clock_mhz)}
 

@@ -61,16 +61,18 @@ class Tile(Hashed):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Patch(Hashed):
-    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
+    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw. `mma`:
+    on tensor cores, where a thread computes two of these."""
 
     channels: int
     h: int
     w: int
     th: int
     tw: int
+    mma: bool = False
 
     def __str__(self) -> str:
-        return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}"
+        return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}{'_mma' * self.mma}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -166,14 +168,15 @@ class Tactic(Hashed):
     def parse(name: str) -> Tactic:
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
-        patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)", head)
+        patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
         parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster)?", head)
         found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
             tile: Tile | Patch | Parts | None = None
             if patch:
-                kernel, tile = patch[1], Patch(*map(int, patch.groups()[1:]))
+                channels, h, w, th, tw = map(int, patch.groups()[1:6])
+                kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
             elif parts:
                 kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]))
             elif found:
