@@ -60,31 +60,41 @@ TILES = tuple(
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
+SMS = 132  # that blocks are made for: more or fewer leave some idle at the end
 CASES = {"conv_stem": (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU),)}
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A tile is 2**log2_th x 2**log2_tw pixels; its patch has rows x cols pixels, `pitch` and `plane` are halfs.
+    """A tile is 2**log2_th x 2**log2_tw pixels; its patch has `rows` rows of `pairs` pairs of columns, of which `cols` columns
+    from the first on are read; the first window begins at column `shift`.
 
-    `order` [steps of K, 4 instructions, 4 lanes]: index of the tap (c, r, s) read there; `real`: whether it counts (weight
-    0 where not). `excess`: whether some instruction needs two words of one bank.
+    `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes,
+    loads]: byte offset in the patch of what a lane loads: paired, a word per register, else each half. Steps from `full` on
+    clear what is no tap. `excess`: whether some load needs two words of one bank.
     """
 
     log2_th: int
     log2_tw: int
     rows: int
     cols: int
-    pitch: int
-    plane: int
-    offsets: np.ndarray
-    order: np.ndarray
-    real: np.ndarray
+    shift: int
+    pairs: int
+    full: int
+    paired: bool
+    taps: np.ndarray
+    slots: np.ndarray
     excess: bool
 
     @property
     def steps(self) -> int:
-        return self.order.shape[0]
+        return self.taps.shape[0]
+
+    @property
+    def masks(self) -> np.ndarray:
+        """[masked steps, 4 lanes, 2 registers]: the bits that are taps."""
+        real = (self.taps[self.full :] >= 0).astype(np.uint32) * 0xFFFF
+        return (real[..., 0] | real[..., 1] << 16).transpose(0, 2, 1)
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
@@ -107,10 +117,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.gemm.n, False)):
         r, s = p.epilogue.pool[:2]
         return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"
-    if why := no_room(shared_bytes(p, tactic), device):
-        return why
-    elements = p.c * _geometry(p, tactic).plane
-    return "" if elements < 2**16 else f"a patch of {elements} elements: they are counted with 16 bits"
+    return no_room(shared_bytes(p, tactic), device)
 
 
 def family_reason(p: ConvProblem) -> str:
@@ -130,7 +137,7 @@ def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def geometry(p: ConvProblem, pixels: int, hwc: bool, wide: bool) -> Geometry:
+def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
     """The least work for `pixels` per tile; `wide`: rows of 16 at least, for stores along pixels."""
     options = []
     for th, tw in _shapes(pixels, wide):
@@ -139,13 +146,18 @@ def geometry(p: ConvProblem, pixels: int, hwc: bool, wide: bool) -> Geometry:
         )
         if tile := _outputs(p, th, tw):
             tiles = math.prod(-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
-            # Threads that convert cost about as much per element as those that multiply do per pixel and 16 taps.
-            options.append((tiles * (p.c * rows * (cols + 4) + pixels * 8), 1 - tw.bit_length(), rows, cols))
-    for _, minus, rows, cols in sorted(options)[:3]:
-        best = _ordered(p, pixels, hwc, -minus, rows, cols)
+            # Threads that convert cost about half as much per element as those that multiply do per pixel and 16 taps.
+            options.append((tiles * (p.c * rows * (cols + 4) / 2 + pixels * 8), 1 - tw.bit_length(), rows, cols))
+    for _, minus, rows, cols in sorted(options):
+        best = _ordered(p, pixels, -minus, rows, cols)
         if not best.excess:
             return best
-    return _ordered(p, pixels, hwc, -min(options)[1], *min(options)[2:])
+    return _ordered(p, pixels, -min(options)[1], *min(options)[2:])
+
+
+def _shift(p: ConvProblem) -> int:
+    """Columns in front of a tile's first window, so that every patch begins at an even column of the image."""
+    return p.pad[1] % 2 if p.stride[1] % 2 == 0 or not p.epilogue.pool else 0
 
 
 def _shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
@@ -161,26 +173,43 @@ def _outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 
-def _ordered(p: ConvProblem, pixels: int, hwc: bool, log2_tw: int, rows: int, cols: int) -> Geometry:
-    """The pitch (of the next 24) whose taps sort into the fewest fours."""
-    n, tw = np.arange(8), 1 << log2_tw
-    fewest = -(-p.c * p.r * p.s // 16)
+def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) -> Geometry:
+    """The pitch (of the next 32) whose slots sort into the fewest fours."""
+    n, tw, shift = np.arange(8), 1 << log2_tw, _shift(p)
+    paired = p.stride[1] * p.c % 2 == 0
     found: list[Geometry] = []
-    for pitch in range(cols, cols + 24):
-        plane = rows * pitch
-        if hwc:  # a warp writes C runs of 32/C halfs: planes a whole run apart, modulo the banks
-            run = BANKS if p.c == 2 else BANKS // 2
-            plane += (run - plane) % (2 * BANKS)
-        base = (n >> log2_tw) * p.stride[0] * pitch + (n & tw - 1) * p.stride[1]
+    least = -(-(cols + shift) // 2)
+    for pairs in range(least, least + BANKS):
+        pitch = 2 * pairs * p.c
+        base = (n >> log2_tw) * p.stride[0] * pitch + (n & tw - 1) * p.stride[1] * p.c
         c, r, s = (i.reshape(-1) for i in np.indices((p.c, p.r, p.s)))
-        offsets = c * plane + r * p.dilation[0] * pitch + s * p.dilation[1]
-        clash = _clashes(base, offsets)
-        order, real = _fours(clash)
+        halfs = c + r * p.dilation[0] * pitch + (s * p.dilation[1] + shift) * p.c
+        members = _slots(halfs, paired)
+        at = np.where(members[:, 0] >= 0, halfs[members[:, 0]], halfs[members[:, 1]] - 1)
+        clash = _clashes(base, at)
+        fours, real = _fours(clash, 2 if paired else 4)
+        taps = np.where(real[..., None], members[fours], -1)
+        # [steps, loads, lanes (, halfs)] -> registers, lanes, halfs; a register is a word, or two halfs.
+        shape = (len(fours), 2, 4, 2)
+        whole = (members[fours] >= 0).all(axis=(1, 2, 3)) if paired else np.ones(len(fours), bool)
+        taps = taps.reshape(shape) if paired else taps[..., 0].reshape(len(fours), 2, 2, 4).swapaxes(2, 3)
+        full = len(fours) if whole.all() else int(whole.argmin())
+        slots = np.ascontiguousarray(at[fours].swapaxes(1, 2) * 2, np.uint32)
         log2_th, excess = pixels.bit_length() - 1 - log2_tw, bool(clash.diagonal().any())
-        found.append(Geometry(log2_th, log2_tw, rows, cols, pitch, plane, offsets, order, real, excess))
-        if len(order) == fewest:
+        found.append(Geometry(log2_th, log2_tw, rows, cols + shift, shift, pairs, full, paired, taps, slots, excess))
+        if len(fours) == -(-len(members) // (8 if paired else 16)):
             break
-    return min(found, key=lambda g: len(g.order))
+    return min(found, key=lambda g: len(g.taps))
+
+
+def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
+    """[slots, 2 halfs]: taps that one load reads, -1 for none: a word's, those with two first; or one tap each."""
+    if not paired:
+        return np.stack([np.arange(len(halfs)), np.full(len(halfs), -1)], axis=1)
+    words, word = np.unique(halfs // 2, return_inverse=True)
+    members = np.full((len(words), 2), -1)
+    members[word, halfs % 2] = np.arange(len(halfs))
+    return members[np.argsort((members < 0).any(axis=1), kind="stable")]
 
 
 def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -196,36 +225,72 @@ def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return clash | np.diag(alone)
 
 
-def _fours(clash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Taps into fours without clashes, first fit -> (order, real) as in Geometry; empty places repeat their four's first."""
+def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slots into fours without clashes, first fit -> (which slot, whether it counts), both [steps, loads, 4 lanes]; empty
+    places repeat their four's first."""
     fours: list[list[int]] = []
     todo = list(range(len(clash)))
     while todo:
         four = [todo.pop(0)]
-        for tap in todo:
-            if len(four) < 4 and not clash[tap, four].any():
-                four.append(tap)
+        for slot in todo:
+            if len(four) < 4 and not clash[slot, four].any():
+                four.append(slot)
         todo = [t for t in todo if t not in four]
         fours.append(four)
+    fours.sort(key=max)  # what comes last, halves of words, stays last
     order = [(four + four[:1] * 3)[:4] for four in fours]
     real = [[i < len(four) for i in range(4)] for four in fours]
-    empty = -len(fours) % 4
-    padded = np.array(order + order[:1] * empty), np.array(real + [[False] * 4] * empty)
-    return padded[0].reshape(-1, 4, 4), padded[1].reshape(-1, 4, 4)
+    empty = -len(fours) % loads
+    padded = np.array(order + order[-1:] * empty), np.array(real + [[False] * 4] * empty)
+    return padded[0].reshape(-1, loads, 4), padded[1].reshape(-1, loads, 4)
 
 
 def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
-    return geometry(p, tactic.gemm.n, interleaved(p, tactic), linear(tactic.out))
+    return geometry(p, tactic.gemm.n, linear(tactic.out))
+
+
+def _tap_bytes(g: Geometry) -> int:
+    return (g.slots.size + (g.masks.size if g.paired else 0)) * 4
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Tap table, all weights of the tile and the patch, or the epilogue's staging tile over them."""
+    """Tap table, bias, all weights of the tile, two patches; and the epilogue's staging tile where it has one."""
     t, g = tactic.gemm, _geometry(p, tactic)
-    return max(g.steps * (64 + t.m * 32) + (p.c * g.plane * 2 + 15) // 16 * 16, t.m * t.n * 2 + t.n * 4)
+    staging = t.m * t.n * 2 + t.n * 4 if linear(tactic.out) or p.epilogue.pool else 0
+    return _tap_bytes(g) + t.m * 4 + g.steps * t.m * 32 + 2 * (-(-g.rows * g.pairs * p.c // 4) * 16) + staging
 
 
 # Members of the kernel's struct under POOL: Epilogue.pool, then outputs of the pool per tile.
 POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l pool_h pool_w tile_h tile_w".split()
+
+
+def _sizes(p: ConvProblem, g: Geometry) -> tuple[int, int]:
+    """Tiles along rows and columns of an image. Raises ValueError where a pool's window does not fit the tile."""
+    tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
+    if tile is None:
+        raise ValueError(f"{p}: the pool's window does not fit the tile")
+    tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
+    return tiles_h, tiles_w
+
+
+def _min_blocks(p: ConvProblem, t: Tile) -> int:
+    """Of an SM, that the kernel's registers leave room for: accumulators, and what the epilogue reads by channel or pixel."""
+    mmas, end = t.m // t.warps_m // 16 * (t.n // t.warps_n // 8), p.epilogue
+    reads = end.residual or end.affine or end.act.name == "prelu"
+    warps = (12 if reads else 16) if mmas >= 16 else (16 if reads else 20) if mmas >= 8 else 24 if reads else 32
+    return max(1, warps * 32 // t.threads)
+
+
+def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
+    """Blocks that share the pixels' tiles: about as many as are resident at once, each with the same number."""
+    at_once = max(1, SMS * _min_blocks(p, t) // m_tiles)
+    return -(-tiles // -(-tiles // at_once))
+
+
+def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
+    """Whether two neighbours in the input are one aligned access, from even columns on, and inside the image or outside."""
+    even = p.w % 2 == 0 and x.n % 2 == 0 and (p.stride[1] % 2 == 0 or not p.epilogue.pool)
+    return even and (x.pixel == p.c if hwc else x.pixel == 1 and x.block % 2 == 0)
 
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
@@ -240,77 +305,86 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
         **epilogue_values(p),
         "POOL": int(bool(p.epilogue.pool)),
         **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
+        **{"CHANNELS": p.c, "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "LOG2_TW": g.log2_tw},
+        **{"ROWS": g.rows, "PAIRS": g.pairs, "STEPS": g.steps, "FULL": g.full, "PAIRED": int(g.paired)},
+        **{"VEC": int(_aligned_pairs(p, x, hwc)), "WHOLE": int(p.k % t.m == 0 and y_c == p.k), "MIN_BLOCKS": _min_blocks(p, t)},
     }
-    tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
-    if tile is None:
-        raise ValueError(f"{tactic}: the pool's window does not fit the tile")
-    tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
+    tiles_h, tiles_w = _sizes(p, g)
     conv = conv_pointers(p) | {"meta": NULL} | window_args(p) | alpha_beta(p) | view_args("x_", x) | view_args("y_", y)
     conv |= ints(n=p.n, c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s)
-    conv |= ints(c8=1, k_tiles=g.steps, m16=-(-p.k // 16), y_c=y_c)
+    conv |= ints(c8=1, k_tiles=g.steps, m16=_rows(p, tactic) // 16, y_c=y_c)
     for s in added:
         conv |= view_args("r_", s)
+    tiles, m_tiles = p.n * tiles_h * tiles_w, -(-y_c // t.m)
     args = member("c", conv) | {"taps": ("weights", "taps")}
-    args |= ints(log2_tw=g.log2_tw, tiles_h=tiles_h, tiles_w=tiles_w, rows=g.rows, cols=g.cols, pitch=g.pitch, plane=g.plane)
-    args |= ints(by_pitch=2**32 // g.pitch + 1, by_plane_or_c=_signed(2**32 // (p.c if hwc else g.plane) + 1))
+    per_block = -(-tiles // _workers(p, t, m_tiles, tiles))
+    args |= ints(tiles=tiles, per_block=per_block, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols, shift=g.shift)
     if p.epilogue.pool:
+        tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw) or (0, 0)
         args |= ints(**dict(zip(POOL_ARGS, (*p.epilogue.pool, *tile), strict=True)))
-    blocks = -(-y_c // t.m) * p.n * tiles_h * tiles_w
+    blocks = m_tiles * _workers(p, t, m_tiles, tiles)
     return (launch("conv_stem", values, (blocks, 1, 1), t.threads, shared_bytes(p, tactic), args),)
 
 
-def _signed(v: int) -> int:
-    """The 32-bit integer with these bits."""
-    return v - 2**32 if v >= 2**31 else v
+def _rows(p: ConvProblem, tactic: Tactic) -> int:
+    """Rows of packed weights: whole tiles."""
+    return -(-padded_channels(tactic.out.layout, p.k) // tactic.gemm.m) * tactic.gemm.m
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] with their columns in the geometry's order, in fragment order; the taps' byte offsets; bias, slope."""
-    g, m16 = _geometry(p, tactic), -(-p.k // 16)
-    # Instruction j of lane t reads k = 8 * (j >> 1) + 2 * t + (j & 1) of its step.
-    j, t = np.indices((4, 4))
-    column = np.arange(g.steps)[:, None, None] * 16 + 8 * (j >> 1) + 2 * t + (j & 1)
-    flat = np.zeros((m16 * 16, g.steps * 16), np.float16)
-    flat[: p.k, column[g.real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.order[g.real]]
+    """Weights [K,C,R,S] with their columns in the geometry's order, in fragment order; the taps' byte offsets; bias, slope.
+
+    For vectors as output, lane 4g+t's rows g and g + 8 of each of a warp's 16-row tiles are neighbouring channels."""
+    g, rows = _geometry(p, tactic), _rows(p, tactic)
+    # Register j of lane t holds k = 8 * j + 2 * t and the next one of its step.
+    j, t, e = np.indices((2, 4, 2))
+    column, real = np.arange(g.steps)[:, None, None, None] * 16 + 8 * j + 2 * t + e, g.taps >= 0
+    flat = np.zeros((rows, g.steps * 16), np.float16)
+    flat[: p.k, column[real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.taps[real]]
+    if not linear(tactic.out):
+        warp = tactic.gemm.m // tactic.gemm.warps_m
+        flat = flat.reshape(-1, 8, warp // 8, g.steps * 16).swapaxes(1, 2).reshape(rows, -1)
     sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
-    return sections | vector_sections(p, weights, m16 * 16)
+    return sections | vector_sections(p, weights, rows)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    g, rows16 = _geometry(p, tactic), -(-p.k // 16) * 16
-    return {"w": rows16 * g.steps * 32, "taps": g.steps * 64} | dict.fromkeys(p.epilogue.vectors, 4 * rows16)
+    g, rows = _geometry(p, tactic), _rows(p, tactic)
+    return {"w": rows * g.steps * 32, "taps": _tap_bytes(g)} | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
 def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
-    """The section that follows from the problem: byte offsets of the taps."""
+    """The section that follows from the problem: byte offsets of the slots, masks."""
     g = _geometry(p, tactic)
-    return {"taps": np.ascontiguousarray((g.offsets[g.order] * 2).transpose(0, 2, 1), np.uint32).reshape(-1)}
+    return {"taps": np.concatenate([g.slots.reshape(-1), *([g.masks.reshape(-1)] if g.paired else [])]).astype(np.uint32)}
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     """An SM's blocks convert their patches, then multiply; resident blocks overlap one's loads with another's products."""
     t, g = tactic.gemm, _geometry(p, tactic)
     (launch,) = launches(p, tactic)
-    blocks = launch.grid[0]
+    tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    at_once = resident(device, t.threads, min(255, mt * nt * 5 + 64), launch.smem)
-    at_work = min(at_once, math.ceil(blocks / device.num_sms))
+    at_once = resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), launch.smem)
+    at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
-    # Per step and warp: 4 gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
-    smem = warps * (nt * 4 + mt * 512 / SMEM_BYTES_PER_CLK + 1)
-    issue = warps / 4 * (nt * (10 + mt) + mt + 2)
+    loads = 2 if g.paired else 4
+    # Per step and warp: gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
+    smem = warps * (nt * loads + mt * 512 / SMEM_BYTES_PER_CLK + 1)
+    issue = warps / 4 * (nt * (loads * 1.5 - 1 + mt) + mt + 6)
     clk = {"mma": mma, "smem": smem, "issue": issue}
     loop = g.steps * (max(clk.values()) + throttled(device, mma))
-    patch = p.c * g.plane
-    fill = FILL_CLK + math.ceil(patch / (t.threads * 8)) * LATENCY_CLK / 2
-    ends = t.m * t.n * epilogue_instructions(p) / 128
-    convert = patch * 22 / 128  # about 22 instructions per element
+    patch = g.rows * g.pairs
+    fill = FILL_CLK + math.ceil(patch / (t.threads * 4)) * LATENCY_CLK / 2
+    ends = t.m * t.n * (3 + epilogue_instructions(p)) / 128
+    convert = patch * (18 + 4 * p.c) / 128  # instructions per pair of columns
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
     overlap = (at_work - 1) * epilogue / 2
-    limits = rounds_us(device, clk, blocks, at_once, loop + convert, fill + epilogue + ends, overlap)
-    found = convolved(p, tactic, -(-p.k // 16) * g.steps * 512 + g.steps * 64, limits)
-    # Patches overlap: their halos come from L2 again.
+    limits = rounds_us(device, clk, tiles, at_once, loop + convert + ends, fill + epilogue, overlap)
+    found = convolved(p, tactic, _rows(p, tactic) * g.steps * 32 + _tap_bytes(g), limits)
+    # Patches overlap: their halos come from L2 again, and each block's weights.
     x, element = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.ins[0], (1, 1, 1, 1))
-    l2 = moved_us(device, found.read, found.written, found.weights)["l2"] * (1 + blocks * patch * element / (x + found.written))
+    again = tiles * 2 * patch * p.c * element + launch.grid[0] * g.steps * t.m * 32
+    l2 = moved_us(device, found.read, found.written, found.weights)["l2"] * (1 + again / (x + found.written))
     return replace(found, limits={"l2": l2, **limits})

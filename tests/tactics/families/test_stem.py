@@ -10,8 +10,8 @@ from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
-from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
-from tactics.format import Format, num_bytes
+from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, shared_bytes
+from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
 from tactics.predict import predict_us
 from tactics.problems.convolution import with_epilogue
@@ -58,10 +58,13 @@ def run(problem, tactic, **options):
 
 
 def check_counters(problem, tactic, stats):
-    t, (launch,) = tactic.tile, launches(problem, tactic)
-    g = geometry(problem, t.n, interleaved(problem, tactic), linear(tactic.out))
-    assert stats.mma == launch.grid[0] * g.steps * (t.m // 16) * (t.n // 8)
-    assert not g.excess and stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+    t, g = tactic.tile, geometry(problem, tactic.tile.n, linear(tactic.out))
+    rows, cols = (-(-size // 2**log2) for size, log2 in zip(problem.out_shape[2:], (g.log2_th, g.log2_tw), strict=True))
+    tiles = problem.n * rows * cols * -(-padded_channels(tactic.out.layout, problem.k) // t.m)
+    assert stats.mma == tiles * g.steps * (t.m // 16) * (t.n // 8)
+    # Pixels 8 words apart: 4 of them have the banks of the other 4.
+    assert g.excess == (problem.stride[1] * problem.c == 16)
+    assert g.excess or stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
 
 
 def layouts(problem):
@@ -106,15 +109,17 @@ def test_modes_and_orders_agree_bit_for_bit(options):
     assert np.array_equal(run(problem, tactic)[0], run(problem, tactic, **options)[0])
 
 
-def test_what_is_not_finite_stays_in_its_windows():
-    """Empty places of K repeat a tap of the window: an infinite pixel reaches the outputs that see it, and no others."""
-    problem = PROBLEMS["3x3_s1_c1"]
+@pytest.mark.parametrize(("name", "seeing"), [("3x3_s1_c1", 9), ("3x3_s2_c3", 4), ("3x3_s1_c4", 9)])
+def test_what_is_not_finite_stays_in_its_windows(name, seeing):
+    """Empty places of K repeat a tap of the window, or are cleared, as is a word's half outside of it: an infinite pixel
+    reaches the outputs that see it, and no others."""
+    problem = PROBLEMS[name]
     (x,), weights = random_data(problem)
     x[0, 0, 4, 4] = np.inf
     got = execute(Emulated(DEVICE), problem, stem(problem, Format("fp32", "chw")), [x], weights)[:, : problem.k]
     y = with_epilogue(problem, act=Activation()).reference(x, weights["w"], weights["b"])
     seen = ~np.isfinite(y)
-    assert np.isfinite(got[~seen]).all() and seen.sum() == 9 * problem.k
+    assert np.isfinite(got[~seen]).all() and seen.sum() == seeing * problem.k
 
 
 @pytest.mark.parametrize("x", ["fp32:chw", "fp16:chw", "uint8:hwc"])
@@ -165,7 +170,6 @@ def test_compiles_without_spills(tile, sm):
         (launch,) = launches(problem, stem(problem, Format.parse(x), Format("fp16", y), tile))
         taken = takes(launch.kernel, launch.values, sm)
         assert taken.regs * tile.threads <= 65536
-        # The loop over K is not unrolled by the source; the compiler may do it by whole steps.
         per_step = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
         assert taken.mma and taken.mma % per_step == 0
 
