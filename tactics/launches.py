@@ -9,7 +9,7 @@ from tactics.format import Strides
 from tactics.kernels import KERNELS
 from tactics.problems.problem import Problem
 from tactics.problems.protocol import Feature
-from tactics.step import Call, Launch
+from tactics.step import Call, Launch, linear
 from tactics.tactic import Tactic, Tile
 
 Binary = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-time values
@@ -51,8 +51,10 @@ def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:
     """Tactics of a problem with the same key have the same packed weights: those of a kernel whose tables and sizes agree, and
     with depth-to-space, which decides the order of rows, those of one output format; a strip of boxes has an order of K of its
-    own."""
+    own, a stem with vectors as output one of rows for the rows of a warp."""
     found = {name: array.tobytes() for name, array in tables(problem, tactic).items()}
     rows = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
     box = isinstance(tactic.tile, Tile) and bool(tactic.tile.box)
-    return tactic.kernel, rows, box, tuple(section_bytes(problem, tactic).items()), tuple(found.items())
+    stem = tactic.kernel == "conv_stem" and not linear(tactic.out)
+    warp = tactic.gemm.m // tactic.gemm.warps_m if stem else 0
+    return tactic.kernel, rows, box, warp, tuple(section_bytes(problem, tactic).items()), tuple(found.items())
