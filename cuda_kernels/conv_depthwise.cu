@@ -10,13 +10,10 @@
 // The trick: dilation d is d x d interleaved convolutions without dilation, and a block works on one of them. Its outputs lie
 // STEP = d / gcd(d, stride) apart and read columns d * (j*E + s), E = stride / gcd(d, stride): every dilation slides alike.
 //
-// On tensor cores (TENSOR) a filter row is a product, for each channel: 16 pixels of a row times a band matrix, whose column n
-// has the filter row from pixel n * E_W on, give 8 outputs beside each other. Its 16 rows are 16 T of TH x 8 outputs, so that a
-// row of input is loaded once for all rows of a T that need it. Of 16 products 7 or 3 count, with 7 or 3 taps: of Hopper's
-// 1,366 per clock and SM still 598 and 256, where the FP32 pipe has 128. The block transposes its patch as it copies it.
-// Zeros of the band times infinity are NaN: a thread with a sum that is not finite sums its own outputs anew, tap by tap.
+// Two variants bring a block's patch of input to shared memory at once: STAGED (include/depthwise_staged.cuh), where a thread has
+// VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
 //
-// Compile-time: TENSOR, VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
+// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
 // AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
 #include "activation.cuh"
 #include "tensor.cuh"
@@ -27,10 +24,13 @@ constexpr int OUT_W = TENSOR ? 2 : TW;  // columns of T that one thread has
 constexpr int TAPS = TENSOR ? 0 : R * S;  // that are staged as FP32
 constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
 constexpr int VECTORS = AFFINE ? 4 : 2;                              // per channel: bias, slope, and scale, shift
-constexpr int PART = VEC == 8 ? 4 : 1, PARTS = VEC / PART;           // channels whose products are formed at once
+constexpr int PART = VEC == 8 ? 4 : VEC, PARTS = VEC / PART;         // channels whose products are formed at once
 // Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
 constexpr int PART_BYTES = ((TAPS + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
-static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
+static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in one access, or 1; of staged ones 4 or 2");
+// Of staged ones as many as leave a thread the registers for its sums and input columns: others then hide a block's latency.
+constexpr int HELD = VEC * (TH * TW + COLS), MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 76 ? 640 : HELD <= 106 ? 512 : 384;
+constexpr int BLOCKS = STAGED && THREADS <= MANY ? MANY / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
@@ -86,24 +86,52 @@ __device__ __forceinline__ Place place(const DepthwiseParams& p, int local, int 
 __device__ __forceinline__ u32 staged(u32 base, int part, int tap, int local) {
   return base + part * PART_BYTES + (tap * C_BLOCK + local) * (PART * 4);
 }
+template <int N>
+struct alignas(N * 4) Floats {
+  float v[N];
+};
+template <int N>
+struct alignas(N * 2) Halfs {
+  __half v[N];
+};
+template <int N>
+__device__ __forceinline__ void load_few(const __half* at, float (&v)[N]) {
+  const Halfs<N> bits = *reinterpret_cast<const Halfs<N>*>(at);
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = __half2float(bits.v[i]);
+}
+__device__ __forceinline__ void load_few(const __half* at, float (&v)[8]) { load_vec(at, v); }
+template <int N>
+__device__ __forceinline__ void store_few(__half* at, const float (&v)[N], Watch& watch) {
+  Halfs<N> bits;
+#pragma unroll
+  for (int i = 0; i < N; ++i) bits.v[i] = __float2half_rn(v[i]);
+  *reinterpret_cast<Halfs<N>*>(at) = bits;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) watch.see(__halves2half2(bits.v[i], bits.v[N > 1 ? i + 1 : i]));
+}
+__device__ __forceinline__ void store_few(__half* at, const float (&v)[8], Watch& watch) {
+  const uint4 bits = pack(v);
+  stg_128(at, bits);
+  watch.see(bits);
+}
 __device__ __forceinline__ void put(u32 at, const float* v) {
-  if (PART == 4)
-    sts_128(at, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
-  else
-    sts_32(at, __float_as_uint(v[0]));
+  Floats<PART> bits;
+#pragma unroll
+  for (int i = 0; i < PART; ++i) bits.v[i] = v[i];
+  *static_cast<Floats<PART>*>(__cvta_shared_to_generic(at)) = bits;
 }
-__device__ __forceinline__ void get(u32 at, float (&v)[4]) {
-  const uint4 bits = lds_128(at);
-  v[0] = __uint_as_float(bits.x), v[1] = __uint_as_float(bits.y);
-  v[2] = __uint_as_float(bits.z), v[3] = __uint_as_float(bits.w);
+__device__ __forceinline__ void get(u32 at, float (&v)[PART]) {
+  const Floats<PART> bits = *static_cast<const Floats<PART>*>(__cvta_shared_to_generic(at));
+#pragma unroll
+  for (int i = 0; i < PART; ++i) v[i] = bits.v[i];
 }
-__device__ __forceinline__ void get(u32 at, float (&v)[1]) { v[0] = __uint_as_float(lds_32(at)); }
 
 __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
   for (int i = threadIdx.x; i < TAPS * C_BLOCK; i += THREADS) {
     const int tap = i / C_BLOCK, local = i % C_BLOCK, channel = channel0 + local * VEC;
     float v[VEC] = {};
-    if (channel < p.w_pitch) load_vec(p.w + tap * p.w_pitch + channel, v);
+    if (channel < p.w_pitch) load_few(p.w + tap * p.w_pitch + channel, v);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) put(staged(base, part, tap, local), v + part * PART);
   }
@@ -118,20 +146,70 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
 #endif
       float v[PART] = {};
       if (channel < p.w_pitch) {
-        if (PART == 4) {
-          const uint4 bits = ldg_128(from);
-          v[0] = __uint_as_float(bits.x), v[PART / 4] = __uint_as_float(bits.y);
-          v[PART / 2] = __uint_as_float(bits.z), v[PART - 1] = __uint_as_float(bits.w);
-        } else {
-          v[0] = *from;
-        }
+        const Floats<PART> bits = *reinterpret_cast<const Floats<PART>*>(from);
+#pragma unroll
+        for (int c = 0; c < PART; ++c) v[c] = bits.v[c];
       }
       put(staged(base, i % PARTS, TAPS + row, i / PARTS), v);
     }
   }
-  __syncthreads();
 }
 
+// Bias, residual and activation in FP32, one rounding.
+__device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights,
+                                              const float (&acc)[TH][OUT_W][VEC]) {
+  float bias[VEC], slope[VEC];
+  Tail tail[VEC];
+  Watch watch;
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    float v[PART] = {};
+    get(staged(weights, part, TAPS, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
+    if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
+    if (AFFINE) get(staged(weights, part, TAPS + 2, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
+    if (AFFINE) get(staged(weights, part, TAPS + 3, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
+  }
+#pragma unroll
+  for (int a = 0; a < TH; ++a) {
+    const int row = at.row + a * p.step_h;
+    if (row >= p.p) break;
+    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
+    const long long to = p.out.at(at.image, at.channel, pixel);
+    float added[OUT_W][VEC] = {};
+    if (RES) {  // the whole row before its first store, which may be to the same bytes
+      const long long from = p.added.at(at.image, at.channel, pixel);
+#pragma unroll
+      for (int b = 0; b < OUT_W; ++b)
+        if (at.col + b * p.step_w < p.q) load_few(p.residual + from + b * step * p.added.pixel, added[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < OUT_W; ++b) {
+      if (at.col + b * p.step_w >= p.q) break;
+      float v[VEC];
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
+        if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
+      }
+      store_few(p.y + to + b * step * p.out.pixel, v, watch);
+    }
+  }
+  watch.report(p.nonfinite);
+}
+
+#if TENSOR
+#include "depthwise_bands.cuh"
+#elif STAGED
+#include "depthwise_staged.cuh"
+#else
 // Multiplier m > 1: output channels k..k+7 read at most 4 neighbouring input channels, all of one chunk: `shift` bits into it.
 // Pair j of outputs takes two halfs of those four, as the byte permutation `pick[j]` says.
 struct Spread {
@@ -215,211 +293,21 @@ __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& 
     }
   }
 }
-
-#if TENSOR
-static_assert(VEC == 8 && TW == 8 && !MULTIPLIED, "a T's 8 columns, and 8 channels, each of its own input channel");
-constexpr int STEPS = (7 * E_W + S + 15) / 16;  // products of a filter row, of 16 pixels each
-// The patch of input, in dynamic shared memory: [channel][row][8 columns], and 64 bytes behind each 8 channels. Eight T beside
-// each other, in a row or past its end, begin in eight different 16 bytes of the banks' 128.
-constexpr int BH = TH * E_H, PITCH = E_W | 1;  // rows from a T to the next; 16 bytes
-constexpr int PATCH_H = (H_BLOCK * TH - 1) * E_H + R, PATCH_W = (W_BLOCK * 8 - 1) * E_W + S;
-constexpr int UNITS = (W_BLOCK - 1) * E_W + 2 * STEPS;  // 8 columns each
-constexpr int ROW = (UNITS + E_W - 1) / E_W * PITCH, BAND = BH * ROW + ((W_BLOCK * PITCH - BH * ROW) % 8 + 8) % 8;
-constexpr int PLANE = (PATCH_H + BH - 1) / BH * BAND * 16, CHUNK = 8 * PLANE + 64;  // bytes
-// Filters are words [channel][t + 2][r] of taps t and t + 1 of filter row r, for t = -2...S, zeros where there are none. Two
-// rows are loaded at once; an odd number of such loads' bytes lies between one t and the next, and between channels: no bank is
-// met twice.
-constexpr int ROW_PAIRS = (R + 1) / 2, FILTER = ((S + 3) * (ROW_PAIRS | 1) | 1) * 8;  // bytes of a channel
-
-__device__ __forceinline__ void stage_filters(const DepthwiseParams& p, int channel0, u32 base) {
-  constexpr int CHANNELS = C_BLOCK * 8, ALL = (S + 3) * ROW_PAIRS * 2;
-  for (int i = threadIdx.x; i < CHANNELS * ALL; i += THREADS) {
-    const int c = i % CHANNELS, r = i / CHANNELS % (ROW_PAIRS * 2), t = i / CHANNELS / (ROW_PAIRS * 2) - 2;
-    const int channel = channel0 + c;
-    const __half* row = p.w + r * S * p.w_pitch + channel;
-    const bool known = channel < p.w_pitch && r < R;
-    const u32 lo = known && t >= 0 && t < S ? __half_as_ushort(row[t * p.w_pitch]) : 0;
-    const u32 hi = known && t >= -1 && t < S - 1 ? __half_as_ushort(row[(t + 1) * p.w_pitch]) : 0;
-    sts_32(base + c * FILTER + (t + 2) * (ROW_PAIRS | 1) * 8 + r * 4, lo | hi << 16);
-  }
-}
-
-// 8 pixels beside each other of 8 channels at a time, transposed.
-__device__ __forceinline__ void stage_patch(const DepthwiseParams& p, const Place& first, u32 base) {
-  const int h0 = first.row * p.stride_h - p.pad_t, w0 = first.col * p.stride_w - p.pad_l;
-  for (int i = threadIdx.x; i < PATCH_H * UNITS * C_BLOCK; i += THREADS) {
-    const int chunk = i % C_BLOCK, unit = i / C_BLOCK % UNITS, y = i / C_BLOCK / UNITS, channel = first.channel + chunk * 8;
-    const int h = h0 + y * p.dil_h;
-    const bool known = channel < p.k && static_cast<u32>(h) < static_cast<u32>(p.h);
-    const __half* from = p.x + p.in.at(first.image, channel, 0);
-    uint4 x[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int w = w0 + (unit * 8 + n) * p.dil_w;
-      const bool inside = known && unit * 8 + n < PATCH_W && static_cast<u32>(w) < static_cast<u32>(p.w_in);
-      x[n] = ldg_128_if(inside, from + (h * p.w_in + w) * p.in.pixel);
-    }
-    const u32 at = base + chunk * CHUNK + (y / BH * BAND + y % BH * ROW + unit / E_W * PITCH + unit % E_W) * 16;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      u32 v[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const uint4 &a = x[2 * n], &b = x[2 * n + 1];
-        const u32 of_a = c < 2 ? a.x : c < 4 ? a.y : c < 6 ? a.z : a.w, of_b = c < 2 ? b.x : c < 4 ? b.y : c < 6 ? b.z : b.w;
-        v[n] = __byte_perm(of_a, of_b, c % 2 ? 0x7632 : 0x5410);
-      }
-      sts_128(at + c * PLANE, make_uint4(v[0], v[1], v[2], v[3]));
-    }
-  }
-}
-
-// Sums [channel][row of T][place in a fragment] of the warp's 16 T: of T g and g + 8 columns 2 * (lane % 4) and the next.
-__device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, u32 filters, float (&acc)[8][TH][4]) {
-  const int lane = threadIdx.x % 32, spot = min(spot0 + lane % 16, SPOTS - 1);  // whose rows this lane addresses
-  patch += chunk * CHUNK + (spot / W_BLOCK * BAND + spot % W_BLOCK * PITCH + lane / 16) * 16;
-  filters += chunk * 8 * FILTER;
-  int tap[STEPS][2];
-#pragma unroll
-  for (int i = 0; i < 2 * STEPS; ++i)
-    tap[i / 2][i % 2] = (min(max(8 * i + lane % 4 * 2 - E_W * (lane / 4), -2), S) + 2) * (ROW_PAIRS | 1) * 8;
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    u32 b[ROW_PAIRS * 2][STEPS][2];
-#pragma unroll
-    for (int i = 0; i < ROW_PAIRS * STEPS * 2; ++i) {
-      const int pair = i / 2 / STEPS, step = i / 2 % STEPS;
-      const uint2 two = lds_64(filters + tap[step][i % 2] + c * FILTER + pair * 8);
-      b[2 * pair][step][i % 2] = two.x, b[2 * pair + 1][step][i % 2] = two.y;
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        const int unit = 2 * step, slot = i / BH * BAND + i % BH * ROW + unit / E_W * PITCH + unit % E_W;
-        const uint4 x = ldmatrix_x4(patch + c * PLANE + slot * 16);
-#pragma unroll
-        for (int a = 0; a < TH; ++a) {
-          const int r = i - a * E_H;
-          if (r >= 0 && r < R) mma_16816(acc[c][a], x, b[r][step][0], b[r][step][1]);
-        }
-      }
-    }
-  }
-}
-
-// A thread's outputs where the input is not finite, of which a band spoils those that do not read it.
-__device__ __noinline__ void multiply_taps(const DepthwiseParams& p, const Place& at, float (&acc)[TH][OUT_W][VEC]) {
-  const __half* from = p.x + p.in.at(at.image, at.channel, 0);
-  for (int i = 0; i < TH * OUT_W; ++i) {
-    float sums[VEC] = {};
-    const int h0 = (at.row + i / OUT_W * p.step_h) * p.stride_h - p.pad_t;
-    const int w0 = (at.col + i % OUT_W * p.step_w) * p.stride_w - p.pad_l;
-    for (int tap = 0; tap < R * S; ++tap) {
-      const int h = h0 + tap / S * p.dil_h, w = w0 + tap % S * p.dil_w;
-      if (static_cast<u32>(h) >= static_cast<u32>(p.h) || static_cast<u32>(w) >= static_cast<u32>(p.w_in)) continue;
-      float x[VEC], of[VEC];
-      load_vec(from + (h * p.w_in + w) * p.in.pixel, x);
-      load_vec(p.w + tap * p.w_pitch + at.channel, of);
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) sums[c] += of[c] * x[c];
-    }
-#pragma unroll
-    for (int a = 0; a < TH; ++a)
-#pragma unroll
-      for (int b = 0; b < OUT_W; ++b)
-#pragma unroll
-        for (int c = 0; c < VEC; ++c)
-          if (i == a * OUT_W + b) acc[a][b][c] = sums[c];
-  }
-}
 #endif
 
-// Bias, residual and activation in FP32, one rounding.
-__device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights,
-                                              const float (&acc)[TH][OUT_W][VEC]) {
-  float bias[VEC], slope[VEC];
-  Tail tail[VEC];
-#pragma unroll
-  for (int part = 0; part < PARTS; ++part) {
-    float v[PART] = {};
-    get(staged(weights, part, TAPS, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
-    if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
-    if (AFFINE) get(staged(weights, part, TAPS + 2, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
-    if (AFFINE) get(staged(weights, part, TAPS + 3, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
-  }
-#pragma unroll
-  for (int a = 0; a < TH; ++a) {
-    const int row = at.row + a * p.step_h;
-    if (row >= p.p) break;
-    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
-    const long long to = p.out.at(at.image, at.channel, pixel);
-    float added[OUT_W][VEC] = {};
-    if (RES) {  // the whole row before its first store, which may be to the same bytes
-      const long long from = p.added.at(at.image, at.channel, pixel);
-#pragma unroll
-      for (int b = 0; b < OUT_W; ++b)
-        if (at.col + b * p.step_w < p.q) load_vec(p.residual + from + b * step * p.added.pixel, added[b]);
-    }
-#pragma unroll
-    for (int b = 0; b < OUT_W; ++b) {
-      if (at.col + b * p.step_w >= p.q) break;
-      float v[VEC];
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) {
-        v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
-        if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
-      }
-      store_vec(p.y + to + b * step * p.out.pixel, v, p.nonfinite);
-    }
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
   release_next_launch();
   __shared__ __align__(16) char shared[PARTS * PART_BYTES];
   const u32 weights = smem_u32(shared);
-  const int t = threadIdx.x;
 #if TENSOR
-  extern __shared__ __align__(16) char patch[];
-  __shared__ __align__(8) char filters[C_BLOCK * 8 * FILTER];
-  const Place first = place(p, 0, 0);
-  stage_filters(p, first.channel, smem_u32(filters));
-  stage_weights(p, first.channel, weights);
-  wait_for_previous_launch();
-  stage_patch(p, first, smem_u32(patch));
-  __syncthreads();
-  const int chunk = t / 32 % C_BLOCK, spot0 = t / 32 / C_BLOCK * 16;
-  float acc[8][TH][4] = {};
-  multiply_bands(smem_u32(patch), spot0, chunk, smem_u32(filters), acc);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int spot = spot0 + t % 32 / 4 + 8 * half;
-    Place at = place(p, chunk, spot);
-    at.col += t % 4 * 2 * p.step_w;
-    if (spot >= SPOTS || at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) continue;
-    float own[TH][OUT_W][VEC], zero = 0.f;
-#pragma unroll
-    for (int a = 0; a < TH; ++a)
-#pragma unroll
-      for (int i = 0; i < OUT_W * VEC; ++i) {
-        own[a][i / VEC][i % VEC] = acc[i % VEC][a][2 * half + i / VEC];
-        zero += 0.f * own[a][i / VEC][i % VEC];
-      }
-    if (zero != 0.f && at.channel < p.k) multiply_taps(p, at, own);
-    finish_pixels(p, at, weights, own);
-  }
+  compute_bands(p, weights);
+#elif STAGED
+  compute_staged(p, weights);
 #else
+  const int t = threadIdx.x;
   const Place at = place(p, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
   stage_weights(p, at.channel - at.local * VEC, weights);
+  __syncthreads();
   wait_for_previous_launch();
   if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;
 

@@ -28,6 +28,8 @@ from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilog
 from tactics.tactic import Only, Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
+# Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
+STAGED_REGISTERS = {54: 72, 60: 80, 76: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
 ISSUE_EFFICIENCY = 0.8
 L1_BYTES_PER_CLK = 128
@@ -41,10 +43,15 @@ EPILOGUE_CLK = 300
 # fmt: off
 VECTOR_PATCHES = tuple(
     Patch(*t)
+    for t in ((64, 7, 7, 1, 7), (64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4), (32, 32, 32, 4, 4))
+)
+# Whose blocks bring their patch of input to shared memory first: many small tiles, of few channels each, so that a thread needs
+# few registers.
+STAGED_PATCHES = tuple(
+    Patch(*t)
     for t in (
-        (64, 7, 7, 1, 7), (64, 8, 8, 2, 4), (64, 14, 14, 2, 7), (16, 16, 16, 2, 4), (32, 16, 16, 2, 4), (64, 16, 16, 2, 4),
-        (32, 16, 16, 4, 4), (16, 24, 24, 2, 4), (32, 24, 24, 2, 4), (16, 28, 28, 2, 4), (32, 28, 28, 2, 7), (16, 32, 32, 2, 4),
-        (32, 32, 32, 4, 4),
+        (32, 7, 7, 1, 7), (128, 7, 7, 1, 7), (32, 8, 8, 2, 4), (32, 14, 14, 2, 7), (32, 16, 16, 2, 8), (32, 28, 28, 4, 7),
+        (16, 28, 28, 4, 7), (16, 32, 32, 4, 8), (64, 14, 14, 2, 7),
     )
 )
 # Of tensor cores: a warp has 8 channels of 16 threads' tiles, which are 8 wide and as high as registers allow.
@@ -76,7 +83,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else VECTOR_PATCHES + TENSOR_PATCHES, only):
+        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
             yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
@@ -87,14 +94,16 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     patch, vec = tactic.patch, vector(tactic)
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
-    if patch.mma and (p.k > p.c or p.r > 7):
-        return f"tensor cores take filters of at most 7 rows and a channel of each input channel, not {p.r} and {p.k // p.c}"
+    if patch.mma and p.r > 7:
+        return f"tensor cores take filters of at most 7 rows, not {p.r}"
+    if (patch.mma or staged(tactic)) and p.k > p.c:
+        return f"input in shared memory needs one output channel of each input channel, not {p.k // p.c}"
     if columns > 32:
         return f"a thread's window has {columns} columns, at most 32 are supported"
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
-    if patch.mma and smem + patch_bytes(p, patch) > device.smem_per_block:
-        return f"needs {smem + patch_bytes(p, patch)} bytes of shared memory, a block has at most {device.smem_per_block}"
+    if (whole := smem + patch_bytes(p, tactic)) > device.smem_per_block:
+        return f"needs {whole} bytes of shared memory, a block has at most {device.smem_per_block}"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if vec == 8 and limit < math.inf and halo(p, patch) > limit:
@@ -104,7 +113,13 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
 
 def vector(tactic: Tactic) -> int:
     """Channels per access."""
+    if staged(tactic):
+        return 4 if tactic.patch.th * tactic.patch.tw <= 8 else 2
     return 1 if linear(tactic.ins[0]) else 8
+
+
+def staged(tactic: Tactic) -> bool:
+    return tactic.patch in STAGED_PATCHES
 
 
 def threads(tactic: Tactic) -> int:
@@ -173,8 +188,13 @@ def _units(p: ConvProblem, t: Patch) -> tuple[int, int]:
     return (t.h - 1) * e_h + p.r, (t.w // 8 - 1) * e_w + 2 * _steps(p)
 
 
-def patch_bytes(p: ConvProblem, t: Patch) -> int:
-    """Dynamic shared memory of a patch of input on tensor cores, as the kernel lays it out."""
+def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Dynamic shared memory of a block's patch of input, where the kernel copies it there, and as it lays it out."""
+    t = tactic.patch
+    if staged(tactic):
+        return _staged_bytes(p, t)
+    if not t.mma:
+        return 0
     (e_h, e_w), (height, units) = lattice(p)[1], _units(p, t)
     rows = t.th * e_h
     row = math.ceil(units / e_w) * (e_w | 1)
@@ -182,11 +202,24 @@ def patch_bytes(p: ConvProblem, t: Patch) -> int:
     return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 64)
 
 
+def _staged_bytes(p: ConvProblem, t: Patch) -> int:
+    """The same without tensor cores: tiles of a row lie an odd number of pixels apart where a pixel does not fill the banks."""
+    e_h, e_w = lattice(p)[1]
+    turn, rows, columns, across = max(1, 64 // t.channels), t.th * e_h, t.tw * e_w, t.w // t.tw
+    pitch = columns | 1 if turn > 1 else columns
+    height, width = (t.h - 1) * e_h + p.r, (t.w - 1) * e_w + p.s
+    row = width // columns * pitch + width % columns
+    row = next((n for n in range(row, row + turn) if (rows * n - across * pitch) % turn == 0), row + turn - 1)
+    return height * row * t.channels * 2
+
+
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
     """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses; of tensor cores a
     channel's filter beside the sums."""
     t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + p.s
+    if staged(tactic):
+        return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
         return t.th * 32 + 56 + 26 * _steps(p)
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
@@ -199,6 +232,7 @@ def launches(
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {
         "TENSOR": int(t.mma),
+        "STAGED": int(staged(tactic)),
         "VEC": vec,
         "R": p.r,
         "S": p.s,
@@ -214,7 +248,7 @@ def launches(
     }
     args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
     args |= ints(step_h=steps[0], step_w=steps[1], tiles_h=counts[0], tiles_w=counts[1], phases_h=phases[0], phases_w=phases[1])
-    smem = patch_bytes(p, t) if t.mma else 0
+    smem = patch_bytes(p, tactic)
     blocks = p.n * -(-padded_channels(tactic.out.layout, p.k) // t.channels) * math.prod(counts) * math.prod(phases)
     return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), smem, args),)
 
@@ -239,7 +273,9 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     t, size, blocks = tactic.patch, threads(tactic), launches(p, tactic)[0].grid[0]
     _, (e_h, e_w) = lattice(p)
-    at_once = resident(device, size, _registers(p, tactic), _smem(p, tactic) + (patch_bytes(p, t) if t.mma else 0))
+    at_once = min(
+        resident(device, size, 1, _smem(p, tactic) + patch_bytes(p, tactic)), _by_registers(device, size, _registers(p, tactic))
+    )
     rows = (t.th - 1) * e_h + p.r
     if t.mma:
         instructions, port, products, turns = _tensor(p, t, size)
@@ -259,6 +295,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     clk["l2"] = (halo_bytes + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, max(clk.values()), alone))
+
+
+def _by_registers(device: Device, size: int, registers: int) -> int:
+    """Blocks of `size` threads that an SM's registers hold: each of its four parts has its own, for warps of its own, which take
+    them by 256."""
+    warps = 4 * (device.regs_per_sm // 4 // (math.ceil(registers / 8) * 256))
+    return max(1, warps // math.ceil(size / 32))
 
 
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:

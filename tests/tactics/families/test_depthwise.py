@@ -16,7 +16,7 @@ from cuda_kernels.launch import Emulated
 from cuda_kernels.rates import rates
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import conv_depthwise
-from tactics.families.conv_depthwise import LINEAR_PATCHES, TENSOR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
+from tactics.families.conv_depthwise import LINEAR_PATCHES, STAGED_PATCHES, TENSOR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
@@ -144,7 +144,7 @@ def test_bytes_and_sectors(reach, layouts):
     assert stats.launch_unique_bytes <= 1.02 * (tensors(problem, t) + weight_bytes(problem))
 
 
-@pytest.mark.parametrize("patch", VECTOR_PATCHES + TENSOR_PATCHES, ids=str)
+@pytest.mark.parametrize("patch", VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, ids=str)
 def test_halo_is_what_the_emulator_counts(patch):
     problem = depthwise(1, 64, 41, 33, 3, 3, pad=(1, 1, 1, 1), bias=True)
     t = tactic(problem, patch)
@@ -240,7 +240,7 @@ def test_every_problem_has_tactics_and_reasons(name, device):
         assert Tactic.parse(t.name) == t
         (launch,) = launches(problem, t)
         assert launch.block[0] == threads(t) <= 1024
-        assert launch.smem == (conv_depthwise.patch_bytes(problem, t.tile) if t.tile.mma else 0) < d.smem_per_block
+        assert launch.smem == conv_depthwise.patch_bytes(problem, t) < d.smem_per_block
         assert predict(problem, t, d)["bound"] in ("issue", "tensor", "l1", "l2", "dram", "launch")
     assert all(reason for _, reason in rejected(problem, d))
     assert any("different vector widths" in str(reason) for _, reason in rejected(problem, d))
@@ -293,7 +293,7 @@ def worst(patch, linear_format):
     layout = "chw" if linear_format else "hwc8"
     for reach, stride in ((7, 2), (7, 1), (5, 2), (5, 1), (3, 2), (3, 1)):
         pad, act = (reach // 2,) * 4, Activation("prelu")
-        many = 1 if patch.mma else 2
+        many = 1 if patch.mma or patch in STAGED_PATCHES else 2
         problem = depthwise(1, 64, 30, 30, reach, reach, many, stride=(stride,) * 2, pad=pad, bias=True, residual=True, act=act)
         t = tactic(problem, patch, layout, layout)
         if not conv_depthwise.reason(problem, t, DEVICE, limit=9.0):
@@ -301,9 +301,9 @@ def worst(patch, linear_format):
     raise AssertionError(f"{patch} accepts no window")
 
 
-PATCHES = [*((p, False) for p in VECTOR_PATCHES + TENSOR_PATCHES), *((p, True) for p in LINEAR_PATCHES)]
+PATCHES = [*((p, False) for p in VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES), *((p, True) for p in LINEAR_PATCHES)]
 # One of each thread's tile; of equal ones the block with most threads, which leaves each the fewest registers.
-SHAPES = {(p.th, p.tw): (p, lin) for p, lin in sorted(PATCHES, key=lambda row: threads(worst(*row)[1]))}
+SHAPES = {(p.th, p.tw, "s" * (p in STAGED_PATCHES)): (p, lin) for p, lin in sorted(PATCHES, key=lambda row: threads(worst(*row)[1]))}
 
 
 def compiles(problem, t, sm, take):
@@ -322,7 +322,7 @@ def compiled_now(kernel, values, sm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "{}x{}".format(*s))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "{}x{}{}".format(*s))
 def test_widest_windows_compile_without_spills(shape, sm):
     compiles(*worst(*SHAPES[shape]), sm, takes)
 
