@@ -64,21 +64,28 @@ struct Place {  // what a thread computes; channels and pixels past the tensor's
   int channel, local, image, row, col;  // row, col: first output pixel; local: its chunk within the block
 };
 
-__device__ __forceinline__ Place place(const DepthwiseParams& p, int local, int spot) {
-  int id = blockIdx.x;
-  const int c_tiles = (p.y_c + C_BLOCK * VEC - 1) / (C_BLOCK * VEC), c_tile = id % c_tiles;
+// The block's first pixel and channel. Unsigned quotients take fewer instructions, and dilation is rare.
+__device__ __forceinline__ Place first_place(const DepthwiseParams& p) {
+  const u32 c_tiles = static_cast<u32>(p.y_c + C_BLOCK * VEC - 1) / (C_BLOCK * VEC);
+  u32 id = blockIdx.x, phase_w = 0, phase_h = 0;
+  const u32 c_tile = id % c_tiles;
   id /= c_tiles;
-  const int tile_w = id % p.tiles_w;
-  id /= p.tiles_w;
-  const int tile_h = id % p.tiles_h;
-  id /= p.tiles_h;
-  const int phase_w = id % p.phases_w;
-  id /= p.phases_w;
-  const int phase_h = id % p.phases_h;
-  Place at;
-  at.local = local, at.channel = (c_tile * C_BLOCK + local) * VEC, at.image = id / p.phases_h;
-  at.row = phase_h + p.step_h * (tile_h * H_BLOCK + spot / W_BLOCK) * TH;
-  at.col = phase_w + p.step_w * (tile_w * W_BLOCK + spot % W_BLOCK) * TW;
+  const u32 tile_w = id % static_cast<u32>(p.tiles_w);
+  id /= static_cast<u32>(p.tiles_w);
+  const u32 tile_h = id % static_cast<u32>(p.tiles_h);
+  id /= static_cast<u32>(p.tiles_h);
+  if (p.phases_w * p.phases_h > 1) {
+    phase_w = id % static_cast<u32>(p.phases_w);
+    id /= static_cast<u32>(p.phases_w);
+    phase_h = id % static_cast<u32>(p.phases_h);
+    id /= static_cast<u32>(p.phases_h);
+  }
+  const int row = phase_h + p.step_h * tile_h * (H_BLOCK * TH), col = phase_w + p.step_w * tile_w * (W_BLOCK * TW);
+  return {static_cast<int>(c_tile) * (C_BLOCK * VEC), 0, static_cast<int>(id), row, col};
+}
+__device__ __forceinline__ Place place(const DepthwiseParams& p, Place at, int local, int spot) {
+  at.local = local, at.channel += local * VEC;
+  at.row += p.step_h * (spot / W_BLOCK * TH), at.col += p.step_w * (spot % W_BLOCK * TW);
   return at;
 }
 
@@ -101,20 +108,23 @@ __device__ __forceinline__ void load_few(const __half* at, float (&v)[N]) {
   for (int i = 0; i < N; ++i) v[i] = __half2float(bits.v[i]);
 }
 __device__ __forceinline__ void load_few(const __half* at, float (&v)[8]) { load_vec(at, v); }
-template <int N>
-__device__ __forceinline__ void store_few(__half* at, const float (&v)[N], Watch& watch) {
-  Halfs<N> bits;
-#pragma unroll
-  for (int i = 0; i < N; ++i) bits.v[i] = __float2half_rn(v[i]);
-  *reinterpret_cast<Halfs<N>*>(at) = bits;
-#pragma unroll
-  for (int i = 0; i < N; i += 2) watch.see(__halves2half2(bits.v[i], bits.v[N > 1 ? i + 1 : i]));
+// Predicated, so that no branch stands between the pixels of a thread.
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[1]) {
+  if (VEC == 1 && ok) *static_cast<u16*>(at) = static_cast<u16>(v[0]);
+  if (VEC == 1) return;
+  asm volatile("{ .reg .pred q; setp.ne.b32 q, %2, 0;\n@q st.global.b32 [%0], %1; }" ::"l"(at), "r"(v[0]),
+               "r"(static_cast<u32>(ok))
+               : "memory");
 }
-__device__ __forceinline__ void store_few(__half* at, const float (&v)[8], Watch& watch) {
-  const uint4 bits = pack(v);
-  stg_128(at, bits);
-  watch.see(bits);
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[2]) {
+  asm volatile("{ .reg .pred q; setp.ne.b32 q, %3, 0;\n@q st.global.v2.b32 [%0], {%1,%2}; }" ::"l"(at), "r"(v[0]), "r"(v[1]),
+               "r"(static_cast<u32>(ok))
+               : "memory");
 }
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[4]) {
+  if (ok) stg_128(at, make_uint4(v[0], v[1], v[2], v[3]));
+}
+
 __device__ __forceinline__ void put(u32 at, const float* v) {
   Floats<PART> bits;
 #pragma unroll
@@ -158,9 +168,13 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
 // Bias, residual and activation in FP32, one rounding.
 __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights,
                                               const float (&acc)[TH][OUT_W][VEC]) {
+  constexpr int WORDS = (VEC + 1) / 2;
   float bias[VEC], slope[VEC];
   Tail tail[VEC];
   Watch watch;
+  u32 kept[WORDS];  // of 2 channels each: padded ones stay zero
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) kept[i] = p.k - at.channel > 2 * i + 1 ? 0xffffffffu : p.k - at.channel > 2 * i ? 0xffffu : 0u;
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     float v[PART] = {};
@@ -182,24 +196,29 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
     const int row = at.row + a * p.step_h;
     if (row >= p.p) break;
     const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
-    const long long to = p.out.at(at.image, at.channel, pixel);
+    char* to = reinterpret_cast<char*>(p.y + p.out.at(at.image, at.channel, pixel));
     float added[OUT_W][VEC] = {};
     if (RES) {  // the whole row before its first store, which may be to the same bytes
-      const long long from = p.added.at(at.image, at.channel, pixel);
+      const __half* from = p.residual + p.added.at(at.image, at.channel, pixel);
 #pragma unroll
-      for (int b = 0; b < OUT_W; ++b)
-        if (at.col + b * p.step_w < p.q) load_few(p.residual + from + b * step * p.added.pixel, added[b]);
+      for (int b = 0; b < OUT_W; ++b, from += step * p.added.pixel)
+        if (at.col + b * p.step_w < p.q) load_few(from, added[b]);
     }
 #pragma unroll
-    for (int b = 0; b < OUT_W; ++b) {
-      if (at.col + b * p.step_w >= p.q) break;
-      float v[VEC];
+    for (int b = 0; b < OUT_W; ++b, to += step * p.out.pixel * 2) {
+      const bool inside = at.col + b * p.step_w < p.q;
+      float v[WORDS * 2] = {};
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) {
-        v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
-        if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
+      for (int c = 0; c < VEC; ++c) v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
+      u32 bits[WORDS];
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+        const __half2 two = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+        bits[i] = *reinterpret_cast<const u32*>(&two) & kept[i];
+        const u32 seen = inside ? bits[i] : 0;
+        watch.see(*reinterpret_cast<const __half2*>(&seen));
       }
-      store_few(p.y + to + b * step * p.out.pixel, v, watch);
+      store_if(inside, to, bits);
     }
   }
   watch.report(p.nonfinite);
@@ -305,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(con
   compute_staged(p, weights);
 #else
   const int t = threadIdx.x;
-  const Place at = place(p, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
-  stage_weights(p, at.channel - at.local * VEC, weights);
+  const Place first = first_place(p), at = place(p, first, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
+  stage_weights(p, first.channel, weights);
   __syncthreads();
   wait_for_previous_launch();
   if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;

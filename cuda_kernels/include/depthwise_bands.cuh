@@ -127,7 +127,7 @@ __device__ __noinline__ void multiply_taps(const DepthwiseParams& p, const Place
 __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weights) {
   extern __shared__ __align__(16) char patch[];
   __shared__ __align__(8) char filters[C_BLOCK * 8 * FILTER];
-  const Place first = place(p, 0, 0);
+  const Place first = first_place(p);
   stage_filters(p, first.channel, smem_u32(filters));
   stage_weights(p, first.channel, weights);
   wait_for_previous_launch();
@@ -139,7 +139,7 @@ __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weig
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int spot = spot0 + t % 32 / 4 + 8 * half;
-    Place at = place(p, chunk, spot);
+    Place at = place(p, first, chunk, spot);
     at.col += t % 4 * 2 * p.step_w;
     if (spot >= SPOTS || at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) continue;
     float own[TH][OUT_W][VEC], zero = 0.f;

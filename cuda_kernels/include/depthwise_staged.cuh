@@ -19,6 +19,7 @@ constexpr int column_at(int column) { return (column / BW * PITCH + column % BW)
 
 __device__ __forceinline__ void copy_patch(const DepthwiseParams& p, const Place& first, u32 base) {
   constexpr int LINE = PATCH_W * CHUNKS, LANES = LINE < THREADS ? LINE : THREADS, ROWS_AT_ONCE = THREADS / LANES;
+  constexpr int TURNS = (PATCH_H + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
   const int t = threadIdx.x;
   if (t >= LANES * ROWS_AT_ONCE) return;
   const int h0 = first.row * p.stride_h - p.pad_t, w0 = first.col * p.stride_w - p.pad_l;
@@ -26,12 +27,15 @@ __device__ __forceinline__ void copy_patch(const DepthwiseParams& p, const Place
     const int column = i / CHUNKS, channel = first.channel + i % CHUNKS * 8, w = w0 + column * p.dil_w;
     const bool known = channel < p.k && static_cast<u32>(w) < static_cast<u32>(p.w_in);
     const __half* from = p.x + p.in.at(first.image, channel, w);
-    const u32 to = base + column_at(column) + i % CHUNKS * 16;
-#pragma unroll 4
-    for (int y = t / LANES; y < PATCH_H; y += ROWS_AT_ONCE) {
-      const int h = h0 + y * p.dil_h;
-      const bool inside = known && static_cast<u32>(h) < static_cast<u32>(p.h);
-      cp_async_16(to + y * ROW, inside ? from + h * p.w_in * p.in.pixel : p.x, inside ? 16 : 0);
+    const u32 to = base + t / LANES * ROW + column_at(column) + i % CHUNKS * 16;
+    const int h = h0 + t / LANES * p.dil_h, row = ROWS_AT_ONCE * p.dil_h;
+    const char* at = reinterpret_cast<const char*>(from) + 2ll * h * p.w_in * p.in.pixel;
+    const int next = 2 * row * p.w_in * p.in.pixel;
+#pragma unroll(TURNS <= 12 ? TURNS : 4)
+    for (int n = 0; n < TURNS; ++n, at += next) {  // outside of the image nothing is read
+      const int y = t / LANES + n * ROWS_AT_ONCE;
+      const bool inside = known && static_cast<u32>(h + n * row) < static_cast<u32>(p.h);
+      if (y < PATCH_H) cp_async_16(to + n * (ROWS_AT_ONCE * ROW), at, inside ? 16 : 0);
     }
   }
 }
@@ -79,14 +83,13 @@ __device__ __forceinline__ void multiply_rows(u32 patch, u32 weights, int local,
 __device__ __forceinline__ void compute_staged(const DepthwiseParams& p, u32 weights) {
   extern __shared__ __align__(16) char patch[];
   const int t = threadIdx.x, spot = t / C_BLOCK;
-  const Place first = place(p, 0, 0);
+  const Place first = first_place(p), at = place(p, first, t % C_BLOCK, spot);
   wait_for_previous_launch();
   copy_patch(p, first, smem_u32(patch));
   cp_async_commit();
   stage_weights(p, first.channel, weights);
   cp_async_wait<0>();
   __syncthreads();
-  const Place at = place(p, t % C_BLOCK, spot);
   if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;
   float acc[TH][TW][VEC] = {};
   const u32 own = smem_u32(patch) + spot / W_BLOCK * BH * ROW + spot % W_BLOCK * PITCH * PIXEL + at.local * VEC * 2;

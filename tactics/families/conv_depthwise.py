@@ -43,14 +43,14 @@ EPILOGUE_CLK = 300
 # fmt: off
 VECTOR_PATCHES = tuple(
     Patch(*t)
-    for t in ((64, 7, 7, 1, 7), (64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4), (32, 32, 32, 4, 4))
+    for t in ((64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4))
 )
 # Whose blocks bring their patch of input to shared memory first: many small tiles, of few channels each, so that a thread needs
 # few registers.
 STAGED_PATCHES = tuple(
     Patch(*t)
     for t in (
-        (32, 7, 7, 1, 7), (128, 7, 7, 1, 7), (32, 8, 8, 2, 4), (32, 14, 14, 2, 7), (32, 16, 16, 2, 8), (32, 28, 28, 4, 7),
+        (64, 7, 7, 1, 7), (128, 7, 7, 1, 7), (32, 8, 8, 2, 4), (32, 14, 14, 2, 7), (32, 16, 16, 2, 8), (32, 28, 28, 4, 7),
         (16, 28, 28, 4, 7), (16, 32, 32, 4, 8), (64, 14, 14, 2, 7),
     )
 )
