@@ -28,9 +28,9 @@ constexpr int PART = VEC == 8 ? 4 : VEC, PARTS = VEC / PART;         // channels
 // Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
 constexpr int PART_BYTES = ((TAPS + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
 static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in one access, or 1; of staged ones 4 or 2");
-// Of staged ones as many as leave a thread the registers for its sums and input columns: others then hide a block's latency.
-constexpr int HELD = VEC * (TH * TW + COLS), MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 76 ? 640 : HELD <= 106 ? 512 : 384;
-constexpr int BLOCKS = STAGED && THREADS <= MANY ? MANY / THREADS : 1;
+// As many as leave a thread the registers for its sums and input columns: other blocks then hide a block's latency.
+constexpr int HELD = VEC * (TH * TW + COLS), MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;
+constexpr int LIMIT = STAGED ? MANY : TENSOR && TH <= 2 && E_W == 1 ? 512 : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
@@ -137,13 +137,28 @@ __device__ __forceinline__ void get(u32 at, float (&v)[PART]) {
   for (int i = 0; i < PART; ++i) v[i] = bits.v[i];
 }
 
+// All loads of a turn are in flight before its first store: a block's weights come from afar once.
 __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
-  for (int i = threadIdx.x; i < TAPS * C_BLOCK; i += THREADS) {
-    const int tap = i / C_BLOCK, local = i % C_BLOCK, channel = channel0 + local * VEC;
-    float v[VEC] = {};
-    if (channel < p.w_pitch) load_few(p.w + tap * p.w_pitch + channel, v);
+  constexpr int COUNT = TAPS * C_BLOCK, EACH = (COUNT + THREADS - 1) / THREADS, AT_ONCE = EACH < 8 ? EACH > 0 ? EACH : 1 : 8;
+  for (int i0 = threadIdx.x; i0 < COUNT; i0 += AT_ONCE * THREADS) {
+    Halfs<VEC> taps[AT_ONCE];
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) put(staged(base, part, tap, local), v + part * PART);
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const int i = i0 + n * THREADS, channel = channel0 + i % C_BLOCK * VEC;
+      taps[n] = {};
+      if (i < COUNT && channel < p.w_pitch)
+        taps[n] = *reinterpret_cast<const Halfs<VEC>*>(p.w + i / C_BLOCK * p.w_pitch + channel);
+    }
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const int i = i0 + n * THREADS;
+      float v[VEC];
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) v[c] = __half2float(taps[n].v[c]);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part)
+        if (i < COUNT) put(staged(base, part, i / C_BLOCK, i % C_BLOCK), v + part * PART);
+    }
   }
 #pragma unroll
   for (int row = 0; row < VECTORS; ++row) {

@@ -21,16 +21,21 @@ constexpr int PLANE = (PATCH_H + BH - 1) / BH * BAND * 16, CHUNK = 8 * PLANE + 6
 // met twice.
 constexpr int ROW_PAIRS = (R + 1) / 2, FILTER = ((S + 3) * (ROW_PAIRS | 1) | 1) * 8;  // bytes of a channel
 
+// A thread has a filter row of a channel, whose taps are all in flight at once.
 __device__ __forceinline__ void stage_filters(const DepthwiseParams& p, int channel0, u32 base) {
-  constexpr int CHANNELS = C_BLOCK * 8, ALL = (S + 3) * ROW_PAIRS * 2;
-  for (int i = threadIdx.x; i < CHANNELS * ALL; i += THREADS) {
-    const int c = i % CHANNELS, r = i / CHANNELS % (ROW_PAIRS * 2), t = i / CHANNELS / (ROW_PAIRS * 2) - 2;
-    const int channel = channel0 + c;
-    const __half* row = p.w + r * S * p.w_pitch + channel;
+  constexpr int CHANNELS = C_BLOCK * 8;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < CHANNELS * ROW_PAIRS * 2; i += THREADS) {
+    const int c = i / 2 % CHANNELS, r = i / 2 / CHANNELS * 2 + i % 2, channel = channel0 + c;
+    const u16* row = reinterpret_cast<const u16*>(p.w) + r * S * p.w_pitch + channel;
     const bool known = channel < p.w_pitch && r < R;
-    const u32 lo = known && t >= 0 && t < S ? __half_as_ushort(row[t * p.w_pitch]) : 0;
-    const u32 hi = known && t >= -1 && t < S - 1 ? __half_as_ushort(row[(t + 1) * p.w_pitch]) : 0;
-    sts_32(base + c * FILTER + (t + 2) * (ROW_PAIRS | 1) * 8 + r * 4, lo | hi << 16);
+    u32 taps[S + 4] = {};  // from t = -2 on
+#pragma unroll
+    for (int t = 0; t < S; ++t)
+      if (known) taps[t + 2] = row[t * p.w_pitch];
+#pragma unroll
+    for (int t = 0; t < S + 3; ++t)
+      sts_32(base + c * FILTER + t * (ROW_PAIRS | 1) * 8 + r * 4, taps[t] | taps[t + 1] << 16);
   }
 }
 
@@ -99,12 +104,14 @@ __device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, 
 }
 
 // A thread's outputs where the input is not finite, of which a band spoils those that do not read it.
-__device__ __noinline__ void multiply_taps(const DepthwiseParams& p, const Place& at, float (&acc)[TH][OUT_W][VEC]) {
+__device__ __forceinline__ void multiply_taps(const DepthwiseParams& p, const Place& at, float (&acc)[TH][OUT_W][VEC]) {
   const __half* from = p.x + p.in.at(at.image, at.channel, 0);
+#pragma unroll 1
   for (int i = 0; i < TH * OUT_W; ++i) {
     float sums[VEC] = {};
     const int h0 = (at.row + i / OUT_W * p.step_h) * p.stride_h - p.pad_t;
     const int w0 = (at.col + i % OUT_W * p.step_w) * p.stride_w - p.pad_l;
+#pragma unroll 1
     for (int tap = 0; tap < R * S; ++tap) {
       const int h = h0 + tap / S * p.dil_h, w = w0 + tap % S * p.dil_w;
       if (static_cast<u32>(h) >= static_cast<u32>(p.h) || static_cast<u32>(w) >= static_cast<u32>(p.w_in)) continue;

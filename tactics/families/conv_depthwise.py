@@ -29,7 +29,7 @@ from tactics.tactic import Only, Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
-STAGED_REGISTERS = {54: 72, 60: 80, 76: 96, 106: 128, 10**9: 168}
+STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
 ISSUE_EFFICIENCY = 0.8
 L1_BYTES_PER_CLK = 128
@@ -57,7 +57,7 @@ STAGED_PATCHES = tuple(
 # Of tensor cores: a warp has 8 channels of 16 threads' tiles, which are 8 wide and as high as registers allow.
 TENSOR_PATCHES = tuple(
     Patch(*t, mma=True)
-    for t in ((16, 28, 32, 4, 8), (16, 32, 32, 4, 8), (16, 16, 32, 4, 8), (32, 14, 16, 2, 8), (64, 14, 16, 2, 8))
+    for t in ((16, 28, 32, 4, 8), (16, 32, 32, 4, 8), (16, 28, 32, 2, 8), (16, 16, 32, 2, 8), (32, 14, 16, 2, 8))
 )
 # fmt: on
 # A linear image is read along its rows: wide patches waste least of a row's first and last sector.
