@@ -31,10 +31,10 @@ STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY = 0.8
+ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most and by each resident warp: so H200 measures
 L1_BYTES_PER_CLK = 128
-# Of a thread that brings to shared memory 8 columns of 8 channels, transposed, or two taps of a filter, by its machine code.
-COPY_INSTRUCTIONS, WORD_INSTRUCTIONS = 150, 50
+# Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
+COPY_INSTRUCTIONS = 150
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
 
@@ -51,7 +51,7 @@ STAGED_PATCHES = tuple(
     Patch(*t)
     for t in (
         (64, 7, 7, 1, 7), (128, 7, 7, 1, 7), (32, 8, 8, 2, 4), (32, 14, 14, 2, 7), (32, 16, 16, 2, 8), (32, 28, 28, 4, 7),
-        (16, 28, 28, 4, 7), (16, 32, 32, 4, 8), (64, 14, 14, 2, 7),
+        (16, 28, 28, 4, 7), (64, 14, 14, 2, 7),
     )
 )
 # Of tensor cores: a warp has 8 channels of 16 threads' tiles, which are 8 wide and as high as registers allow.
@@ -106,7 +106,9 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {whole} bytes of shared memory, a block has at most {device.smem_per_block}"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
-    if vec == 8 and limit < math.inf and halo(p, patch) > limit:
+    if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
+        limit = 4 * limit - 3
+    if not linear(tactic.ins[0]) and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
@@ -221,7 +223,8 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
     if staged(tactic):
         return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
-        return t.th * 32 + 56 + 26 * _steps(p)
+        held = t.th * 32 + 56 + 26 * _steps(p)
+        return min(held, 128) if t.th <= 2 and lattice(p)[1][1] == 1 else held  # as the kernel bounds them
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
@@ -281,10 +284,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         instructions, port, products, turns = _tensor(p, t, size)
         clk = {
             "tensor": size / 32 * products / tensor_rate(device, at_once * size / 32),
-            "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
+            "issue": size * instructions / 128,
             "l1": port,
         }
         alone = (1 + turns) * LATENCY_CLK + EPILOGUE_CLK  # filters, and the patch
+    elif staged(tactic):
+        clk = _staged(p, tactic, size, rows)
+        alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch, together, and where the block lies
     else:
         clk = _scalar(p, tactic, size, rows)
         alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
@@ -292,6 +298,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     written = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
     if t.mma:
         written *= 2  # a store has half a sector of each pixel
+    clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
     clk["l2"] = (halo_bytes + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, max(clk.values()), alone))
@@ -310,14 +317,28 @@ def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, i
     e_h, steps, (height, units) = lattice(p)[1][0], _steps(p), _units(p, t)
     products, fragments, filters = 8 * t.th * p.r * steps, 8 * ((t.th - 1) * e_h + p.r) * steps, 16 * ((p.r + 1) // 2) * steps
     copies = height * units * t.channels / 8  # 8 columns of 8 channels each
-    words = t.channels * (p.s + 3) * 2 * ((p.r + 1) // 2)  # of filters that the block stages
+    filter_rows = t.channels * 2 * ((p.r + 1) // 2)  # that the block stages
     outputs = 4 * t.th  # pixels of a thread, 8 channels each
     epilogue = outputs * (8 * (4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2) + 15)
-    staging = (copies * COPY_INSTRUCTIONS + words * WORD_INSTRUCTIONS) / size
+    staging = (copies * COPY_INSTRUCTIONS + filter_rows * (7 * p.s + 30)) / size
     instructions = products + fragments + filters + epilogue + staging + 200
     wavefronts = size / 32 * (4 * fragments + 2 * filters + 4 * outputs * (2 if p.epilogue.residual else 1))
     port = wavefronts + 2 * copies * 128 / L1_BYTES_PER_CLK
     return instructions, port, products * 16 * 8 * 16, math.ceil(copies / size)
+
+
+def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
+    """Clocks of a block whose patch of input is in shared memory, by what they are spent on; instructions by the machine code."""
+    t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
+    columns, filters, outputs = (t.tw - 1) * e_w + p.s, t.th * p.r, t.th * t.tw
+    copies = patch_bytes(p, tactic) / 16 / size
+    weights = p.r * p.s * t.channels / vec / size
+    products = filters * (p.s * (1 + t.tw * vec) + 3) + rows * (columns * (1 + vec) + 10)
+    epilogue = outputs * (vec * (1 + epilogue_instructions(p)) + (14 if p.epilogue.residual else 10))
+    return {
+        "issue": size * (products + epilogue + 8 * copies + 20 * weights + 250) / 128,
+        "l1": size / 32 * (rows * columns * vec / 2 + filters * p.s * vec + outputs * 2) + 2 * copies * size * 16 / L1_BYTES_PER_CLK,
+    }
 
 
 def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
@@ -330,7 +351,7 @@ def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
     each = vec * (taps + 4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2)
     instructions = outputs * each + columns_cost + weight_loads * 1.5 + 60
     return {
-        "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
+        "issue": size * instructions / 128,
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
     }
 
