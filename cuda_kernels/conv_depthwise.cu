@@ -137,21 +137,36 @@ __device__ __forceinline__ void get(u32 at, float (&v)[PART]) {
   for (int i = 0; i < PART; ++i) v[i] = bits.v[i];
 }
 
+// A thread's part of bias, slope, scale and shift, between loading and storing it.
+static_assert(C_BLOCK * PARTS <= THREADS, "a thread has one part of each vector at most");
+struct Vectors {
+  Floats<PART> held[VECTORS];
+  __device__ __forceinline__ void load(const DepthwiseParams& p, int channel0) {
+    const int i = threadIdx.x, channel = channel0 + i * PART;
+#pragma unroll
+    for (int row = 0; row < VECTORS; ++row) {
+      const float* from = row == 0 ? p.bias : p.slope;
+#if AFFINE
+      if (row > 1) from = row == 2 ? p.scales : p.shifts;
+#endif
+      held[row] = {};
+      if ((row != 1 || ACT == ACT_PRELU) && i < C_BLOCK * PARTS && channel < p.w_pitch)
+        held[row] = *reinterpret_cast<const Floats<PART>*>(from + channel);
+    }
+  }
+  __device__ __forceinline__ void store(u32 base) const {
+    const int i = threadIdx.x;
+    if (i >= C_BLOCK * PARTS) return;
+#pragma unroll
+    for (int row = 0; row < VECTORS; ++row) put(staged(base, i % PARTS, TAPS + row, i / PARTS), held[row].v);
+  }
+};
+
 // All loads of a turn are in flight before its first store: a block's weights come from afar once.
 __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
   constexpr int COUNT = TAPS * C_BLOCK, EACH = (COUNT + THREADS - 1) / THREADS, AT_ONCE = EACH < 8 ? EACH > 0 ? EACH : 1 : 8;
-  static_assert(C_BLOCK * PARTS <= THREADS, "a thread has one of each vector's parts at most");
-  const int i1 = threadIdx.x, channel1 = channel0 + i1 * PART;
-  Floats<PART> vectors[VECTORS] = {};
-#pragma unroll
-  for (int row = 0; row < VECTORS; ++row) {
-    const float* from = row == 0 ? p.bias : p.slope;
-#if AFFINE
-    if (row > 1) from = row == 2 ? p.scales : p.shifts;
-#endif
-    if ((row != 1 || ACT == ACT_PRELU) && i1 < C_BLOCK * PARTS && channel1 < p.w_pitch)
-      vectors[row] = *reinterpret_cast<const Floats<PART>*>(from + channel1);
-  }
+  Vectors vectors;
+  vectors.load(p, channel0);
   for (int i0 = threadIdx.x; i0 < COUNT; i0 += AT_ONCE * THREADS) {
     Halfs<VEC> taps[AT_ONCE];
 #pragma unroll
@@ -172,9 +187,7 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
         if (i < COUNT) put(staged(base, part, i / C_BLOCK, i % C_BLOCK), v + part * PART);
     }
   }
-  if (i1 >= C_BLOCK * PARTS) return;
-#pragma unroll
-  for (int row = 0; row < VECTORS; ++row) put(staged(base, i1 % PARTS, TAPS + row, i1 / PARTS), vectors[row].v);
+  vectors.store(base);
 }
 
 // Bias, residual and activation in FP32, one rounding.

@@ -9,35 +9,44 @@
 
 static_assert(VEC == 8 && TW == 8 && !MULTIPLIED, "a T's 8 columns, and 8 channels, each of its own input channel");
 constexpr int STEPS = (7 * E_W + S + 15) / 16;  // products of a filter row, of 16 pixels each
-// The patch of input, in dynamic shared memory: [channel][row][8 columns], and 64 bytes behind each 8 channels. Eight T beside
+// The patch of input, in dynamic shared memory: [channel][row][8 columns], and a part of 128 bytes behind each 8 channels. Eight T beside
 // each other, in a row or past its end, begin in eight different 16 bytes of the banks' 128.
 constexpr int BH = TH * E_H, PITCH = E_W | 1;  // rows from a T to the next; 16 bytes
 constexpr int PATCH_H = (H_BLOCK * TH - 1) * E_H + R, PATCH_W = (W_BLOCK * 8 - 1) * E_W + S;
 constexpr int UNITS = (W_BLOCK - 1) * E_W + 2 * STEPS;  // 8 columns each
 constexpr int ROW = (UNITS + E_W - 1) / E_W * PITCH, BAND = BH * ROW + ((W_BLOCK * PITCH - BH * ROW) % 8 + 8) % 8;
-constexpr int PLANE = (PATCH_H + BH - 1) / BH * BAND * 16, CHUNK = 8 * PLANE + 64;  // bytes
+constexpr int PLANE = (PATCH_H + BH - 1) / BH * BAND * 16, CHUNK = 8 * PLANE + 128 / C_BLOCK;  // bytes
 // Filters are words [channel][t + 2][r] of taps t and t + 1 of filter row r, for t = -2...S, zeros where there are none. Two
 // rows are loaded at once; an odd number of such loads' bytes lies between one t and the next, and between channels: no bank is
 // met twice.
 constexpr int ROW_PAIRS = (R + 1) / 2, FILTER = ((S + 3) * (ROW_PAIRS | 1) | 1) * 8;  // bytes of a channel
 
-// A thread has a filter row of a channel, whose taps are all in flight at once.
-__device__ __forceinline__ void stage_filters(const DepthwiseParams& p, int channel0, u32 base) {
-  constexpr int CHANNELS = C_BLOCK * 8;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < CHANNELS * ROW_PAIRS * 2; i += THREADS) {
-    const int c = i / 2 % CHANNELS, r = i / 2 / CHANNELS * 2 + i % 2, channel = channel0 + c;
-    const u16* row = reinterpret_cast<const u16*>(p.w) + r * S * p.w_pitch + channel;
-    const bool known = channel < p.w_pitch && r < R;
-    u32 taps[S + 4] = {};  // from t = -2 on
+// A thread's filter rows, each of a channel, between loading and storing them: all its taps are in flight at once.
+struct Filters {
+  static constexpr int CHANNELS = C_BLOCK * 8, COUNT = CHANNELS * ROW_PAIRS * 2, EACH = (COUNT + THREADS - 1) / THREADS;
+  u16 taps[EACH][S];
+  __device__ __forceinline__ void load(const DepthwiseParams& p, int channel0) {
 #pragma unroll
-    for (int t = 0; t < S; ++t)
-      if (known) taps[t + 2] = row[t * p.w_pitch];
+    for (int n = 0; n < EACH; ++n) {
+      const int i = threadIdx.x + n * THREADS, r = i / 2 / CHANNELS * 2 + i % 2, channel = channel0 + i / 2 % CHANNELS;
+      const u16* row = reinterpret_cast<const u16*>(p.w) + r * S * p.w_pitch + channel;
 #pragma unroll
-    for (int t = 0; t < S + 3; ++t)
-      sts_32(base + c * FILTER + t * (ROW_PAIRS | 1) * 8 + r * 4, taps[t] | taps[t + 1] << 16);
+      for (int t = 0; t < S; ++t) taps[n][t] = i < COUNT && channel < p.w_pitch && r < R ? row[t * p.w_pitch] : u16(0);
+    }
   }
-}
+  __device__ __forceinline__ void store(u32 base) const {
+#pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+      const int i = threadIdx.x + n * THREADS, r = i / 2 / CHANNELS * 2 + i % 2, c = i / 2 % CHANNELS;
+      if (i >= COUNT) break;
+#pragma unroll
+      for (int t = -2; t <= S; ++t) {
+        const u32 lo = t >= 0 && t < S ? taps[n][t] : 0, hi = t >= -1 && t < S - 1 ? taps[n][t + 1] : 0;
+        sts_32(base + c * FILTER + (t + 2) * (ROW_PAIRS | 1) * 8 + r * 4, lo | hi << 16);
+      }
+    }
+  }
+};
 
 // 8 pixels beside each other of 8 channels at a time, transposed.
 __device__ __forceinline__ void stage_patch(const DepthwiseParams& p, const Place& first, u32 base) {
@@ -135,10 +144,14 @@ __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weig
   extern __shared__ __align__(16) char patch[];
   __shared__ __align__(8) char filters[C_BLOCK * 8 * FILTER];
   const Place first = first_place(p);
-  stage_filters(p, first.channel, smem_u32(filters));
-  stage_weights(p, first.channel, weights);
+  Filters own_filters;
+  Vectors vectors;
+  own_filters.load(p, first.channel);
+  vectors.load(p, first.channel);
   wait_for_previous_launch();
   stage_patch(p, first, smem_u32(patch));
+  own_filters.store(smem_u32(filters));
+  vectors.store(weights);
   __syncthreads();
   const int t = threadIdx.x, chunk = t / 32 % C_BLOCK, spot0 = t / 32 / C_BLOCK * 16;
   float acc[8][TH][4] = {};

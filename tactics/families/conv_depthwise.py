@@ -201,7 +201,7 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
     rows = t.th * e_h
     row = math.ceil(units / e_w) * (e_w | 1)
     band = rows * row + (t.w // 8 * (e_w | 1) - rows * row) % 8
-    return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 64)
+    return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 1024 // t.channels)
 
 
 def _staged_bytes(p: ConvProblem, t: Patch) -> int:
