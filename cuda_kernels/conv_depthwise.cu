@@ -10,11 +10,11 @@
 // The trick: dilation d is d x d interleaved convolutions without dilation, and a block works on one of them. Its outputs lie
 // STEP = d / gcd(d, stride) apart and read columns d * (j*E + s), E = stride / gcd(d, stride): every dilation slides alike.
 //
-// Two variants bring a block's patch of input to shared memory at once: STAGED (include/depthwise_staged.cuh), where a thread has
-// VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
+// Two variants bring a block's patch of input to shared memory at once: STAGED (include/depthwise_staged.cuh), whose threads
+// have VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
 //
-// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
-// AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
+// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW,
+// ACT, RES, AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
 #include "activation.cuh"
 #include "tensor.cuh"
 
@@ -29,7 +29,8 @@ constexpr int PART = VEC == 8 ? 4 : VEC, PARTS = VEC / PART;         // channels
 constexpr int PART_BYTES = ((TAPS + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
 static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in one access, or 1; of staged ones 4 or 2");
 // As many as leave a thread the registers for its sums and input columns: other blocks then hide a block's latency.
-constexpr int HELD = VEC * (TH * TW + COLS), MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;
+constexpr int HELD = VEC * (TH * TW + COLS);
+constexpr int MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;  // threads of an SM
 constexpr int LIMIT = STAGED ? MANY : TENSOR && TH <= 2 && E_W == 1 ? 512 : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
@@ -199,7 +200,10 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
   Watch watch;
   u32 kept[WORDS];  // of 2 channels each: padded ones stay zero
 #pragma unroll
-  for (int i = 0; i < WORDS; ++i) kept[i] = p.k - at.channel > 2 * i + 1 ? 0xffffffffu : p.k - at.channel > 2 * i ? 0xffffu : 0u;
+  for (int i = 0; i < WORDS; ++i) {
+    const int known = p.k - at.channel - 2 * i;
+    kept[i] = known > 1 ? 0xffffffffu : known > 0 ? 0xffffu : 0u;
+  }
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     float v[PART] = {};
@@ -349,7 +353,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(con
   compute_staged(p, weights);
 #else
   const int t = threadIdx.x;
-  const Place first = first_place(p), at = place(p, first, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
+  const Place first = first_place(p);
+  const Place at = place(p, first, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
   stage_weights(p, first.channel, weights);
   __syncthreads();
   wait_for_previous_launch();

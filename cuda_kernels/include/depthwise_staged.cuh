@@ -2,14 +2,14 @@
 //
 //   +--------------+   patch    all input pixels of the block in dynamic shared memory, [row][column][channel], by copies of 16
 //   |  +---+---+   |            bytes that are all in flight at once: a block waits for memory once, while others compute
-//   |  | T | T |   |   lanes    neighbours take a pixel's next channels, then the next T; T lie an odd number of pixels apart, so
-//   |  +---+---+   |            that those of a warp meet no bank twice
+//   |  | T | T |   |   lanes    neighbours take a pixel's next channels, then the next T; T lie an odd number of pixels apart:
+//   |  +---+---+   |            those of a warp meet no bank twice
 //   +--------------+   thread   each input row once into registers, where it is FP32 for all taps and rows of T that need it
 #pragma once
 
 constexpr int PIXEL = C_BLOCK * VEC * 2, CHUNKS = PIXEL / 16;              // bytes of a pixel; copies
 constexpr int TURN = PIXEL < 128 ? 128 / PIXEL : 1;                        // pixels that all banks hold
-constexpr int BH = TH * E_H, BW = TW * E_W, PITCH = TURN > 1 ? BW | 1 : BW;  // input pixels from a T to the next; these in memory
+constexpr int BH = TH * E_H, BW = TW * E_W, PITCH = TURN > 1 ? BW | 1 : BW;  // pixels from a T to the next; with padding
 constexpr int PATCH_H = (H_BLOCK * TH - 1) * E_H + R, PATCH_W = (W_BLOCK * TW - 1) * E_W + S;
 constexpr int row_pitch(int pixels, int tries) {  // T past the end of a row of T go on in the next banks too, if they can
   return tries == 0 || (BH * pixels - W_BLOCK * PITCH) % TURN == 0 ? pixels : row_pitch(pixels + 1, tries - 1);

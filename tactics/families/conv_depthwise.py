@@ -2,10 +2,10 @@
 
 Prediction: a block costs the largest of
 
-    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM
+    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM where enough warps fit
     tensor    of tensor cores: products of 16 pixels of a row with a band matrix, zeros included
-    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; of tensor
-              cores the fragments and filters that warps load from shared memory, and what is copied there
+    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; where the
+              patch is copied to shared memory, that and what warps load from there
     l2        bytes its patch covers, halo included, at the SM's share of L2 bandwidth
 
 plus its latency (a thread waits once per input row), which other resident blocks hide.
@@ -60,6 +60,7 @@ TENSOR_PATCHES = tuple(
     for t in ((16, 28, 32, 4, 8), (16, 32, 32, 4, 8), (16, 28, 32, 2, 8), (16, 16, 32, 2, 8), (32, 14, 16, 2, 8))
 )
 # fmt: on
+HWC_PATCHES = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES
 # A linear image is read along its rows: wide patches waste least of a row's first and last sector.
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
@@ -83,7 +84,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, only):
+        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
             yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
@@ -91,7 +92,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     """Why this patch cannot or should not run, or an empty string."""
-    patch, vec = tactic.patch, vector(tactic)
+    patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
     if patch.mma and p.r > 7:
@@ -108,7 +109,7 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
         limit = 4 * limit - 3
-    if not linear(tactic.ins[0]) and halo(p, patch) > limit:
+    if limit < math.inf and not linear(tactic.ins[0]) and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
@@ -305,8 +306,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _by_registers(device: Device, size: int, registers: int) -> int:
-    """Blocks of `size` threads that an SM's registers hold: each of its four parts has its own, for warps of its own, which take
-    them by 256."""
+    """Blocks of `size` threads that an SM's registers hold: each of its four parts has its own, which its warps take by
+    256."""
     warps = 4 * (device.regs_per_sm // 4 // (math.ceil(registers / 8) * 256))
     return max(1, warps // math.ceil(size / 32))
 
@@ -328,16 +329,17 @@ def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, i
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
-    """Clocks of a block whose patch of input is in shared memory, by what they are spent on; instructions by the machine code."""
+    """Clocks of a block whose patch of input is in shared memory, by what they are spent on; instructions by machine code."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
     columns, filters, outputs = (t.tw - 1) * e_w + p.s, t.th * p.r, t.th * t.tw
     copies = patch_bytes(p, tactic) / 16 / size
     weights = p.r * p.s * t.channels / vec / size
     products = filters * (p.s * (1 + t.tw * vec) + 3) + rows * (columns * (1 + vec) + 10)
     epilogue = outputs * (vec * (1 + epilogue_instructions(p)) + (14 if p.epilogue.residual else 10))
+    wavefronts = rows * columns * vec / 2 + filters * p.s * vec + outputs * 2
     return {
         "issue": size * (products + epilogue + 8 * copies + 20 * weights + 250) / 128,
-        "l1": size / 32 * (rows * columns * vec / 2 + filters * p.s * vec + outputs * 2) + 2 * copies * size * 16 / L1_BYTES_PER_CLK,
+        "l1": size * (wavefronts / 32 + 2 * copies * 16 / L1_BYTES_PER_CLK),
     }
 
 

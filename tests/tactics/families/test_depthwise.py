@@ -16,7 +16,16 @@ from cuda_kernels.launch import Emulated
 from cuda_kernels.rates import rates
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import conv_depthwise
-from tactics.families.conv_depthwise import LINEAR_PATCHES, STAGED_PATCHES, TENSOR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
+from tactics.families.conv_depthwise import (
+    HWC_PATCHES,
+    LINEAR_PATCHES,
+    STAGED_PATCHES,
+    TENSOR_PATCHES,
+    VECTOR_PATCHES,
+    halo,
+    threads,
+    weight_bytes,
+)
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
@@ -60,8 +69,8 @@ def run(problem, t, **options):
 
 
 def drawn(problem):
-    """One linear tactic, one on tensor cores, one whose patch is staged, and two of unlike layouts on vectors, with patches of one
-    shape per side (one binary each)."""
+    """One linear tactic, one on tensor cores, one whose patch is staged, and two of unlike layouts on vectors, with one shape
+    of patches per side (one binary each)."""
     found = sorted(candidates(problem, DEVICE))
     assert found and all(t.kernel == "conv_depthwise" for t in found)
     rows = random.Random(str(problem)).sample(found, len(found))
@@ -145,7 +154,7 @@ def test_bytes_and_sectors(reach, layouts):
     assert stats.launch_unique_bytes <= 1.02 * (tensors(problem, t) + weight_bytes(problem))
 
 
-@pytest.mark.parametrize("patch", VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, ids=str)
+@pytest.mark.parametrize("patch", HWC_PATCHES, ids=str)
 def test_halo_is_what_the_emulator_counts(patch):
     problem = depthwise(1, 64, 41, 33, 3, 3, pad=(1, 1, 1, 1), bias=True)
     t = tactic(problem, patch)
@@ -303,9 +312,10 @@ def worst(patch, linear_format):
     raise AssertionError(f"{patch} accepts no window")
 
 
-PATCHES = [*((p, False) for p in VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES), *((p, True) for p in LINEAR_PATCHES)]
+PATCHES = [*((p, False) for p in HWC_PATCHES), *((p, True) for p in LINEAR_PATCHES)]
 # One of each thread's tile; of equal ones the block with most threads, which leaves each the fewest registers.
-SHAPES = {(p.th, p.tw, "s" * (p in STAGED_PATCHES)): (p, lin) for p, lin in sorted(PATCHES, key=lambda row: threads(worst(*row)[1]))}
+BY_THREADS = sorted(PATCHES, key=lambda row: threads(worst(*row)[1]))
+SHAPES = {(p.th, p.tw, "s" * (p in STAGED_PATCHES)): (p, lin) for p, lin in BY_THREADS}
 
 
 def compiles(problem, t, sm, take):
