@@ -9,7 +9,7 @@
 
 static_assert(VEC == 8 && TW == 8 && !MULTIPLIED, "a T's 8 columns, and 8 channels, each of its own input channel");
 constexpr int STEPS = (7 * E_W + S + 15) / 16;  // products of a filter row, of 16 pixels each
-// The patch of input, in dynamic shared memory: [channel][row][8 columns], and a part of 128 bytes behind each 8 channels. Eight
+// The patch of input, in dynamic shared memory: [channel][row][8 columns], and part of 128 bytes behind each 8 channels. Eight
 // T beside each other, in a row or past its end, begin in eight different 16 bytes of the banks' 128.
 constexpr int BH = TH * E_H, PITCH = E_W | 1;  // rows from a T to the next; 16 bytes
 constexpr int PATCH_H = (H_BLOCK * TH - 1) * E_H + R, PATCH_W = (W_BLOCK * 8 - 1) * E_W + S;

@@ -16,16 +16,7 @@ from cuda_kernels.launch import Emulated
 from cuda_kernels.rates import rates
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import conv_depthwise
-from tactics.families.conv_depthwise import (
-    HWC_PATCHES,
-    LINEAR_PATCHES,
-    STAGED_PATCHES,
-    TENSOR_PATCHES,
-    VECTOR_PATCHES,
-    halo,
-    threads,
-    weight_bytes,
-)
+from tactics.families.conv_depthwise import HWC_PATCHES, LINEAR_PATCHES, STAGED_PATCHES, TENSOR_PATCHES, VECTOR_PATCHES
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
@@ -43,6 +34,7 @@ from tests.problems import DEPTHWISE, assert_right, assert_written_once, depthwi
 pytestmark = pytest.mark.slow
 
 DEVICE = named("h200")
+halo, threads, weight_bytes = conv_depthwise.halo, conv_depthwise.threads, conv_depthwise.weight_bytes
 LIMITS = {3: 1.15, 5: 1.20, 7: 1.25}
 
 
