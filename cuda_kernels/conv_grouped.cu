@@ -16,9 +16,16 @@
 //   PIXELS   output pixels of a block, at most: tile_h x tile_w of one image
 //   IN_CHUNKS, OUT_CHUNKS   16-byte chunks of 8 channels per pixel in the patch and in the staging tile of the output
 //   NT   8-wide tiles that cover a unit's output channels; ODD   1: a unit has an odd number of them
+//   UNIT_C, UNIT_K, PER_BLOCK   channels in and out of a unit; units per block. WHOLE   1: no block has fewer, k and y_c are equal
+//   CHUNKS, SPAN, CHUNKS_K, STEPS   chunks of a unit per tap; of a block; of a unit over all taps; k16 steps
+//   TAPS_W taps per row; DIL_H, DIL_W, STRIDE_H, STRIDE_W; TILE_H x TILE_W pixels
+//   PATCH_H rows of the patch; PITCH positions per row, of them PHASE for each column modulo STRIDE_W, so that the columns that
+//   one tap reads are neighbours; PATCH_W columns in use; ROW_MASK, COLUMN_MASK   remainders that taps read
 //   IN_LINEAR, OUT_LINEAR, ACT, RES, AFFINE, LAST   as in conv.cuh
 constexpr int THREADS = 32 * WARPS_UNIT * WARPS_PIXEL;
-constexpr int MT = PIXELS / 16 / WARPS_PIXEL;  // a warp's 16-pixel tiles
+constexpr int ALL = (TILE_H * TILE_W + 15) / 16;  // 16-pixel tiles that hold a pixel
+constexpr int MT = PIXELS / 16 / WARPS_PIXEL, USED = ALL < MT ? ALL : MT;  // a warp's, and those of them that it computes
+constexpr int UNROLL = STEPS <= 5 ? STEPS : 2;
 constexpr int STAGING_BYTES = PIXELS * OUT_CHUNKS * 16;
 
 static_assert(PIXELS % (16 * WARPS_PIXEL) == 0, "a warp has whole 16-pixel tiles");
@@ -35,13 +42,8 @@ struct GroupedParams {
   const float* slope;      // [k], prelu only
   const __half* residual;  // y's format
   __half* y;
-  int c, h, w_in, k, p, q, s;
-  int unit_c, unit_k, units, per_block, blocks_of_units;  // channels in and out of a unit; units in all, per block
-  int chunks, span, chunks_k, steps;  // chunks of a unit per tap; of a block; of a unit over all taps; k16 steps
-  int tile_h, tile_w, tiles_h, tiles_w;
-  // The patch: rows; positions per row, of them `phase` for each column modulo stride_w, so that the columns that one tap
-  // reads are neighbours; columns in use; which row and column remainders any tap reads.
-  int patch_h, pitch, phase, patch_w, row_mask, column_mask;
+  int c, h, w_in, k, p, q;
+  int units, blocks_of_units, tiles_h, tiles_w;  // in all
   int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
   int x_n, x_block, x_pixel, x_log2v;
   int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
@@ -68,13 +70,13 @@ __device__ __forceinline__ Part part_of_block(const GroupedParams& p) {
   const int tile_row = tile / p.tiles_w, image = tile_row / p.tiles_h;
   Part b;
   b.image = image;
-  b.row0 = (tile_row - image * p.tiles_h) * p.tile_h;
-  b.column0 = (tile - tile_row * p.tiles_w) * p.tile_w;
-  b.first_unit = of_units * p.per_block;
-  b.units = min(p.per_block, p.units - b.first_unit);
-  b.first_chunk = b.first_unit * p.unit_c / 8;
-  b.channel0 = b.first_unit * p.unit_k;
-  b.channel_end = of_units + 1 == p.blocks_of_units ? p.y_c : b.channel0 + p.per_block * p.unit_k;
+  b.row0 = (tile_row - image * p.tiles_h) * TILE_H;
+  b.column0 = (tile - tile_row * p.tiles_w) * TILE_W;
+  b.first_unit = of_units * PER_BLOCK;
+  b.units = min(PER_BLOCK, p.units - b.first_unit);
+  b.first_chunk = b.first_unit * UNIT_C / 8;
+  b.channel0 = b.first_unit * UNIT_K;
+  b.channel_end = of_units + 1 == p.blocks_of_units ? p.y_c : b.channel0 + PER_BLOCK * UNIT_K;
   return b;
 }
 
@@ -83,23 +85,24 @@ __device__ __forceinline__ int channel_offset(int c, int block, int log2v) {
 }
 
 // Element offset of channel 0 at a patch position, or -1 where chunk `column` is padding there or nobody reads it.
-__device__ __forceinline__ int source(const GroupedParams& p, const Part& b, int row, int rest, int column) {
-  const int phase = rest / p.phase, x = (rest - phase * p.phase) * p.stride_w + phase;
-  const int h = b.row0 * p.stride_h - p.pad_t + row, w = b.column0 * p.stride_w - p.pad_l + x, c = (b.first_chunk + column) * 8;
-  const bool ok = phase < p.stride_w && x < p.patch_w && (p.column_mask >> phase & 1) && (p.row_mask >> row % p.stride_h & 1) &&
-                  column < p.span && c < p.c && static_cast<u32>(h) < static_cast<u32>(p.h) &&
+__device__ __forceinline__ int source(const GroupedParams& p, const Part& b, u32 pos, int column) {
+  const u32 row = pos / PITCH, rest = pos - row * PITCH, phase = STRIDE_W == 1 ? 0 : rest / PHASE;
+  const u32 x = (rest - phase * PHASE) * STRIDE_W + phase;
+  const int h = b.row0 * STRIDE_H - p.pad_t + static_cast<int>(row), w = b.column0 * STRIDE_W - p.pad_l + static_cast<int>(x);
+  const bool ok = row < PATCH_H && phase < STRIDE_W && x < PATCH_W && (COLUMN_MASK >> phase & 1) &&
+                  (ROW_MASK >> row % STRIDE_H & 1) && column < SPAN && (b.first_chunk + column) * 8 < p.c && static_cast<u32>(h) < static_cast<u32>(p.h) &&
                   static_cast<u32>(w) < static_cast<u32>(p.w_in);
   return ok ? b.image * p.x_n + (h * p.w_in + w) * p.x_pixel : -1;
 }
 
 __device__ __forceinline__ void load_patch(const GroupedParams& p, const Part& b, u32 patch) {
-  const int positions = p.patch_h * p.pitch;
+  constexpr int positions = PATCH_H * PITCH;
 #if IN_LINEAR
   // Neighbouring threads take neighbouring positions; 8 plain loads per chunk.
   const int padded = (positions + 7) / 8 * 8;
-  for (int id = threadIdx.x; id < padded * p.span; id += THREADS) {
-    const int column = id / padded, pos = id - column * padded, row = pos / p.pitch;
-    const int from = pos < positions ? source(p, b, row, pos - row * p.pitch, column) : -1, c = (b.first_chunk + column) * 8;
+  for (int id = threadIdx.x; id < padded * SPAN; id += THREADS) {
+    const int column = id / padded, pos = id - column * padded;
+    const int from = source(p, b, pos, column), c = (b.first_chunk + column) * 8;
     u32 v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -109,11 +112,11 @@ __device__ __forceinline__ void load_patch(const GroupedParams& p, const Part& b
   }
 #else
   const int column = threadIdx.x % IN_CHUNKS, channel = channel_offset((b.first_chunk + column) * 8, p.x_block, p.x_log2v);
-  int pos = threadIdx.x / IN_CHUNKS, row = pos / p.pitch, rest = pos - row * p.pitch;
-  for (; pos < positions; pos += THREADS / IN_CHUNKS) {
-    const int from = source(p, b, row, rest, column);
-    cp_async_16(patch + swizzled<IN_CHUNKS>(pos, column), p.x + (from >= 0 ? from + channel : 0), from >= 0 ? 16 : 0);
-    for (rest += THREADS / IN_CHUNKS; rest >= p.pitch; rest -= p.pitch) ++row;
+#pragma unroll 4
+  for (int first = 0; first < positions; first += THREADS / IN_CHUNKS) {
+    const int pos = first + threadIdx.x / IN_CHUNKS, from = source(p, b, pos, column);
+    if (positions % (THREADS / IN_CHUNKS) == 0 || pos < positions)
+      cp_async_16(patch + swizzled<IN_CHUNKS>(pos, column), p.x + (from >= 0 ? from + channel : 0), from >= 0 ? 16 : 0);
   }
 #endif
 }
@@ -134,7 +137,8 @@ __device__ __forceinline__ int at_residual(const GroupedParams& p, const Part& b
 // Before the arithmetic: the residual enters the staging tile as y will leave it; chunks that no unit fills get zeros.
 // `rows`: which pixel of y each pixel of the tile is, -1 for none.
 __device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
-  const int real_end = min(p.k, b.channel0 + b.units * p.unit_k);
+  if (WHOLE && !RES && !OUT_LINEAR) return;
+  const int real_end = min(p.k, b.channel0 + b.units * UNIT_K);
   if (OUT_LINEAR) {
     if (!RES) return;
     for (int id = threadIdx.x; id < (real_end - b.channel0) * PIXELS; id += THREADS) {
@@ -175,7 +179,7 @@ __device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32
 // Bias is in the accumulator already. Residual and activation in FP32, one rounding, into the staging tile.
 __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, int m, int n, int channel, int in_unit,
                                            float v0, float v1, Watch& watch) {
-  const bool ok0 = in_unit < p.unit_k && channel < p.k, ok1 = in_unit + 1 < p.unit_k && channel + 1 < p.k;
+  const bool ok0 = in_unit < UNIT_K && (WHOLE || channel < p.k), ok1 = in_unit + 1 < UNIT_K && (WHOLE || channel + 1 < p.k);
   if (!OUT_LINEAR && !ODD) {  // both or none, in one word
     if (!ok0) return;
     const u32 at = staged(staging, m, n);
@@ -184,9 +188,12 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
       const u32 bits = lds_32(at);
       added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
     }
-    v0 = finish<ACT, RES>(p, v0, added.x, ACT == ACT_PRELU ? p.slope[channel] : 0.f, tail_of(p, channel));
-    v1 = finish<ACT, RES>(p, v1, added.y, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f, tail_of(p, channel + 1));
-    const __half2 h = __floats2half2_rn(v0, v1);
+    constexpr bool RELU_LAST = ACT == ACT_RELU && RES != 2 && !AFFINE && !LAST;  // on halfs: rounding keeps the order
+    constexpr int KIND = RELU_LAST ? ACT_NONE : ACT;
+    v0 = finish<KIND, RES>(p, v0, added.x, ACT == ACT_PRELU ? p.slope[channel] : 0.f, tail_of(p, channel));
+    v1 = finish<KIND, RES>(p, v1, added.y, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f, tail_of(p, channel + 1));
+    __half2 h = __floats2half2_rn(v0, v1);
+    if (RELU_LAST) h = __hmax2_nan(h, __half2half2(__ushort_as_half(0)));
     watch.see(h);
     sts_32(at, *reinterpret_cast<const u32*>(&h));
     return;
@@ -210,9 +217,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_unit = warp / WARPS_PIXEL, pixel0 = warp % WARPS_PIXEL * MT * 16;
   const Part b = part_of_block(p);
-  const int unit_bytes = p.steps * NT * 256;
-  const u32 patch = smem_u32(shared), weights = patch + (p.patch_h * p.pitch + 7) / 8 * 8 * IN_CHUNKS * 16;
-  const u32 staging = weights + p.per_block * unit_bytes, rows = staging + STAGING_BYTES, taps = rows + PIXELS * 4;
+  const int unit_bytes = STEPS * NT * 256;
+  const u32 patch = smem_u32(shared), weights = patch + (PATCH_H * PITCH + 7) / 8 * 8 * IN_CHUNKS * 16;
+  const u32 staging = weights + PER_BLOCK * unit_bytes, rows = staging + STAGING_BYTES, taps = rows + PIXELS * 4;
 
   // Everything the block reads is on its way at once; other blocks of the SM compute meanwhile.
   const char* w = reinterpret_cast<const char*>(p.w) + static_cast<long long>(b.first_unit) * unit_bytes;
@@ -222,70 +229,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
 
   // Tables: which pixel of y each pixel of the tile is, and how far in the patch each chunk of K stands from the pixel's first
   // tap. Past the last chunk weights are zero and the last one is read again.
-  const int tile_pixels = p.tile_h * p.tile_w;
+  const int tile_pixels = TILE_H * TILE_W;
+#pragma unroll 1
   for (int n = threadIdx.x; n < PIXELS; n += THREADS) {
-    const int row = n / p.tile_w, oh = b.row0 + row, ow = b.column0 + n - row * p.tile_w;
+    const int row = n / TILE_W, oh = b.row0 + row, ow = b.column0 + n - row * TILE_W;
     const bool ok = n < tile_pixels && oh < p.p && ow < p.q;
     sts_32(rows + n * 4, ok ? p.first + oh * p.row_pixels + ow * p.column_pixels : -1);
   }
-  for (int j = threadIdx.x; j < 2 * p.steps; j += THREADS) {
-    const int chunk = min(j, p.chunks_k - 1), tap = chunk / p.chunks, r = tap / p.s, s = tap - r * p.s;
-    const int column = s * p.dil_w, shift = r * p.dil_h * p.pitch + column % p.stride_w * p.phase + column / p.stride_w;
-    sts_32(taps + j * 4, shift << 4 | (chunk - tap * p.chunks));
+#pragma unroll 1
+  for (int j = threadIdx.x; j < 2 * STEPS; j += THREADS) {
+    const int chunk = min(j, CHUNKS_K - 1), tap = chunk / CHUNKS, r = tap / TAPS_W, s = tap - r * TAPS_W;
+    const int column = s * DIL_W, shift = r * DIL_H * PITCH + column % STRIDE_W * PHASE + column / STRIDE_W;
+    sts_32(taps + j * 4, shift << 4 | (chunk - tap * CHUNKS));
   }
   if (RES) __syncthreads();  // the residual's loads read `rows`
   prepare_staging(p, b, staging, rows);
   cp_async_commit();
 
   // Lane l of ldmatrix.x4 addresses pixel l % 16, K half l / 16. Lanes past the tile's last pixel repeat an earlier one that
-  // keeps 8 neighbours on 8 different banks. Tiles that hold no pixel are left out.
-  const int pixels = min(p.tile_h, p.p - b.row0) * p.tile_w, tiles = min(MT, (pixels - pixel0 + 15) / 16);
-  int base[MT];
+  // keeps 8 neighbours on 8 different banks.
+  const int pixels = min(TILE_H, p.p - b.row0) * TILE_W, tiles = (pixels - pixel0 + 15) / 16;
+  int base[USED];
 #pragma unroll
-  for (int i = 0; i < MT; ++i) {
+  for (int i = 0; i < USED; ++i) {
     int n = pixel0 + i * 16 + lane % 16;
     if (n >= pixels) n -= (n - pixels + 8) / 8 * 8;
     if (n < 0) n = pixels - 1;
-    const int row = n / p.tile_w;
-    base[i] = row * p.stride_h * p.pitch + n - row * p.tile_w;
+    const int row = n / TILE_W;
+    base[i] = row * STRIDE_H * PITCH + n - row * TILE_W;
   }
   cp_async_wait<0>();
   __syncthreads();
 
   Watch watch;
-  for (int unit = warp_unit; unit < b.units; unit += WARPS_UNIT) {
-    const int first = unit * p.unit_k;  // of its output channels in the block
-    const int chunk0 = (b.first_unit + unit) * p.unit_c / 8 - b.first_chunk;
-    float acc[MT][NT][4];
+  for (int unit = warp_unit; unit < b.units && pixel0 < pixels; unit += WARPS_UNIT) {
+    const int first = unit * UNIT_K;  // of its output channels in the block
+    const int chunk0 = (b.first_unit + unit) * UNIT_C / 8 - b.first_chunk;
+    float acc[USED][NT][4];
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       const int c = j * 8 + 2 * t, channel = b.channel0 + first + c;
-      const float b0 = c < p.unit_k && channel < p.k ? p.bias[channel] : 0.f;
-      const float b1 = c + 1 < p.unit_k && channel + 1 < p.k ? p.bias[channel + 1] : 0.f;
+      const float b0 = c < UNIT_K && (WHOLE || channel < p.k) ? p.bias[channel] : 0.f;
+      const float b1 = c + 1 < UNIT_K && (WHOLE || channel + 1 < p.k) ? p.bias[channel + 1] : 0.f;
 #pragma unroll
-      for (int i = 0; i < MT; ++i) acc[i][j][0] = acc[i][j][2] = b0, acc[i][j][1] = acc[i][j][3] = b1;
+      for (int i = 0; i < USED; ++i) acc[i][j][0] = acc[i][j][2] = b0, acc[i][j][1] = acc[i][j][3] = b1;
     }
 
     const u32 fragments = weights + unit * unit_bytes + lane * 8;
-#pragma unroll 2
-    for (int k = 0; k < p.steps; ++k) {
+#pragma unroll UNROLL
+    for (int k = 0; k < STEPS; ++k) {
       const u32 tap = lds_32(taps + (2 * k + lane / 16) * 4);
       const int shift = tap >> 4, chunk = chunk0 + static_cast<int>(tap & 15);
       uint2 w8[NT];
 #pragma unroll
       for (int j = 0; j < NT; ++j) w8[j] = lds_64(fragments + (k * NT + j) * 256);
+      uint4 a[USED];  // all loads, then the products of tiles that hold a pixel: none waits for another's
 #pragma unroll
-      for (int i = 0; i < MT; ++i) {
-        if (i >= tiles) break;
-        const uint4 a = ldmatrix_x4(patch + swizzled<IN_CHUNKS>(base[i] + shift, chunk));
+      for (int i = 0; i < USED; ++i) a[i] = ldmatrix_x4(patch + swizzled<IN_CHUNKS>(base[i] + shift, chunk));
 #pragma unroll
-        for (int j = 0; j < NT; ++j) mma_16816(acc[i][j], a, w8[j].x, w8[j].y);
-      }
+      for (int i = 0; i < USED; ++i)
+#pragma unroll
+        for (int j = 0; j < NT; ++j)
+          if (i < tiles) mma_16816(acc[i][j], a[i], w8[j].x, w8[j].y);
     }
 
 #pragma unroll
-    for (int i = 0; i < MT; ++i) {
-      if (i >= tiles) break;
+    for (int i = 0; i < USED; ++i) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         const int c = j * 8 + 2 * t, n = pixel0 + i * 16 + g;

@@ -76,7 +76,7 @@ struct Place {
 };
 
 #if POOL
-static_assert(!OUT_LINEAR && BM % 64 == 0 && MT > 1 && !RES, "8 neighbouring threads read one pixel's 64 channels: all banks, once");
+static_assert(!OUT_LINEAR && BM % 64 == 0 && MT > 1 && !RES, "8 threads read one pixel's 64 channels: all banks, once");
 
 // 8 channels of one output per thread and turn.
 __device__ __forceinline__ void store_maxima(const StemParams& p, u32 staging, int m0, const Place& at) {
@@ -89,8 +89,8 @@ __device__ __forceinline__ void store_maxima(const StemParams& p, u32 staging, i
     for (int r = 0; r < p.pool_r; ++r)
       for (int s = 0; s < p.pool_s; ++s) {
         const int row = i * p.pool_stride_h + r, column = j * p.pool_stride_w + s;
-        if (static_cast<u32>(row0 + row) >= static_cast<u32>(p.c.p) || static_cast<u32>(column0 + column) >= static_cast<u32>(p.c.q))
-          continue;
+        const bool ok = static_cast<u32>(row0 + row) < static_cast<u32>(p.c.p);
+        if (!ok || static_cast<u32>(column0 + column) >= static_cast<u32>(p.c.q)) continue;
         const uint4 v = lds_128(staged(staging, m, (row << LOG2_TW) + column));
         const __half2* h = reinterpret_cast<const __half2*>(&v);
 #pragma unroll

@@ -205,11 +205,14 @@ def launches(
         **epilogue_values(p),
     }
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
-    args = conv_args(p, tactic, store, strided, ("x_", "y_", "r_")) | ints(c=p.c, s=p.s)
-    args |= ints(unit_c=u.c, unit_k=u.k, units=u.count, per_block=g.per_block, blocks_of_units=g.blocks)
-    args |= ints(chunks=u.chunks, span=g.span, chunks_k=p.r * p.s * u.chunks, steps=u.steps)
-    args |= ints(tile_h=g.tile[0], tile_w=g.tile[1], tiles_h=g.tiles[0], tiles_w=g.tiles[1])
-    args |= ints(patch_h=g.patch[0], pitch=g.pitch, phase=g.phase, patch_w=g.patch[1], row_mask=used[0], column_mask=used[1])
+    whole = u.count % g.per_block == 0 and p.k == u.count * u.k == padded_channels(tactic.out.layout, p.k)
+    values |= {"UNIT_C": u.c, "UNIT_K": u.k, "PER_BLOCK": g.per_block, "WHOLE": int(whole)}
+    values |= {"CHUNKS": u.chunks, "SPAN": g.span, "CHUNKS_K": p.r * p.s * u.chunks, "STEPS": u.steps}
+    values |= {"TILE_H": g.tile[0], "TILE_W": g.tile[1], "PATCH_H": g.patch[0], "PATCH_W": g.patch[1]}
+    values |= {"PITCH": g.pitch, "PHASE": g.phase, "ROW_MASK": used[0], "COLUMN_MASK": used[1]}
+    values |= {"DIL_W": p.dilation[1], "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "TAPS_W": p.s, "DIL_H": p.dilation[0]}
+    args = conv_args(p, tactic, store, strided, ("x_", "y_", "r_")) | ints(c=p.c)
+    args |= ints(units=u.count, blocks_of_units=g.blocks, tiles_h=g.tiles[0], tiles_w=g.tiles[1])
     grid = g.blocks * g.tiles[0] * g.tiles[1] * p.n
     return (launch(tactic.kernel, values, (grid, 1, 1), t.threads, smem_bytes(p, tactic), args),)
 
