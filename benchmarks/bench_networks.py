@@ -1,25 +1,26 @@
 """Whole networks on a GPU: our engines beside PyTorch with cuDNN, times in one run, outputs beside onnxruntime's.
 
-    python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] [--compiled] resnet50:32 ...
+    python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
 
-Ours: one engine without 2:4 weights (`dense`) and one with all weights pruned to 2:4 (`sparse`, sparsity="force"), planned by
+Ours: an engine without 2:4 weights (dense) and one with all weights pruned to 2:4 (sparse, sparsity="force"), planned by
 predicted or by measured times. PyTorch's: the network of torchvision or timm in FP16, channels_last, BatchNormalization folded
-into convolutions where torch.fx can, cudnn.benchmark, random normal images; `--compiled` adds torch.compile. All are CUDA graphs
-whose inputs are in place. Samples alternate, medians of ROUNDS.
+into convolutions where torch.fx can, cudnn.benchmark, random normal images. All are CUDA graphs whose inputs are in place.
+Samples alternate, medians of ROUNDS. `--outputs` keeps outputs: inputs are seeded, so another machine can judge them.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -29,48 +30,69 @@ from benchmarks import hardware, light, topologies
 from benchmarks.gpu_networks import compared, onnxruntime_run
 from benchmarks.networks import resnet50
 from cuda_kernels.device import current, why_no_gpu
+from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.context import Context
 from tactics.measure.timing import quantiles
 
-ROUNDS = 25
+ROUNDS, WARM = 25, 3
 KINDS = {"dense": "disable", "sparse": "force"}
-TORCHVISION = {"resnet50": "resnet50", "tv_resnext50": "resnext50_32x4d"}  # others are their name without tv_
+TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # others are their name without tv_
+KNOWN = {"h200": "H200", "h100": "H100", "a100": "A100"}  # what a plan is predicted for, and what a GPU's title has
 
 
-def model(name: str, batch: int) -> onnx.ModelProto:
+class Wanted(NamedTuple):
+    """An engine to build: `device` None measures its times."""
+
+    name: str
+    batch: int
+    kind: str
+    device: str | None
+
+    def file(self, folder: Path) -> Path:
+        return folder / f"{self.name}_{self.batch}_{self.kind}_{'predicted' if self.device else 'measured'}.engine"
+
+    def model(self, folder: Path) -> Path:
+        """What the engine computes."""
+        return folder / f"{self.name}_{self.batch}_{self.kind}.onnx"
+
+
+def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]] | None]:
+    """The network, and the shapes of its inputs where they are open."""
     if name == "resnet50":
-        return resnet50(batch)
-    return light.open_batch(topologies.filled(name))
-
-
-def build(name: str, batch: int, kind: str, device: str | None, folder: Path, tuning: float | None) -> tuple[Path, float]:
-    """(an engine's file, the seconds of its build): times are predicted for a named device, measured without a name."""
-    begun, path = time.monotonic(), folder / f"{name}_{batch}_{kind}.onnx"
-    to = path.with_suffix(".predicted.engine" if device else ".measured.engine")
-    if to.exists():
-        return to, 0.0
-    made = model(name, batch)
-    onnx.save(made, path)
-    shapes = None if name == "resnet50" else {light.first_input(made): (batch, 3, *size_of(made))}
-    pruned = folder / f"{name}_{batch}_pruned.onnx" if kind == "sparse" else None
-    cache = None if device else os.environ.get("BENCH_TIMINGS")
-    engine = gr.build(
-        path, sparsity=KINDS[kind], device=device, shapes=shapes, save_pruned=pruned, tuning_time=tuning, timing_cache=cache
-    )
-    engine.save(to)
-    return to, time.monotonic() - begun
-
-
-def size_of(made: onnx.ModelProto) -> list[int]:
+        return resnet50(batch), None
+    made = light.open_batch(topologies.filled(name))
     first = light.first_input(made)
-    dims = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
-    return [d.dim_value for d in list(dims)[2:]]
+    sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
+    return made, {first: (batch, *(d.dim_value for d in list(sizes)[1:]))}
+
+
+def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
+    """Build and save an engine that `folder` does not have -> the seconds."""
+    begun = time.monotonic()
+    if wanted.file(folder).exists():
+        return 0.0
+    made, shapes = model_of(wanted.name, wanted.batch)
+    path = folder / f"{wanted.name}_{wanted.batch}_{wanted.kind}_{os.getpid()}.onnx"
+    onnx.save(made, path)
+    if wanted.kind == "dense":
+        onnx.save(made, wanted.model(folder))
+    engine = gr.build(
+        path,
+        sparsity=KINDS[wanted.kind],
+        device=wanted.device,
+        shapes=shapes,
+        save_pruned=wanted.model(folder) if wanted.kind == "sparse" else None,
+        tuning_time=tuning,
+        timing_cache=None if wanted.device else folder / "timings.jsonl",
+    )
+    engine.save(wanted.file(folder))
+    return time.monotonic() - begun
 
 
 class Theirs:
     """PyTorch's network as a graph. ImportError and RuntimeError: it is not to be had."""
 
-    def __init__(self, name: str, batch: int, compiled: bool) -> None:
+    def __init__(self, name: str, batch: int, size: int = 224) -> None:
         import torch
 
         torch.backends.cudnn.benchmark = True
@@ -90,20 +112,19 @@ class Theirs:
         except Exception:  # not every network can be traced
             self.folded = False
         net = net.cuda().half().to(memory_format=torch.channels_last)
-        size = 224
-        self.x = torch.randn(batch, 3, size, size, device="cuda", dtype=torch.float16).contiguous(memory_format=torch.channels_last)
-        net = torch.compile(net) if compiled else net
-        stream = torch.cuda.Stream()
-        with torch.no_grad(), torch.cuda.stream(stream):
+        x = torch.randn(batch, 3, size, size, device="cuda", dtype=torch.float16)
+        self.x = x.contiguous(memory_format=torch.channels_last)
+        self.torch, self.stream = torch, torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(self.stream):
             for _ in range(3):
                 net(self.x)
-            stream.synchronize()
+            self.stream.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream):
+            with torch.cuda.graph(self.graph, stream=self.stream):
                 self.y = net(self.x)
-        self.torch, self.stream = torch, stream
 
     def sample(self) -> float:
+        """Microseconds of a replay."""
         start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.torch.cuda.stream(self.stream):
             start.record()
@@ -113,125 +134,139 @@ class Theirs:
         return 1e3 * float(start.elapsed_time(stop))
 
 
-class Ours:
-    """An engine's graph, its images in place."""
-
-    def __init__(self, ctx: Context) -> None:
-        self.ctx, self.cupy = ctx, ctx.gpu.cupy  # type: ignore[union-attr]
-        self.start, self.stop = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-
-    def sample(self) -> float:
-        self.start.record(self.ctx.gpu.stream)  # type: ignore[union-attr]
-        self.ctx.replay()
-        self.stop.record(self.ctx.gpu.stream)  # type: ignore[union-attr]
-        self.stop.synchronize()
-        return 1e3 * float(self.cupy.cuda.get_elapsed_time(self.start, self.stop))
+def sample_of(ctx: Context) -> float:
+    """Microseconds of a replay of the context's graph."""
+    gpu = ctx.gpu
+    assert isinstance(gpu, Cuda)
+    start, stop = (gpu.cupy.cuda.Event() for _ in range(2))
+    start.record(gpu.stream)
+    ctx.replay()
+    stop.record(gpu.stream)
+    stop.synchronize()
+    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop))
 
 
-def measure(name: str, batch: int, engines: dict[str, tuple[Path, float]], compiled: bool, judge: bool, kept: dict) -> dict[str, Any]:
+def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) -> tuple[Context, dict[str, Any]]:
+    """A context with the images in place, and what its engine says and computes."""
+    engine = gr.load(wanted.file(folder))
+    ctx = engine.context()
+    rng = np.random.default_rng(0)
+    feeds = {i.name: rng.standard_normal(i.shape).astype(i.dtype) for i in engine.inputs}
+    outputs, plan = ctx.run(feeds), engine.plan
+    kept |= {f"{wanted.name}:{wanted.batch} {wanted.kind} {k}": np.asarray(v, np.float16) for k, v in outputs.items()}
+    per_layer = ctx.profile(feeds, 7)
+    layers = [
+        [la.name, la.tactic_name, la.time_us, round(statistics.median(times[i] for times in per_layer), 2)]
+        for i, la in enumerate(plan.layers)
+    ]
+    row: dict[str, Any] = {
+        "planned_us": plan.solution.total_us,
+        "launches": len(plan.steps),
+        "sparse": [len(engine.sparsity.picked), len(engine.sparsity.eligible)],
+        "finite": all(bool(np.isfinite(v).all()) for v in outputs.values()),
+        "layers: name, tactic, planned us, us between two events": layers,
+    }
+    if judge:
+        row["error_to_onnxruntime"] = compared(outputs, partial(onnxruntime_run, wanted.model(folder), feeds))
+    return ctx, row
+
+
+def measure(name: str, batch: int, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept) -> dict[str, Any]:
     """One network and batch: the times of all contestants, and our errors."""
     row: dict[str, Any] = {"network": name, "batch": batch, "failed": {}}
-    open_, contestants = [], {}
-    try:
-        for kind, (path, seconds) in engines.items():
-            try:
-                engine = gr.load(path)
-                ctx = engine.context()
-                open_.append(ctx)
-                rng = np.random.default_rng(0)
-                feeds = {i.name: rng.standard_normal(i.shape).astype(i.dtype) for i in engine.inputs}
-                outputs = ctx.run(feeds)
-                plan, onnx_path = engine.plan, Path(str(path).rsplit(".", 2)[0] + ".onnx")
-                row[kind] = {
-                    "planned_us": plan.solution.total_us,
-                    "launches": len(plan.steps),
-                    "build_s": round(seconds, 1),
-                    "sparse": [len(engine.sparsity.picked), len(engine.sparsity.eligible)],
-                    "finite": all(bool(np.isfinite(v).all()) for v in outputs.values()),
-                    "layers": profile(ctx, feeds, plan.layers),
-                }
-                kept |= {f"{name}:{batch} {kind} {k}": np.asarray(v, np.float16) for k, v in outputs.items()}
-                if judge:
-                    pruned = onnx_path.with_name(f"{name}_{batch}_pruned.onnx")
-                    judged = pruned if "sparse" in kind else onnx_path
-                    row[kind]["error_to_onnxruntime"] = compared(outputs, lambda j=judged, f=feeds: onnxruntime_run(j, f))
-                contestants[kind] = Ours(ctx).sample
-            except Exception as e:
-                row["failed"][kind] = f"{type(e).__name__}: {e}"[:1500]
-        for kind in ("torch", *(["torch_compiled"] if compiled else [])):
-            try:
-                theirs = Theirs(name, batch, kind != "torch")
-                contestants[kind] = theirs.sample
-                row[kind] = {"folded": theirs.folded}
-            except Exception as e:
-                row["failed"][kind] = f"{type(e).__name__}: {e}"[:1500]
-        samples: dict[str, list[float]] = {kind: [] for kind in contestants}
-        for i in range(ROUNDS + 3):
-            for kind in random.sample(list(contestants), len(contestants)):
-                us = contestants[kind]()
-                if i >= 3:
-                    samples[kind].append(us)
-        for kind, us in samples.items():
-            low, median, high = quantiles(us)
-            row[kind] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
-    finally:
-        for ctx in open_:
-            ctx.close()
+    contexts: list[Context] = []
+    contestants: dict[str, Callable[[], float]] = {}
+    for wanted, seconds in engines:
+        label = f"{wanted.kind}_{'predicted' if wanted.device else 'measured'}"
+        try:
+            ctx, found = ran(wanted, folder, args.judge, kept)
+            contexts.append(ctx)
+            row[label] = found | {"build_s": round(seconds, 1)}
+            contestants[label] = partial(sample_of, ctx)
+        except Exception as e:  # one engine's failure is a line of the result
+            row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
+    if not args.ours_only:
+        try:
+            theirs = Theirs(name, batch)
+            contestants["torch"], row["torch"] = theirs.sample, {"folded": theirs.folded}
+        except Exception as e:
+            row["failed"]["torch"] = f"{type(e).__name__}: {e}"[:1500]
+    samples: dict[str, list[float]] = {label: [] for label in contestants}
+    for i in range(ROUNDS + WARM):
+        for label in random.sample(list(contestants), len(contestants)):
+            us = contestants[label]()
+            samples[label] += [us] if i >= WARM else []
+    for label, taken in samples.items():
+        low, median, high = quantiles(taken)
+        row[label] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
+    for ctx in contexts:
+        ctx.close()
     return row
 
 
-def profile(ctx: Context, feeds: dict[str, np.ndarray], layers) -> list[list[Any]]:
-    """[layer, tactic, planned us, us between two events], of each layer."""
-    per_layer = ctx.profile(feeds, 7)
-    at = [statistics.median(times[i] for times in per_layer) for i in range(len(layers))]
-    return [[la.name, la.tactic_name, la.time_us, round(us, 2)] for la, us in zip(layers, at, strict=True)]
-
-
 def line(row: dict[str, Any]) -> str:
-    kinds = [k for k in row if isinstance(row[k], dict) and "us" in row[k]]
-    cells = [f"{k} {row[k]['us']:.1f}" + (f" (planned {row[k]['planned_us']:.1f})" if "planned_us" in row[k] else "") for k in kinds]
-    errors = [f"{row[k]['error_to_onnxruntime']}" for k in kinds if "error_to_onnxruntime" in row[k]]
+    labels = [k for k in row if isinstance(row[k], dict) and "us" in row[k]]
+    cells = [
+        f"{k} {row[k]['us']:.1f}" + (f" (planned {row[k]['planned_us']:.1f})" if "planned_us" in row[k] else "") for k in labels
+    ]
+    errors = [str(row[k]["error_to_onnxruntime"])[:40] for k in labels if "error_to_onnxruntime" in row[k]]
     failed = "".join(f"; FAILED {k}: {text[:160]}" for k, text in row["failed"].items())
-    return f"{row['network']}:{row['batch']} us: {', '.join(cells)}; errors {' '.join(e[:40] for e in errors)}{failed}"
+    return f"{row['network']}:{row['batch']} us: {', '.join(cells)}; errors {' '.join(errors) or 'not asked for'}{failed}"
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="+", help="NAME:BATCH")
     parser.add_argument("--plans", default="predicted", help="predicted, measured, or both with a comma")
     parser.add_argument("--kinds", default="dense,sparse")
     parser.add_argument("--tuning", type=float, help="seconds of a measured build's timing")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after so many")
-    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--judge", action="store_true", help="compare outputs with onnxruntime's")
+    parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--out", type=Path, default=hardware.DEFAULT / "bench_networks.json")
     parser.add_argument("--folder", type=Path, help="keep models and engines here; engines found here are not built")
-    parser.add_argument("--outputs", type=Path, help="keep the outputs in this .npz, whose inputs are seeded")
-    parser.add_argument("--build-only", help="build for this named device, and stop")
-    args = parser.parse_args()
-    begun = time.monotonic()
+    parser.add_argument("--outputs", type=Path, help="keep the outputs in this .npz")
+    parser.add_argument("--build-only", metavar="DEVICE", help="build predicted engines for this named device, and stop")
+    return parser.parse_args()
+
+
+def predicted(todo: Sequence[tuple[str, int]], kinds: Sequence[str], device: str, folder: Path) -> dict[Wanted, float]:
+    """Engines with predicted times, by several processes -> the seconds of each that could be built."""
+    wanted = [Wanted(name, batch, kind, device) for name, batch in todo for kind in kinds]
+    seconds = {}
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
+        for w, future in [(w, pool.submit(build, w, folder, None)) for w in wanted]:
+            try:
+                seconds[w] = future.result()
+            except Exception as e:
+                print(f"{w}: {type(e).__name__}: {e}"[:600], flush=True)
+    return seconds
+
+
+def measured(name: str, batch: int, kinds: Sequence[str], folder: Path, tuning: float | None) -> dict[Wanted, float]:
+    seconds = {}
+    for w in (Wanted(name, batch, kind, None) for kind in kinds):
+        try:
+            seconds[w] = build(w, folder, tuning)
+        except Exception as e:
+            print(f"{w}: {type(e).__name__}: {e}"[:600], flush=True)
+    return seconds
+
+
+def main() -> int:
+    args, begun = arguments(), time.monotonic()
+    kept: dict[str, np.ndarray] = {}
     todo = [(name, int(batch)) for name, _, batch in (item.partition(":") for item in args.networks)]
+    kinds = args.kinds.split(",")
     if not args.build_only and (why := why_no_gpu()):
         print(f"bench_networks needs a GPU: {why}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as temp:
-        folder, engines, kept = args.folder or Path(temp), {}, {}
+        folder = args.folder or Path(temp)
         folder.mkdir(parents=True, exist_ok=True)
-        title = args.build_only or next((n for n in ("h200", "h100", "a100") if n.upper() in current().title), "h100")
-        kinds = args.kinds.split(",")
-        if "predicted" in args.plans or args.build_only:
-            with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
-                futures = {
-                    (name, batch, kind): pool.submit(build, name, batch, kind, title, folder, None)
-                    for name, batch in todo
-                    for kind in kinds
-                }
-                for key, future in futures.items():
-                    try:
-                        engines[key] = future.result()
-                    except Exception as e:
-                        print(f"{key}: {type(e).__name__}: {e}"[:600], flush=True)
-            print(f"{len(engines)} of {len(futures)} engines built in {time.monotonic() - begun:.0f} s", flush=True)
+        device = args.build_only or next((n for n, title in KNOWN.items() if title in current().title), "h100")
+        engines = predicted(todo, kinds, device, folder) if "predicted" in args.plans or args.build_only else {}
+        print(f"{len(engines)} engines built in {time.monotonic() - begun:.0f} s", flush=True)
         if args.build_only:
             return 0
         data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "rows": []}
@@ -239,17 +274,13 @@ def main() -> int:
             if time.monotonic() - begun > args.seconds:
                 print(f"{name}:{batch}: no time", flush=True)
                 continue
-            mine = {f"{kind}_predicted": engines[name, batch, kind] for kind in kinds if (name, batch, kind) in engines}
-            for kind in kinds if "measured" in args.plans else ():
-                try:
-                    mine[f"{kind}_measured"] = build(name, batch, kind, None, folder, args.tuning)
-                except Exception as e:
-                    print(f"{name}:{batch} {kind}: {type(e).__name__}: {e}"[:600], flush=True)
-            data["rows"].append(measure(name, batch, mine, args.compiled, args.judge, kept))
+            more = measured(name, batch, kinds, folder, args.tuning) if "measured" in args.plans else {}
+            mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (name, batch)]
+            data["rows"].append(measure(name, batch, mine, folder, args, kept))
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:
-                np.savez(args.outputs, **kept)
+                np.savez(args.outputs, **kept)  # type: ignore[arg-type]
     return 0
 
 

@@ -27,6 +27,7 @@ from tactics.families import conv_gemm
 from tactics.families.hopper import conv_wgmma
 from tactics.format import Format
 from tactics.predict import predict_us
+from tactics.roofline import moved_us
 from tactics.roofline import together as limits
 
 HWC8 = Format("fp16", "hwc8")
@@ -35,8 +36,6 @@ LONG_US = 10.0  # products from here, of our own kernels
 PLOTS = Path(__file__).parents[1] / "docs" / "predictions"
 NEAR = 0.4, 2.0  # of L2, where what it keeps decides
 STEP = 0.5, 0.5001  # as if L2 kept all of what fills half of it, and nothing of more
-# `--fit` finds (0.3, 1.05), (0.3, 0.8), (0.75, 1.7) and (0.65, 1.6): an L2 of two halves, and one of one part.
-KEPT = {"a100": (0.3, 1.0), "h200": (0.3, 1.0), "a40": (0.7, 1.65), "l40s": (0.7, 1.65)}
 MISFITS = 6  # rows of a device that are shown
 FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
 LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
@@ -197,22 +196,19 @@ def regimes(device: str, found: Judged) -> Iterator[str]:
 
 
 def scaled(device: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Of rows that move 0.4 to 2 times the L2: a line where activations come from DRAM beyond half of L2, all at once, as
-    tactics.roofline has it, and one where they do by degrees, between the limits of `KEPT`."""
+    """Of rows that move 0.4 to 2 times the L2: a line where activations come from DRAM beyond half of L2, all at once, and one
+    where they do by degrees, between the limits of the device's rates."""
     d = device_of(rows[0])
     near = [r for r in rows if r.work and NEAR[0] <= (r.work.x + r.work.y)[0] / d.l2_bytes <= NEAR[1]]
-    for name, kept in (("step", STEP), ("graded", KEPT[d.name])):
+    for name, kept in (("step", STEP), ("graded", rates(d).kept)):
         yield line(device, name, np.array([memory_us(d, r, kept) for r in near]), np.array([r.us for r in near]))
 
 
 def memory_us(device: Device, row: Row, kept: tuple[float, float]) -> float:
-    """Of a row that moves bytes and does no more, between the shares of L2 from which some, and all, of them come from DRAM."""
+    """Of a row that moves bytes and does no more."""
     if row.work is None:
         raise ValueError(f"{row.label}: nothing is known of its bytes")
-    moved, (low, high), r = float(row.work.x[0] + row.work.y[0]), kept, rates(device)
-    missed = min(1.0, max(0.0, (moved / device.l2_bytes - low) / (high - low)))
-    parts = moved * missed / (device.dram_gbps * 1e3 * r.dram_share), moved / (r.l2 * device.clock_mhz)
-    return device.launch_us + limits(parts)
+    return device.launch_us + limits(moved_us(device, row.work.x[0], row.work.y[0], kept=kept).values())
 
 
 def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:

@@ -42,6 +42,7 @@ from tactics.tactic import Tactic
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("compile", "tests", "networks", "conv", "sanitizer")
 SHARE = {"compile": 90, "tests": 160, "networks": 110, "conv": 150, "sanitizer": 150}  # seconds at most, but for small runs
+ALONE = "tests/driver/test_driver_sharing.py"  # asks how much of the GPU's memory is in use, whoever holds it
 SMALL_TESTS = "naive_kernel and (residual_after or tail) or recorded_graph"
 Variant = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-time values
 
@@ -121,30 +122,22 @@ def compile_part(out: Path, small: bool) -> int:
 
 
 def tests_part(out: Path, name: str, files: str, expression: str, seconds: float) -> int | None:
-    """pytest over the gpu marker; its output's end goes into OUT/<name>.json."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        files,
-        "-m",
-        "gpu",
-        "-k",
-        expression,
-        "-rs",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "--continue-on-collection-errors",
-        "--durations=8",
-    ]
-    begun = time.monotonic()
-    code, text = run(command, seconds)
-    last = [row for row in text.splitlines() if row.strip()][-1:] or [""]
-    data: dict[str, Any] = {"returncode": code, "timed_out": code is None, "last_line": last[0], "output_tail": text[-20000:]}
-    data |= {"seconds": round(time.monotonic() - begun, 1)}
+    """pytest over the gpu marker, by several processes where pytest-xdist is installed; its output's end goes into
+    OUT/<name>.json."""
+    options = ["-m", "gpu", "-k", expression, "-rs", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *options, "--durations=8"]
+    begun, parallel = time.monotonic(), importlib.util.find_spec("xdist") is not None and files == "tests"
+    runs = [[files, "-n", str(min(12, os.cpu_count() or 1)), f"--ignore={ALONE}"], [ALONE]] if parallel else [[files]]
+    done = []
+    for arguments in runs:
+        done.append(run([*command, *arguments], max(1.0, seconds - (time.monotonic() - begun))))
+    text = "".join(text for _, text in done)
+    code = next((code for code, _ in done if code != 0), 0)
+    lines = [[row for row in text.splitlines() if row.strip()][-1:] or [""] for _, text in done]
+    data: dict[str, Any] = {"returncode": code, "timed_out": code is None, "output_tail": text[-20000:]}
+    data |= {"last_line": "; ".join(line[0] for line in lines), "seconds": round(time.monotonic() - begun, 1)}
     hardware.write(out / f"{name}.json", hardware.header(current()) | data)
-    print(text[-2500:] if code else last[0], flush=True)
+    print(text[-2500:] if code else data["last_line"], flush=True)
     return code
 
 
@@ -182,7 +175,9 @@ def one_part(name: str, out: Path, seconds: float, small: bool) -> tuple[int | N
     """(exit status or None at the time limit, what it printed)."""
     if name in ("tests", "sanitizer"):
         expression = "sanitizer" if name == "sanitizer" else SMALL_TESTS if small else "not sanitizer"
-        return tests_part(out, name, "tests/driver/test_gpu.py" if small else "tests", expression, seconds), ""
+        return tests_part(
+            out, name, "tests/driver/test_gpu.py" if small or name == "sanitizer" else "tests", expression, seconds
+        ), ""
     if name == "conv":
         return run(
             [

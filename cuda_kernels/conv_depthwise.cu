@@ -10,18 +10,28 @@
 // The trick: dilation d is d x d interleaved convolutions without dilation, and a block works on one of them. Its outputs lie
 // STEP = d / gcd(d, stride) apart and read columns d * (j*E + s), E = stride / gcd(d, stride): every dilation slides alike.
 //
-// Compile-time: VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
-// AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
+// Two variants bring a block's patch of input to shared memory at once: STAGED (include/depthwise_staged.cuh), whose threads
+// have VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
+//
+// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW,
+// ACT, RES, AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
 #include "activation.cuh"
 #include "tensor.cuh"
 
-constexpr int THREADS = C_BLOCK * H_BLOCK * W_BLOCK;
+constexpr int SPOTS = H_BLOCK * W_BLOCK, GROUPS = (SPOTS + 15) / 16;  // T of the patch, and of tensor cores its warps' 16
+constexpr int THREADS = C_BLOCK * (TENSOR ? GROUPS * 32 : SPOTS);
+constexpr int OUT_W = TENSOR ? 2 : TW;  // columns of T that one thread has
+constexpr int TAPS = TENSOR ? 0 : R * S;  // that are staged as FP32
 constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
 constexpr int VECTORS = AFFINE ? 4 : 2;                              // per channel: bias, slope, and scale, shift
-constexpr int PART = VEC == 8 ? 4 : 1, PARTS = VEC / PART;           // channels whose products are formed at once
+constexpr int PART = VEC == 8 ? 4 : VEC, PARTS = VEC / PART;         // channels whose products are formed at once
 // Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
-constexpr int PART_BYTES = ((R * S + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
-static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
+constexpr int PART_BYTES = ((TAPS + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
+static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in one access, or 1; of staged ones 4 or 2");
+// As many as leave a thread the registers for its sums and input columns: other blocks then hide a block's latency.
+constexpr int HELD = VEC * (TH * TW + COLS);
+constexpr int MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;  // threads of an SM
+constexpr int LIMIT = STAGED ? MANY : TENSOR && TH <= 2 && E_W == 1 ? 512 : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
@@ -55,76 +65,199 @@ struct Place {  // what a thread computes; channels and pixels past the tensor's
   int channel, local, image, row, col;  // row, col: first output pixel; local: its chunk within the block
 };
 
-__device__ __forceinline__ Place place(const DepthwiseParams& p) {
-  int id = blockIdx.x;
-  const int c_tiles = (p.y_c + C_BLOCK * VEC - 1) / (C_BLOCK * VEC), c_tile = id % c_tiles;
+// The block's first pixel and channel. Unsigned quotients take fewer instructions, and dilation is rare.
+__device__ __forceinline__ Place first_place(const DepthwiseParams& p) {
+  const u32 c_tiles = static_cast<u32>(p.y_c + C_BLOCK * VEC - 1) / (C_BLOCK * VEC);
+  u32 id = blockIdx.x, phase_w = 0, phase_h = 0;
+  const u32 c_tile = id % c_tiles;
   id /= c_tiles;
-  const int tile_w = id % p.tiles_w;
-  id /= p.tiles_w;
-  const int tile_h = id % p.tiles_h;
-  id /= p.tiles_h;
-  const int phase_w = id % p.phases_w;
-  id /= p.phases_w;
-  const int phase_h = id % p.phases_h;
-  constexpr int SPOTS = H_BLOCK * W_BLOCK;
-  const int t = threadIdx.x, local = VEC == 8 ? t % C_BLOCK : t / SPOTS, spot = VEC == 8 ? t / C_BLOCK : t % SPOTS;
-  Place at;
-  at.local = local, at.channel = (c_tile * C_BLOCK + local) * VEC, at.image = id / p.phases_h;
-  at.row = phase_h + p.step_h * (tile_h * H_BLOCK + spot / W_BLOCK) * TH;
-  at.col = phase_w + p.step_w * (tile_w * W_BLOCK + spot % W_BLOCK) * TW;
+  const u32 tile_w = id % static_cast<u32>(p.tiles_w);
+  id /= static_cast<u32>(p.tiles_w);
+  const u32 tile_h = id % static_cast<u32>(p.tiles_h);
+  id /= static_cast<u32>(p.tiles_h);
+  if (p.phases_w * p.phases_h > 1) {
+    phase_w = id % static_cast<u32>(p.phases_w);
+    id /= static_cast<u32>(p.phases_w);
+    phase_h = id % static_cast<u32>(p.phases_h);
+    id /= static_cast<u32>(p.phases_h);
+  }
+  const int row = phase_h + p.step_h * tile_h * (H_BLOCK * TH), col = phase_w + p.step_w * tile_w * (W_BLOCK * TW);
+  return {static_cast<int>(c_tile) * (C_BLOCK * VEC), 0, static_cast<int>(id), row, col};
+}
+__device__ __forceinline__ Place place(const DepthwiseParams& p, Place at, int local, int spot) {
+  at.local = local, at.channel += local * VEC;
+  at.row += p.step_h * (spot / W_BLOCK * TH), at.col += p.step_w * (spot % W_BLOCK * TW);
   return at;
 }
 
-// The block's weights and vectors as FP32: [part][tap][chunk][PART]; taps from R*S on are bias, slope, scale and shift.
+// The block's weights and vectors as FP32: [part][tap][chunk][PART]; taps from TAPS on are bias, slope, scale and shift.
 __device__ __forceinline__ u32 staged(u32 base, int part, int tap, int local) {
   return base + part * PART_BYTES + (tap * C_BLOCK + local) * (PART * 4);
 }
-__device__ __forceinline__ void put(u32 at, const float* v) {
-  if (PART == 4)
-    sts_128(at, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
-  else
-    sts_32(at, __float_as_uint(v[0]));
+template <int N>
+struct alignas(N * 4) Floats {
+  float v[N];
+};
+template <int N>
+struct alignas(N * 2) Halfs {
+  __half v[N];
+};
+template <int N>
+__device__ __forceinline__ void load_few(const __half* at, float (&v)[N]) {
+  const Halfs<N> bits = *reinterpret_cast<const Halfs<N>*>(at);
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = __half2float(bits.v[i]);
 }
-__device__ __forceinline__ void get(u32 at, float (&v)[4]) {
-  const uint4 bits = lds_128(at);
-  v[0] = __uint_as_float(bits.x), v[1] = __uint_as_float(bits.y);
-  v[2] = __uint_as_float(bits.z), v[3] = __uint_as_float(bits.w);
+__device__ __forceinline__ void load_few(const __half* at, float (&v)[8]) { load_vec(at, v); }
+// Predicated, so that no branch stands between the pixels of a thread.
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[1]) {
+  if (VEC == 1 && ok) *static_cast<u16*>(at) = static_cast<u16>(v[0]);
+  if (VEC == 1) return;
+  asm volatile("{ .reg .pred q; setp.ne.b32 q, %2, 0;\n@q st.global.b32 [%0], %1; }" ::"l"(at), "r"(v[0]),
+               "r"(static_cast<u32>(ok))
+               : "memory");
 }
-__device__ __forceinline__ void get(u32 at, float (&v)[1]) { v[0] = __uint_as_float(lds_32(at)); }
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[2]) {
+  asm volatile("{ .reg .pred q; setp.ne.b32 q, %3, 0;\n@q st.global.v2.b32 [%0], {%1,%2}; }" ::"l"(at), "r"(v[0]), "r"(v[1]),
+               "r"(static_cast<u32>(ok))
+               : "memory");
+}
+__device__ __forceinline__ void store_if(bool ok, void* at, const u32 (&v)[4]) {
+  if (ok) stg_128(at, make_uint4(v[0], v[1], v[2], v[3]));
+}
 
-__device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
-  for (int i = threadIdx.x; i < R * S * C_BLOCK; i += THREADS) {
-    const int tap = i / C_BLOCK, local = i % C_BLOCK, channel = channel0 + local * VEC;
-    float v[VEC] = {};
-    if (channel < p.w_pitch) load_vec(p.w + tap * p.w_pitch + channel, v);
+__device__ __forceinline__ void put(u32 at, const float* v) {
+  Floats<PART> bits;
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) put(staged(base, part, tap, local), v + part * PART);
-  }
+  for (int i = 0; i < PART; ++i) bits.v[i] = v[i];
+  *static_cast<Floats<PART>*>(__cvta_shared_to_generic(at)) = bits;
+}
+__device__ __forceinline__ void get(u32 at, float (&v)[PART]) {
+  const Floats<PART> bits = *static_cast<const Floats<PART>*>(__cvta_shared_to_generic(at));
 #pragma unroll
-  for (int row = 0; row < VECTORS; ++row) {
-    if (row == 1 && ACT != ACT_PRELU) continue;
-    for (int i = threadIdx.x; i < C_BLOCK * PARTS; i += THREADS) {
-      const int channel = channel0 + i * PART;
-      const float* from = (row ? p.slope : p.bias) + channel;
+  for (int i = 0; i < PART; ++i) v[i] = bits.v[i];
+}
+
+// A thread's part of bias, slope, scale and shift, between loading and storing it.
+static_assert(C_BLOCK * PARTS <= THREADS, "a thread has one part of each vector at most");
+struct Vectors {
+  Floats<PART> held[VECTORS];
+  __device__ __forceinline__ void load(const DepthwiseParams& p, int channel0) {
+    const int i = threadIdx.x, channel = channel0 + i * PART;
+#pragma unroll
+    for (int row = 0; row < VECTORS; ++row) {
+      const float* from = row == 0 ? p.bias : p.slope;
 #if AFFINE
-      if (row > 1) from = (row == 2 ? p.scales : p.shifts) + channel;
+      if (row > 1) from = row == 2 ? p.scales : p.shifts;
 #endif
-      float v[PART] = {};
-      if (channel < p.w_pitch) {
-        if (PART == 4) {
-          const uint4 bits = ldg_128(from);
-          v[0] = __uint_as_float(bits.x), v[PART / 4] = __uint_as_float(bits.y);
-          v[PART / 2] = __uint_as_float(bits.z), v[PART - 1] = __uint_as_float(bits.w);
-        } else {
-          v[0] = *from;
-        }
-      }
-      put(staged(base, i % PARTS, R * S + row, i / PARTS), v);
+      held[row] = {};
+      if ((row != 1 || ACT == ACT_PRELU) && i < C_BLOCK * PARTS && channel < p.w_pitch)
+        held[row] = *reinterpret_cast<const Floats<PART>*>(from + channel);
     }
   }
-  __syncthreads();
+  __device__ __forceinline__ void store(u32 base) const {
+    const int i = threadIdx.x;
+    if (i >= C_BLOCK * PARTS) return;
+#pragma unroll
+    for (int row = 0; row < VECTORS; ++row) put(staged(base, i % PARTS, TAPS + row, i / PARTS), held[row].v);
+  }
+};
+
+// All loads of a turn are in flight before its first store: a block's weights come from afar once.
+__device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
+  constexpr int COUNT = TAPS * C_BLOCK, EACH = (COUNT + THREADS - 1) / THREADS, AT_ONCE = EACH < 8 ? EACH > 0 ? EACH : 1 : 8;
+  Vectors vectors;
+  vectors.load(p, channel0);
+  for (int i0 = threadIdx.x; i0 < COUNT; i0 += AT_ONCE * THREADS) {
+    Halfs<VEC> taps[AT_ONCE];
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const int i = i0 + n * THREADS, channel = channel0 + i % C_BLOCK * VEC;
+      taps[n] = {};
+      if (i < COUNT && channel < p.w_pitch)
+        taps[n] = *reinterpret_cast<const Halfs<VEC>*>(p.w + i / C_BLOCK * p.w_pitch + channel);
+    }
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const int i = i0 + n * THREADS;
+      float v[VEC];
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) v[c] = __half2float(taps[n].v[c]);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part)
+        if (i < COUNT) put(staged(base, part, i / C_BLOCK, i % C_BLOCK), v + part * PART);
+    }
+  }
+  vectors.store(base);
 }
 
+// Bias, residual and activation in FP32, one rounding.
+__device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights,
+                                              const float (&acc)[TH][OUT_W][VEC]) {
+  constexpr int WORDS = (VEC + 1) / 2;
+  float bias[VEC], slope[VEC];
+  Tail tail[VEC];
+  Watch watch;
+  u32 kept[WORDS];  // of 2 channels each: padded ones stay zero
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int known = p.k - at.channel - 2 * i;
+    kept[i] = known > 1 ? 0xffffffffu : known > 0 ? 0xffffu : 0u;
+  }
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    float v[PART] = {};
+    get(staged(weights, part, TAPS, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
+    if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
+    if (AFFINE) get(staged(weights, part, TAPS + 2, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
+    if (AFFINE) get(staged(weights, part, TAPS + 3, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
+  }
+#pragma unroll
+  for (int a = 0; a < TH; ++a) {
+    const int row = at.row + a * p.step_h;
+    if (row >= p.p) break;
+    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
+    char* to = reinterpret_cast<char*>(p.y + p.out.at(at.image, at.channel, pixel));
+    float added[OUT_W][VEC] = {};
+    if (RES) {  // the whole row before its first store, which may be to the same bytes
+      const __half* from = p.residual + p.added.at(at.image, at.channel, pixel);
+#pragma unroll
+      for (int b = 0; b < OUT_W; ++b, from += step * p.added.pixel)
+        if (at.col + b * p.step_w < p.q) load_few(from, added[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < OUT_W; ++b, to += step * p.out.pixel * 2) {
+      const bool inside = at.col + b * p.step_w < p.q;
+      float v[WORDS * 2] = {};
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
+      u32 bits[WORDS];
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+        const __half2 two = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+        bits[i] = *reinterpret_cast<const u32*>(&two) & kept[i];
+        const u32 seen = inside ? bits[i] : 0;
+        watch.see(*reinterpret_cast<const __half2*>(&seen));
+      }
+      store_if(inside, to, bits);
+    }
+  }
+  watch.report(p.nonfinite);
+}
+
+#if TENSOR
+#include "depthwise_bands.cuh"
+#elif STAGED
+#include "depthwise_staged.cuh"
+#else
 // Multiplier m > 1: output channels k..k+7 read at most 4 neighbouring input channels, all of one chunk: `shift` bits into it.
 // Pair j of outputs takes two halfs of those four, as the byte permutation `pick[j]` says.
 struct Spread {
@@ -208,13 +341,22 @@ __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& 
     }
   }
 }
+#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
   release_next_launch();
   __shared__ __align__(16) char shared[PARTS * PART_BYTES];
   const u32 weights = smem_u32(shared);
-  const Place at = place(p);
-  stage_weights(p, at.channel - at.local * VEC, weights);
+#if TENSOR
+  compute_bands(p, weights);
+#elif STAGED
+  compute_staged(p, weights);
+#else
+  const int t = threadIdx.x;
+  const Place first = first_place(p);
+  const Place at = place(p, first, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
+  stage_weights(p, first.channel, weights);
+  __syncthreads();
   wait_for_previous_launch();
   if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;
 
@@ -226,49 +368,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
     multiply<u16, Single>(p, at, weights, acc);
 #endif
   }
-
-  // Bias, residual and activation in FP32, one rounding.
-  float bias[VEC], slope[VEC];
-  Tail tail[VEC];
-#pragma unroll
-  for (int part = 0; part < PARTS; ++part) {
-    float v[PART] = {};
-    get(staged(weights, part, R * S, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
-    if (ACT == ACT_PRELU) get(staged(weights, part, R * S + 1, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
-    if (AFFINE) get(staged(weights, part, R * S + 2, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
-    if (AFFINE) get(staged(weights, part, R * S + 3, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
-  }
-#pragma unroll
-  for (int a = 0; a < TH; ++a) {
-    const int row = at.row + a * p.step_h;
-    if (row >= p.p) break;
-    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
-    const long long to = p.out.at(at.image, at.channel, pixel);
-    float added[TW][VEC] = {};
-    if (RES) {  // the whole row before its first store, which may be to the same bytes
-      const long long from = p.added.at(at.image, at.channel, pixel);
-#pragma unroll
-      for (int b = 0; b < TW; ++b)
-        if (at.col + b * p.step_w < p.q) load_vec(p.residual + from + b * step * p.added.pixel, added[b]);
-    }
-#pragma unroll
-    for (int b = 0; b < TW; ++b) {
-      if (at.col + b * p.step_w >= p.q) break;
-      float v[VEC];
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) {
-        v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
-        if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
-      }
-      store_vec(p.y + to + b * step * p.out.pixel, v, p.nonfinite);
-    }
-  }
+  finish_pixels(p, at, weights, acc);
+#endif
 }

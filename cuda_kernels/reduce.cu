@@ -19,10 +19,14 @@
 // elements. SPLIT 2: rows are groups of channels that end within vectors, or that have padding behind them: the first blocks
 // sum each channel by itself, and who normalizes a channel joins those of its group.
 //
+// HELD: rows of whole vectors of channels that a warp or a few have room for in registers. A lane holds HELD vectors, LANES
+// apart, and all of its loads are on their way before the first is needed; both passes and the result are made of these.
+//
 // Compile-time: KIND, as STATISTIC below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary
 // fastest in the order of elements (else pixels do), as they lie in memory; SPLIT; ADDED: the rows are those of a sum of two
 // tensors, which is never stored; X_F32, Y_F32 (include/types.cuh); OPS, OPERANDS, SOURCES (include/stages.cuh), of
-// normalizations.
+// normalizations; HELD, LANES, and of what is held SCALED: whether there are scale and bias, EARLY: they
+// are loaded first, for few rows, where waiting for them costs more than registers do.
 constexpr int STATISTIC = KIND;
 #undef KIND  // another thing to include/activation.cuh
 #include "stages.cuh"
@@ -33,9 +37,17 @@ constexpr int STATISTIC = KIND;
 #ifndef ADDED
 #define ADDED 0
 #endif
+#ifndef HELD
+#define HELD 0
+#define LANES 0
+#define SCALED 0
+#define EARLY 0
+#define WHOLE 0
+#endif
 
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
 static_assert(!SPLIT || STATISTIC == STANDARD, "only sums about a mean are joined from parts");
+static_assert(!HELD || (VEC == 8 && MIX && !SPLIT && !X_F32 && !Y_F32), "vectors of one row, which no other block reads");
 static_assert(SPLIT != 2 || !MIX, "channels that are summed by themselves");
 constexpr int SLOTS = MIX ? 1 : VEC;  // rows that a thread carries side by side
 constexpr bool SHIFTED = STATISTIC >= LOG_SUM_EXP, NORMALIZES = STATISTIC >= SOFTMAX;
@@ -88,12 +100,20 @@ __device__ __forceinline__ float term(float x, float first) {
   return STATISTIC == STANDARD || STATISTIC == INV_STD ? (x - first) * (x - first) : __expf(x - first);
 }
 
+// An index along an axis of `size`, taken off `i`. Divisions are slow, and most axes are of size 1.
+__device__ __forceinline__ int taken_off(unsigned& i, unsigned size) {
+  if (size == 1) return 0;
+  const unsigned others = i / size, at = i - others * size;
+  i = others;
+  return at;
+}
+
 __device__ __forceinline__ Place taken_apart(unsigned i, const Place& size) {
   Place at;
-  if (C_FAST) at.channel = i % size.channel, i /= size.channel;
-  at.column = i % size.column, i /= size.column;
-  at.row = i % size.row, i /= size.row;
-  if (!C_FAST) at.channel = i % size.channel, i /= size.channel;
+  if (C_FAST) at.channel = taken_off(i, size.channel);
+  at.column = taken_off(i, size.column);
+  at.row = taken_off(i, size.row);
+  if (!C_FAST) at.channel = taken_off(i, size.channel);
   at.image = i;
   return at;
 }
@@ -127,13 +147,14 @@ struct Share {
 };
 
 __device__ __forceinline__ Share share_of(const ReduceParams& p, int block, int part, int parts) {
-  const int per_block = 256 / p.lanes;
+  const int lanes = HELD ? LANES : p.lanes, per_block = (HELD ? blockDim.x : 256) / lanes;
+  const bool neighbours = HELD || p.lane_step == 1;
   Share mine;
-  mine.lane = p.lane_step == 1 ? threadIdx.x % p.lanes : threadIdx.x / per_block;
-  mine.index = block * per_block + (p.lane_step == 1 ? threadIdx.x / p.lanes : threadIdx.x % per_block);
+  mine.lane = neighbours ? threadIdx.x % lanes : threadIdx.x / per_block;
+  mine.index = block * per_block + (neighbours ? threadIdx.x / lanes : threadIdx.x % per_block);
   mine.works = mine.index < p.rows;
   mine.row = taken_apart(mine.works ? mine.index : 0, p.kept);
-  mine.first = part * p.lanes + mine.lane, mine.step = parts * p.lanes;
+  mine.first = part * lanes + mine.lane, mine.step = parts * lanes;
   return mine;
 }
 
@@ -333,14 +354,20 @@ __device__ __forceinline__ void store_statistic(const ReduceParams& p, const Sha
   store_vec(p.y + p.out.at(at), v, p.nonfinite);
 }
 
+// The second statistic as `normalized` takes it.
+__device__ __forceinline__ float divisor(const ReduceParams& p, float second) {
+  if (STATISTIC == STANDARD) return rsqrtf(second / p.count + p.epsilon);
+  return STATISTIC == SOFTMAX ? 1.f / second : logf(second);
+}
+__device__ __forceinline__ float normalized(float x, float first, float second) {
+  if (STATISTIC == STANDARD) return (x - first) * second;
+  return STATISTIC == SOFTMAX ? __expf(x - first) * second : x - first - second;
+}
+
 // Stores the thread's elements of a row, normalized.
 __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Share& mine, Statistics& of) {
 #pragma unroll
-  for (int j = 0; j < SLOTS; ++j) {
-    if (STATISTIC == SOFTMAX) of.second[j] = 1.f / of.second[j];
-    if (STATISTIC == LOG_SOFTMAX) of.second[j] = logf(of.second[j]);
-    if (STATISTIC == STANDARD) of.second[j] = rsqrtf(of.second[j] / p.count + p.epsilon);
-  }
+  for (int j = 0; j < SLOTS; ++j) of.second[j] = divisor(p, of.second[j]);
   for (unsigned e = mine.first; e < p.elements; e += mine.step) {
     const Place at = place(p, mine.row, e);
     float x[VEC] = {};
@@ -352,10 +379,7 @@ __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Sh
         x[j] = 0.f;  // padding
         continue;
       }
-      const float first = of.first[MIX ? 0 : j], second = of.second[MIX ? 0 : j];
-      if (STATISTIC == SOFTMAX) x[j] = __expf(x[j] - first) * second;
-      if (STATISTIC == LOG_SOFTMAX) x[j] = x[j] - first - second;
-      if (STATISTIC == STANDARD) x[j] = (x[j] - first) * second;
+      x[j] = normalized(x[j], of.first[MIX ? 0 : j], of.second[MIX ? 0 : j]);
       if (STATISTIC == STANDARD && p.scale) x[j] = x[j] * p.scale[i + j * p.per_vector] + p.bias[i + j * p.per_vector];
     }
 #if SOURCES
@@ -365,9 +389,19 @@ __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Sh
   }
 }
 
+#if HELD
+#include "held.cuh"
+#endif
+
 // Two blocks of an SM at least: of itself the compiler aims at more, and spills what the groups of eight channels need.
-extern "C" __global__ void __launch_bounds__(256, SPLIT == 2 ? 2 : 1) reduce(const __grid_constant__ ReduceParams p) {
+// Rows in registers: as many blocks as those leave room for.
+constexpr int BLOCKS = !HELD ? (SPLIT == 2 ? 2 : 1) : EARLY || SOURCES ? 2 : HELD > 3 || ADDED ? 3 : HELD > 2 ? 4 : 5;
+
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) reduce(const __grid_constant__ ReduceParams p) {
   release_next_launch();
+#if HELD
+  reduce_held(p);
+#else
   __shared__ float room[SLOTS + (SPLIT > 0)][256];
   Statistics of;
 #if SPLIT
@@ -390,4 +424,5 @@ extern "C" __global__ void __launch_bounds__(256, SPLIT == 2 ? 2 : 1) reduce(con
     store_normalized(p, mine, of);
   else
     store_statistic(p, mine, of);
+#endif
 }

@@ -15,7 +15,7 @@ from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
 from tactics.reason import Candidates, Reason, unsupported
 from tactics.step import linear
-from tactics.tactic import Only, Patch, Tactic, Tile, tactic_of
+from tactics.tactic import Only, Parts, Patch, Tactic, Tile, tactic_of
 
 Rejection = tuple[Tactic | str, Reason]
 
@@ -107,7 +107,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     return any(tactic in at_edges(t, *around) for t in able if t.tile == tactic.tile)
 
 
-def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
+def _base(tile: Tile | Patch | Parts | None) -> Tile | Patch | Parts | None:
     """A tile without what splits K."""
     return tile.whole if isinstance(tile, Tile) else tile
 
@@ -118,6 +118,6 @@ def _single(problem: Problem, dtypes: tuple[str, ...]) -> frozenset[Tactic]:
 
 
 @lru_cache(maxsize=4096)
-def _of_tile(problem: Problem, device: Device, family: ModuleType, tile: Tile | Patch | None) -> tuple[Tactic, ...]:
+def _of_tile(problem: Problem, device: Device, family: ModuleType, tile: Tile | Patch | Parts | None) -> tuple[Tactic, ...]:
     found = family.candidates(problem, device, only=tile) if tile else family.candidates(problem, device)
     return tuple(t for t, reason in found if not reason)

@@ -45,8 +45,8 @@ GEMM = frozenset(Feature) - {Feature.MAX_POOL}
 class Kernel:
     """`family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: where some are FP32.
 
-    `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, or none; `mark`: its instruction in a
-    tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
+    `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, "parts" of images, or none; `mark`: its
+    instruction in a tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
     chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
     its tensors may lie inside others. `tables`: sections that follow from the problem alone. `sm`: the one architecture
@@ -57,7 +57,7 @@ class Kernel:
     family: str
     problems: tuple[type[Problem], ...] = ()
     fp32: tuple[type[Problem], ...] = ()
-    tile: Literal["", "tile", "patch"] = ""
+    tile: Literal["", "tile", "patch", "parts"] = ""
     mark: str = ""
     supports: frozenset[Feature] = NOTHING
     any_input: bool = False
@@ -118,7 +118,7 @@ ROWS = (
            fp32_output="linear", tables=True),
     Kernel("matmul", "matmul", (MatmulProblem,), placed=False),
     Kernel("matmul_fp32", "matmul", (), (MatmulProblem,), placed=False),
-    Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), placed=False),
+    Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), (), "parts", placed=False),
     Kernel("attention", "attention.tokens", (AttentionProblem,)),
     Kernel("cross_covariance", "attention.channels", (AttentionProblem,)),
     Kernel("library", "array_function", (LibraryProblem,), placed=False),

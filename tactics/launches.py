@@ -51,10 +51,10 @@ def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:
     """Tactics of a problem with the same key have the same packed weights: those of a kernel whose tables and sizes agree, and
     with depth-to-space, which decides the order of rows, those of one output format; a strip of boxes has an order of K of its
-    own, and a stem's rows follow its output and its warps' tiles."""
+    own, a stem with vectors as output one of rows for the rows of a warp."""
     found = {name: array.tobytes() for name, array in tables(problem, tactic).items()}
-    rows: Hashable = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
+    rows = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
     box = isinstance(tactic.tile, Tile) and bool(tactic.tile.box)
-    if tactic.kernel == "conv_stem":
-        rows = linear(tactic.out) or tactic.gemm.m // tactic.gemm.warps_m
-    return tactic.kernel, rows, box, tuple(section_bytes(problem, tactic).items()), tuple(found.items())
+    stem = tactic.kernel == "conv_stem" and not linear(tactic.out)
+    warp = tactic.gemm.m // tactic.gemm.warps_m if stem else 0
+    return tactic.kernel, rows, box, warp, tuple(section_bytes(problem, tactic).items()), tuple(found.items())

@@ -38,7 +38,6 @@ SPARSE_BYTES = 9 / 16  # of the dense weights: half of the values, two bits of m
 FEW_WARPS = 0.7
 ROUNDING = 4.0  # of max(a, b) as a norm of this order: two limits that meet cost 2 ** (1 / 4) of one
 TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
-KEPT = 0.7, 1.2  # shares of L2 up to which all, and from which nothing, of what is cycled through stays there
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,5 +167,5 @@ def _norm(a: Floats, b: Floats) -> Floats:
 
 
 def _missed(footprint: Floats, device: Device) -> Floats:
-    low, high = KEPT
+    low, high = rates(device).kept
     return np.clip((footprint / device.l2_bytes - low) / (high - low), 0, 1)

@@ -64,7 +64,8 @@ def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
     moved = moved_us(device, counts.read, counts.written, counts.weights)
     parts = {name: counts.untimed * us for name, us in (*moved.items(), *counts.limits.items())}
-    launch = device.launch_us * counts.launches + (rates(device).sparse_us if counts.sparse else 0.0)
+    r = rates(device)
+    launch = (device.launch_us - r.early_us) * counts.launches + (r.sparse_us if counts.sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
     total = launch + together(parts.values())
     return {
@@ -75,10 +76,20 @@ def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     }
 
 
+PARTITIONS, PIECE = 4, 256  # of an SM's register file, and the registers that a warp is given at a time
+
+
 def resident(device: Device, threads: int, registers: int, smem: int) -> int:
-    """Blocks that an SM holds at a time, by their threads, the registers of a thread and the bytes of shared memory."""
-    by_smem, by_registers = device.smem_per_sm // (smem + 1024), device.regs_per_sm // (threads * registers)
-    return max(1, min(by_smem, device.max_threads_per_sm // threads, by_registers, device.max_blocks_per_sm))
+    """Blocks that an SM holds at a time, by their threads, the registers of a thread and the bytes of shared memory. A warp's
+    registers are of one of the SM's four partitions, in pieces of 256 (CUDA's occupancy calculator, sm_80 and newer).
+
+    >>> resident(device, threads=144, registers=183, smem=0)  # two warps of 23 x 256 in each partition are one block of five
+    1
+    """
+    warps, of_warp = math.ceil(threads / 32), math.ceil(32 * registers / PIECE) * PIECE
+    by_registers = PARTITIONS * (device.regs_per_sm // PARTITIONS // of_warp) // warps
+    by_smem = device.smem_per_sm // (smem + 1024)
+    return max(1, min(by_smem, device.max_threads_per_sm // (32 * warps), by_registers, device.max_blocks_per_sm))
 
 
 def rounds_us(
@@ -96,11 +107,15 @@ def together(limits: Iterable[float]) -> float:
     return sum(x**ROUNDING for x in limits) ** (1 / ROUNDING)
 
 
-def moved_us(device: Device, read: float, written: float, weights: float = 0.0) -> dict[str, float]:
-    """Activations come from L2 while they fit in half of it, weights always from DRAM: of kernels with weights at the rate of
-    a library's products, which is below that of a copy."""
+def moved_us(
+    device: Device, read: float, written: float, weights: float = 0.0, kept: tuple[float, float] | None = None
+) -> dict[str, float]:
+    """Weights come from DRAM, of activations a share that grows with what they fill of L2, between the limits `kept` (without,
+    those of the device's rates): of kernels with weights at the rate of a library's products, which is below that of a copy."""
     r = rates(device)
-    moved = weights + (read + written if read + written > device.l2_bytes / 2 else 0)
+    low, high = kept or r.kept
+    missed = min(1.0, max(0.0, ((read + written) / device.l2_bytes - low) / (high - low)))
+    moved = weights + (read + written) * missed
     share = r.library.dram_share if weights else r.dram_share
     return {"dram": moved / (device.dram_gbps * 1e3 * share), "l2": (read + written + weights) / (r.l2 * device.clock_mhz)}
 

@@ -61,16 +61,30 @@ class Tile(Hashed):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Patch(Hashed):
-    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
+    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw. `mma`:
+    on tensor cores, where a thread computes two of these."""
 
     channels: int
     h: int
     w: int
     th: int
     tw: int
+    mma: bool = False
 
     def __str__(self) -> str:
-        return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}"
+        return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}{'_mma' * self.mma}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Parts(Hashed):
+    """Of squeeze-excite: the blocks of an image, `slices` of its channels times `runs` of its pixels; as a `cluster` or not."""
+
+    slices: int
+    runs: int
+    cluster: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.slices}x{self.runs}{'_cluster' * self.cluster}"
 
 
 def _tile(found: re.Match) -> Tile:
@@ -83,7 +97,9 @@ def _tile(found: re.Match) -> Tile:
 
 
 changed = lru_cache(maxsize=16384)(replace)  # of a tile: one object for all problems
-Only = Tile | Patch | Literal["sparse"] | None  # of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all
+Only = (
+    Tile | Patch | Parts | Literal["sparse"] | None
+)  # of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all
 
 
 def restrict(kernel: str, tiles: tuple, only: Only) -> tuple:
@@ -97,7 +113,7 @@ TILED = (
     r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)"
     r"(?:_b(\d+)x(\d+)x(\d+))?(_pingpong)?(?:_c(\d+)x(\d+)x(\d+))?(?:_p(\d+))?(?:_k(\d+))?(?:_stream(\d+))?)?"
 )
-TILES = {"tile": Tile, "patch": Patch, "": type(None)}
+TILES = {"tile": Tile, "patch": Patch, "parts": Parts, "": type(None)}
 
 
 @dataclass(frozen=True, order=True)
@@ -105,7 +121,7 @@ class Tactic(Hashed):
     """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
 
     kernel: str
-    tile: Tile | Patch | None
+    tile: Tile | Patch | Parts | None
     ins: tuple[Format, ...]
     out: Format
 
@@ -135,6 +151,13 @@ class Tactic(Hashed):
         return self.tile
 
     @property
+    def parts(self) -> Parts:
+        """How blocks share an image. Raises TypeError for another kernel than squeeze-excite's."""
+        if not isinstance(self.tile, Parts):
+            raise TypeError(f"{self.kernel} has no parts of images")
+        return self.tile
+
+    @property
     def sparse(self) -> bool:
         return self.kernel in SPARSE
 
@@ -145,13 +168,17 @@ class Tactic(Hashed):
     def parse(name: str) -> Tactic:
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
-        patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)", head)
+        patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
+        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster)?", head)
         found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
-            tile: Tile | Patch | None = None
+            tile: Tile | Patch | Parts | None = None
             if patch:
-                kernel, tile = patch[1], Patch(*map(int, patch.groups()[1:]))
+                channels, h, w, th, tw = map(int, patch.groups()[1:6])
+                kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
+            elif parts:
+                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]))
             elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:
@@ -166,6 +193,6 @@ class Tactic(Hashed):
 
 
 @lru_cache(maxsize=1 << 17)
-def tactic_of(kernel: str, tile: Tile | Patch | None, ins: tuple[Format, ...], out: Format) -> Tactic:
+def tactic_of(kernel: str, tile: Tile | Patch | Parts | None, ins: tuple[Format, ...], out: Format) -> Tactic:
     """One object for all problems: a network at two batches has most of its tactics in common."""
     return Tactic(kernel, tile, ins, out)

@@ -319,7 +319,7 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     "grouped_tail": conv_case(2, 36, 9, 7, 36, 3, 3, **SAME, groups=6, act=PRELU, **TAILS[""]),
     "stem_tail": conv_case(1, 3, 20, 21, 33, 3, 3, (2, 2), (1, 1, 1, 1), bias=True, act=PRELU, **TAILS[""]),
     "squeeze_excite": SqueezeExciteProblem(
-        PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
+        PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
     ),
 }
 # fmt: on

@@ -10,14 +10,12 @@ it has one of the functions that take it. Files with tests marked `gpu` or `driv
 """
 
 import ast
-import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.hardware import read
 from cuda_kernels.device import ARCHITECTURES, named
 from gpu_runtime.doctor.cases import cases
 from tactics.candidates import base_runner, candidates
@@ -109,12 +107,14 @@ def cell(files: list[str]) -> str:
     return ", ".join(f"`{f}`" for f in files[:MOST]) + more if files else "none"
 
 
-def hardware() -> str:
-    """The GPUs that `make gpu` has run on, by what it wrote; the emulated driver is none."""
+def hardware(kernel: str = "") -> str:
+    """The GPUs whose `doctor` results are kept, with a family's cases that were right; the emulated driver is no GPU."""
     found = []
-    for path in sorted((ROOT / "benchmarks" / "results").rglob("networks.json")):
-        with contextlib.suppress(ValueError):  # refused: it is no hardware's
-            found.append(str(read(path)["device"]))
+    for path in sorted((ROOT / "benchmarks" / "results").rglob("doctor.json")):
+        kept = json.loads(path.read_bytes())
+        if not kept["emulated"]:
+            of = [f" {f['right']} of {f['cases']}" for f in kept["families"] if f["kernel"] == kernel]
+            found += [kept["device"]["title"] + text for text in (of if kernel else [""])]
     return ", ".join(dict.fromkeys(found)) or "not yet"
 
 
@@ -140,7 +140,7 @@ def families(files: list[Seen]) -> Iterator[str]:
         names = (kernel, ALL_CASES, *([ALL_PROBLEMS] if problems else []))
         here, driven = (taking(able, names, on_driver) for on_driver in (False, True))
         tried = sum(c.kernel == kernel for c in examined)
-        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {noticed(kernel)} | {driven} | {hardware()} |"
+        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {noticed(kernel)} | {driven} | {hardware(kernel)} |"
 
 
 def noticed(kernel: str) -> str:

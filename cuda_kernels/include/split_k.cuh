@@ -98,19 +98,27 @@ __device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& sha
   if (lds_32(smem) != static_cast<u32>(last_block - first_block)) return false;
   __threadfence();
   if (THREAD == 0) p.counters[share.tile * many + which] = 0;
+  // Pieces at a time: of one after the other each would wait for L2 by itself.
+  constexpr int AT_ONCE = 8;
 #pragma unroll
-  for (int i = 0; i < I; ++i)
+  for (int first = 0; first < I * J; first += AT_ONCE) {
+    float sums[AT_ONCE][4] = {};
+    for (int block = first_block; block <= last_block; ++block) {
+      const char* from = part(block) + first * THREADS * 16;
+      uint4 bits[AT_ONCE];
 #pragma unroll
-    for (int j = 0; j < J; ++j) {
-      float sum[4] = {};
-      for (int block = first_block; block <= last_block; ++block) {
-        const uint4 bits = ldg_128_cg(part(block) + (i * J + j) * THREADS * 16);
-        sum[0] += __uint_as_float(bits.x), sum[1] += __uint_as_float(bits.y);
-        sum[2] += __uint_as_float(bits.z), sum[3] += __uint_as_float(bits.w);
+      for (int k = 0; k < AT_ONCE && first + k < I * J; ++k) bits[k] = ldg_128_cg(from + k * THREADS * 16);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE && first + k < I * J; ++k) {
+        sums[k][0] += __uint_as_float(bits[k].x), sums[k][1] += __uint_as_float(bits[k].y);
+        sums[k][2] += __uint_as_float(bits[k].z), sums[k][3] += __uint_as_float(bits[k].w);
       }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[i][j][e] = sum[e];
     }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE && first + k < I * J; ++k)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[(first + k) / J][(first + k) % J][e] = sums[k][e];
+  }
 #endif
   return true;
 }

@@ -10,6 +10,8 @@
 //   CLUSTER 2, CLUSTER_N 1   blocks have tiles side by side in M: each copies half of the pixels to both
 //   CLUSTER 2, CLUSTER_N 2   in N: each copies half of the weights to both
 //   CLUSTER_K                so many blocks share K of one tile, and sum through each other's shared memory (SPLIT is 1)
+// RES_AHEAD   1: all of a tile's residual is copied before its products, each part to a staging tile of its own; 0: there is one,
+//             to which a part's residual comes when it is stored
 //
 // K is (tap; input channel), and a stage has 64 channels of one tap: what lies past the last channel, or outside of the image, is
 // zero, as TMA has it. Blocks go on from tile to tile (include/split_k.cuh).
@@ -26,6 +28,9 @@
 #include "bulk.cuh"
 #include "grouped.cuh"
 #include "wgmma.cuh"
+#ifndef RES_AHEAD
+#define RES_AHEAD 0
+#endif
 
 constexpr int M64 = TILE_M / 64, OWN = M64 / (PINGPONG ? 1 : TEAMS);  // 64 rows each: of a tile, of a warpgroup
 constexpr int TILE_NT = TILE_N / 8, PARTS = TILE_N / BN;
@@ -36,6 +41,9 @@ constexpr int IMAGE_BYTES = STAGE_PIXELS / IMAGES * 128, TAP_BYTES = BOX_COLS * 
 constexpr int TILE_TEAMS = PINGPONG ? 1 : TEAMS;  // that store a tile
 constexpr int OTHERS_TURN = 1 + TEAMS;            // the first barrier behind those of sync_threads
 constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;    // blocks that have the same pixels; CLUSTER_N: the same weights
+constexpr int STORED = (PARTS + CLUSTER_K - 1) / CLUSTER_K;  // parts of 64 rows that a block stores
+constexpr int STAGINGS = RES_AHEAD ? OWN * STORED : 1;       // staging tiles of a warpgroup
+constexpr int TABLES = RES_AHEAD ? 2 * PARTS : 1;            // of pixels, in y and then in the residual
 
 static_assert(BK == 64, "a pixel's row is 128 bytes, a pattern of the swizzle 8 of them");
 static_assert(WGMMA && BM == 64 && THREADS == 128 && TILE_N % BN == 0, "a warpgroup stores 64 rows at a time");
@@ -44,6 +52,7 @@ static_assert(TAPS == 1 || (TILE_N == BOX_IMAGES * BOX_N && BOX_COLS % 8 == 0), 
 static_assert(STAGE_PIXELS / CLUSTER_M % 8 == 0, "each block copies whole patterns");
 static_assert(TAPS == 1 || CLUSTER_M == 1 || (IMAGES == 1 && (BOX_ROWS + TAPS - 1) % CLUSTER_M == 0), "and whole rows of a box");
 static_assert(CLUSTER_K == 1 || (CLUSTER == 1 && SPLIT == 1 && !PINGPONG), "each block of the cluster has one share");
+static_assert(!RES_AHEAD || (RES && !OUT_LINEAR && (!SPLIT || CLUSTER_K > 1)), "vectors of a tile that is sure to be stored");
 static_assert(!IN_LINEAR && !PRO && !GATE && !NORM, "pixels go from memory to tensor cores as they are");
 
 // The first of 64 channels, and the number of the columns' tile, of a share in this block.
@@ -95,12 +104,12 @@ __device__ __forceinline__ Share after(const ConvParams& p, const Share& share) 
 //   Product(p, m64, share)                    begins to load what goes to registers instead
 //   multiply(ring, turn, first, count, acc)   adds the products of `count` stages from `turn` on, and leaves all but the last;
 //                                             `first`: of the tile's 64 rows, where the warpgroup's begin
-// Behind all stages: of each warpgroup the part of the tile that it stores, and the table of where its pixels lie; barriers.
+// Behind all stages: of each warpgroup the parts of the tile that it stores, and the tables of where pixels lie; barriers.
 template <class Product>
 struct Ring {
   static constexpr int B_AT = M64 * TAPS * Product::ARRIVING, BYTES = B_AT + STAGE_PIXELS * 128;
-  static constexpr int STAGING_AT = STAGES * BYTES, TABLE_AT = STAGING_AT + TEAMS * STAGING_BYTES;
-  static constexpr int FULL_AT = TABLE_AT + TEAMS * ROW_TABLE_BYTES, EMPTY_AT = FULL_AT + STAGES * 8;
+  static constexpr int STAGING_AT = STAGES * BYTES, TABLE_AT = STAGING_AT + TEAMS * STAGINGS * STAGING_BYTES;
+  static constexpr int FULL_AT = TABLE_AT + TEAMS * TABLES * ROW_TABLE_BYTES, EMPTY_AT = FULL_AT + STAGES * 8;
   static constexpr int WARPS_READING = 4 * TILE_TEAMS * CLUSTER;  // which leave a stage
   static_assert(B_AT % 1024 == 0, "pixels begin at a pattern of the swizzle");
   static_assert(CLUSTER_K == 1 || TILE_M * TILE_N * 4 <= STAGING_AT, "all of a tile's sums fit over the stages");
@@ -214,12 +223,57 @@ __device__ __forceinline__ void sum_of_cluster(const Ring<Product>& ring, int i,
   }
 }
 
+// Whether this block stores that part of the tile's 64 rows from m0 on.
+__device__ __forceinline__ bool is_stored(const ConvParams& p, const Origin& tile, int m0, int part, int rank) {
+  const bool none = TAPS == 1 && tile.column * TILE_N + part * BN >= p.n * p.p * p.q;
+  return m0 < output_rows(p) && !none && part % CLUSTER_K == rank * (CLUSTER_K > 1);
+}
+// What a warpgroup stores of 64 rows, the i-th of its own, from this staging tile on.
+__device__ __forceinline__ u32 staging_of(u32 staging, int i, int part) {
+  return staging + (RES_AHEAD ? i * STORED + part / CLUSTER_K : 0) * STAGING_BYTES;
+}
+
+// Begins to copy the residual of all that the warpgroup stores of a tile, whose rows begin at m0. Tables first, y's for the stores:
+// all copies' places are known before the first one is made, for no load of shared memory passes a copy that may write there.
+__device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 staging, u32 tables, const Origin& tile,
+                                                    const Corner& box, int m0, int rank) {
+  constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS, TIMES = BN / PIXELS;  // of 16 bytes; at a time
+  sync_threads();  // the last tile's stores have read all of this
+  for (int n = THREAD; n < TILE_N; n += THREADS) {
+    const int offset = tile_offset(p, tile.column, box, n);
+    sts_32(tables + n * 4, offset);
+    sts_32(tables + (TILE_N + n) * 4, residual_offset(p, offset));
+  }
+  sync_threads();
+  const int m = THREAD % ROW_CHUNKS * 8, first = THREAD / ROW_CHUNKS;
+#pragma unroll 1
+  for (int part = 0; part < PARTS; ++part) {
+    int offsets[TIMES];
+#pragma unroll
+    for (int k = 0; k < TIMES; ++k) offsets[k] = lds_32(tables + (TILE_N + part * BN + first + k * PIXELS) * 4);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      const int row = m0 + i * 64 + m;
+      const bool real = row < output_rows(p);
+      const __half* from = p.residual + (real ? row_offset<true>(p, row) : 0);
+      if (!is_stored(p, tile, m0 + i * 64, part, rank)) continue;
+#pragma unroll
+      for (int k = 0; k < TIMES; ++k) {
+        const bool ok = real && offsets[k] >= 0;
+        cp_async_16(staged(staging_of(staging, i, part), m, first + k * PIXELS), from + (ok ? offsets[k] : 0), ok ? 16 : 0);
+      }
+    }
+  }
+  cp_async_commit();
+}
+
 // The products of a warpgroup, and its stores.
 template <class Product>
 __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<Product>& ring) {
   const int team = threadIdx.x / THREADS, rank = CLUSTER * CLUSTER_K > 1 ? cluster_rank() : 0;
   const int first = PINGPONG ? 0 : team * OWN;  // of the tile's 64 rows
-  const u32 staging = ring.smem + ring.STAGING_AT + team * STAGING_BYTES, table = ring.smem + ring.TABLE_AT + team * ROW_TABLE_BYTES;
+  const u32 staging = ring.smem + ring.STAGING_AT + team * STAGINGS * STAGING_BYTES;
+  const u32 tables = ring.smem + ring.TABLE_AT + team * TABLES * ROW_TABLE_BYTES;
   u32 turn = 0;
   int number = 0;
   bool begun = false;
@@ -235,6 +289,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     Product product(p, tile.m64 + first, share);
     if (!begun) wait_for_previous_launch();
     begun = true;
+    if (RES_AHEAD) copy_residual_ahead(p, staging, tables, tile, box, (tile.m64 + first) * 64, rank);
     // A stage's barrier tells two phases apart, not three: nobody waits for a tile while the one before it is not all there.
     if (PINGPONG && number) wait_for_other_warpgroup(OTHERS_TURN + team);
     float acc[OWN][TILE_NT][4] = {};
@@ -255,15 +310,16 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
       const int m0 = (tile.m64 + first + i) * 64;
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
-        const bool none = TAPS == 1 && tile.column * TILE_N + part * BN >= p.n * p.p * p.q;
-        if (m0 >= output_rows(p) || none || part % CLUSTER_K != rank * (CLUSTER_K > 1)) continue;
+        if (!is_stored(p, tile, m0, part, rank)) continue;
         float sums[MT][NT][4];
         if (CLUSTER_K > 1) sum_of_cluster(ring, i, part, sums);
 #pragma unroll
         for (int j = 0; j < NT && CLUSTER_K == 1; ++j)
 #pragma unroll
           for (int e = 0; e < 4; ++e) sums[0][j][e] = acc[i][part * NT + j][e];
-        epilogue(p, sums, staging, table, m0, [&](int n) { return tile_offset(p, tile.column, box, part * BN + n); });
+        const u32 table = tables + RES_AHEAD * part * ROW_TABLE_BYTES;
+        const auto offset_of = [&](int n) { return tile_offset(p, tile.column, box, part * BN + n); };
+        epilogue<RES_AHEAD * BN>(p, sums, staging_of(staging, i, part), table, m0, offset_of);
       }
     }
   }

@@ -13,7 +13,7 @@ from tactics.families import table
 from tactics.kernels import KERNELS, ROWS
 from tactics.problems.problem import Problem
 from tactics.step import linear
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Patch, Tactic, Tile
 
 # Kernel -> the problems that its family has for it; the first is run with every tile, the others with the smallest and the
 # largest, and with tiles that those before do not have.
@@ -93,7 +93,9 @@ def _shares_k(tactic: Tactic) -> tuple[bool, bool]:
 
 def _size(tactic: Tactic) -> int:
     tile = tactic.tile
-    return 0 if tile is None else tile.m * tile.n if isinstance(tile, Tile) else tile.h * tile.w * tile.channels
+    if isinstance(tile, Patch):
+        return tile.h * tile.w * tile.channels
+    return tile.m * tile.n if isinstance(tile, Tile) else 0
 
 
 def kernels_of(found: Iterable[Case]) -> tuple[str, ...]:

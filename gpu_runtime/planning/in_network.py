@@ -32,7 +32,6 @@ from tactics.kernels import KERNELS
 from tactics.measure import faults
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
-from tactics.sampling.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
@@ -46,7 +45,6 @@ TURN_S, EMULATED_TURN_S = 0.2, 0.002  # of GPU time, of one plan before the othe
 SAMPLE_US = 500.0  # of replays between two events
 LEAST_SAMPLES = 4  # of a turn
 PROFILES = 20  # runs, each layer between two events
-AHEAD = 1.3  # times what the host takes to queue a run, the GPU is busy before it
 
 
 class Running:
@@ -95,10 +93,8 @@ class Running:
     def _layers(self) -> list[float]:
         """The microseconds of each layer in its place. An event between two of them takes time as well, the same at each: as
         much as the median layer takes longer than alone."""
-        gpu, layers = self._context.gpu, self.engine.plan.layers
-        assert isinstance(gpu, Cuda)
-        busy = Stopwatch(gpu)
-        rows = self._context.profile(self._inputs, PROFILES, lambda queued_us: busy.delay(AHEAD * queued_us))
+        layers = self.engine.plan.layers
+        rows = self._context.profile(self._inputs, PROFILES)
         found = [statistics.median(row) for row in zip(*rows, strict=True)]
         longer = [us - layer.time_us for us, layer in zip(found, layers, strict=True) if layer.tactic is not None]
         extra = statistics.median(longer) if longer else 0.0

@@ -2,8 +2,10 @@
 
 Prediction: a block costs the largest of
 
-    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM
-    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock
+    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM where enough warps fit
+    tensor    of tensor cores: products of 16 pixels of a row with a band matrix, zeros included
+    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; where the
+              patch is copied to shared memory, that and what warps load from there
     l2        bytes its patch covers, halo included, at the SM's share of L2 bandwidth
 
 plus its latency (a thread waits once per input row), which other resident blocks hide.
@@ -21,14 +23,18 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channe
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2
+from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
 from tactics.tactic import Only, Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
+# Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
+STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY = 0.8
+ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most and by each resident warp: so H200 measures
 L1_BYTES_PER_CLK = 128
+# Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
+COPY_INSTRUCTIONS = 150
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
 
@@ -37,13 +43,24 @@ EPILOGUE_CLK = 300
 # fmt: off
 VECTOR_PATCHES = tuple(
     Patch(*t)
+    for t in ((64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4))
+)
+# Whose blocks bring their patch of input to shared memory first: many small tiles, of few channels each, so that a thread needs
+# few registers.
+STAGED_PATCHES = tuple(
+    Patch(*t)
     for t in (
-        (64, 7, 7, 1, 7), (64, 8, 8, 2, 4), (64, 14, 14, 2, 7), (16, 16, 16, 2, 4), (32, 16, 16, 2, 4), (64, 16, 16, 2, 4),
-        (32, 16, 16, 4, 4), (16, 24, 24, 2, 4), (32, 24, 24, 2, 4), (16, 28, 28, 2, 4), (32, 28, 28, 2, 7), (16, 32, 32, 2, 4),
-        (32, 32, 32, 4, 4),
+        (64, 7, 7, 1, 7), (32, 8, 8, 2, 4), (32, 14, 14, 2, 7), (32, 16, 16, 2, 8),
+        (16, 28, 28, 4, 7), (64, 14, 14, 2, 7),
     )
 )
+# Of tensor cores: a warp has 8 channels of 16 threads' tiles, which are 8 wide and as high as registers allow.
+TENSOR_PATCHES = tuple(
+    Patch(*t, mma=True)
+    for t in ((16, 28, 32, 4, 8), (16, 32, 32, 4, 8), (16, 28, 32, 2, 8), (16, 16, 32, 2, 8), (32, 14, 16, 2, 8))
+)
 # fmt: on
+HWC_PATCHES = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES
 # A linear image is read along its rows: wide patches waste least of a row's first and last sector.
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
@@ -67,7 +84,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
+        for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
             yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
@@ -75,28 +92,43 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     """Why this patch cannot or should not run, or an empty string."""
-    patch, vec = tactic.patch, vector(tactic)
+    patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
+    if patch.mma and p.r > 7:
+        return f"tensor cores take filters of at most 7 rows, not {p.r}"
+    if (patch.mma or staged(tactic)) and p.k > p.c:
+        return f"input in shared memory needs one output channel of each input channel, not {p.k // p.c}"
     if columns > 32:
         return f"a thread's window has {columns} columns, at most 32 are supported"
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
+    if (whole := smem + patch_bytes(p, tactic)) > device.smem_per_block:
+        return f"needs {whole} bytes of shared memory, a block has at most {device.smem_per_block}"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
-    if vec == 8 and limit < math.inf and halo(p, patch) > limit:
+    if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
+        limit = 4 * limit - 3
+    if limit < math.inf and not linear(tactic.ins[0]) and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
 
 def vector(tactic: Tactic) -> int:
     """Channels per access."""
+    if staged(tactic):
+        return 4 if tactic.patch.th * tactic.patch.tw <= 8 else 2
     return 1 if linear(tactic.ins[0]) else 8
+
+
+def staged(tactic: Tactic) -> bool:
+    return tactic.patch in STAGED_PATCHES
 
 
 def threads(tactic: Tactic) -> int:
     t = tactic.patch
-    return t.channels // vector(tactic) * (t.h // t.th) * (t.w // t.tw)
+    spots = (t.h // t.th) * (t.w // t.tw)
+    return t.channels // vector(tactic) * (32 * math.ceil(spots / 16) if t.mma else spots)
 
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -140,16 +172,60 @@ def halo_limit(p: ConvProblem) -> float:
 
 
 def _smem(p: ConvProblem, tactic: Tactic) -> int:
-    """Static shared memory as the kernel lays it out: taps, bias and slope in FP32."""
+    """Static shared memory as the kernel lays it out: taps, bias and slope in FP32, of tensor cores pairs of taps in FP16."""
     parts = 2 if vector(tactic) == 8 else 1
     row = tactic.patch.channels * 4 // parts
-    return parts * (-(-(p.r * p.s + 2) * row // 128) * 128 + 64)
+    taps = 0 if tactic.patch.mma else p.r * p.s
+    filters = tactic.patch.channels * ((p.s + 3) * ((p.r + 1) // 2 | 1) | 1) * 8 if tactic.patch.mma else 0
+    return parts * (-(-(taps + 2) * row // 128) * 128 + 64) + filters
+
+
+def _steps(p: ConvProblem) -> int:
+    """Products of a filter row on tensor cores: 16 pixels each, on which 8 outputs depend."""
+    return math.ceil((7 * lattice(p)[1][1] + p.s) / 16)
+
+
+def _units(p: ConvProblem, t: Patch) -> tuple[int, int]:
+    """(rows of a patch of input on tensor cores, 8 columns of it)."""
+    e_h, e_w = lattice(p)[1]
+    return (t.h - 1) * e_h + p.r, (t.w // 8 - 1) * e_w + 2 * _steps(p)
+
+
+def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Dynamic shared memory of a block's patch of input, where the kernel copies it there, and as it lays it out."""
+    t = tactic.patch
+    if staged(tactic):
+        return _staged_bytes(p, t)
+    if not t.mma:
+        return 0
+    (e_h, e_w), (height, units) = lattice(p)[1], _units(p, t)
+    rows = t.th * e_h
+    row = math.ceil(units / e_w) * (e_w | 1)
+    band = rows * row + (t.w // 8 * (e_w | 1) - rows * row) % 8
+    return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 1024 // t.channels)
+
+
+def _staged_bytes(p: ConvProblem, t: Patch) -> int:
+    """The same without tensor cores: tiles of a row lie an odd number of pixels apart where a pixel does not fill the banks."""
+    e_h, e_w = lattice(p)[1]
+    turn, rows, columns, across = max(1, 64 // t.channels), t.th * e_h, t.tw * e_w, t.w // t.tw
+    pitch = columns | 1 if turn > 1 else columns
+    height, width = (t.h - 1) * e_h + p.r, (t.w - 1) * e_w + p.s
+    row = width // columns * pitch + width % columns
+    row = next((n for n in range(row, row + turn) if (rows * n - across * pitch) % turn == 0), row + turn - 1)
+    return height * row * t.channels * 2
 
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
-    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
+    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses; of tensor cores a
+    channel's filter beside the sums."""
     t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + p.s
+    if staged(tactic):
+        return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
+    if t.mma:
+        held = t.th * 32 + 56 + 26 * _steps(p)
+        return min(held, 128) if t.th <= 2 and lattice(p)[1][1] == 1 else held  # as the kernel bounds them
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
@@ -159,6 +235,8 @@ def launches(
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {
+        "TENSOR": int(t.mma),
+        "STAGED": int(staged(tactic)),
         "VEC": vec,
         "R": p.r,
         "S": p.s,
@@ -174,8 +252,9 @@ def launches(
     }
     args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
     args |= ints(step_h=steps[0], step_w=steps[1], tiles_h=counts[0], tiles_w=counts[1], phases_h=phases[0], phases_w=phases[1])
+    smem = patch_bytes(p, tactic)
     blocks = p.n * -(-padded_channels(tactic.out.layout, p.k) // t.channels) * math.prod(counts) * math.prod(phases)
-    return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), 0, args),)
+    return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), smem, args),)
 
 
 def _pitch(p: ConvProblem) -> int:
@@ -195,27 +274,83 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
+BANDS = 2.0  # that filters as bands took on an H200, over what is counted, more than others of the family (predict.MEASURED)
+
+
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    t, vec = tactic.patch, vector(tactic)
-    blocks, size = launches(p, tactic)[0].grid[0], threads(tactic)
+    t, size, blocks = tactic.patch, threads(tactic), launches(p, tactic)[0].grid[0]
     _, (e_h, e_w) = lattice(p)
-    rows, columns, outputs, taps = (t.th - 1) * e_h + p.r, (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
+    at_once = resident(device, size, _registers(p, tactic), _smem(p, tactic) + patch_bytes(p, tactic))
+    rows = (t.th - 1) * e_h + p.r
+    if t.mma:
+        instructions, port, products, turns = _tensor(p, t, size)
+        clk = {
+            "tensor": size / 32 * products / tensor_rate(device, at_once * size / 32),
+            "issue": size * instructions / 128,
+            "l1": port,
+        }
+        alone = (1 + turns) * LATENCY_CLK + EPILOGUE_CLK  # filters, and the patch
+    elif staged(tactic):
+        clk = _staged(p, tactic, size, rows)
+        alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch, together, and where the block lies
+    else:
+        clk = _scalar(p, tactic, size, rows)
+        alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
+    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
+    written = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
+    if t.mma:
+        written *= 2  # a store has half a sector of each pixel
+    clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
+    clk["l2"] = (halo_bytes + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
+    # One block's own instructions do not overlap with its latency; those of the others do.
+    limits = rounds_us(device, clk, blocks, at_once, max(clk.values()), alone)
+    return convolved(p, tactic, weight_bytes(p), limits, untimed=BANDS if t.mma else 1.0)
+
+
+def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
+    """Of tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a warp with
+    those of zeros, how often a thread waits for memory while it copies its patch)."""
+    e_h, steps, (height, units) = lattice(p)[1][0], _steps(p), _units(p, t)
+    products, fragments, filters = 8 * t.th * p.r * steps, 8 * ((t.th - 1) * e_h + p.r) * steps, 16 * ((p.r + 1) // 2) * steps
+    copies = height * units * t.channels / 8  # 8 columns of 8 channels each
+    filter_rows = t.channels * 2 * ((p.r + 1) // 2)  # that the block stages
+    outputs = 4 * t.th  # pixels of a thread, 8 channels each
+    epilogue = outputs * (8 * (4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2) + 15)
+    staging = (copies * COPY_INSTRUCTIONS + filter_rows * (7 * p.s + 30)) / size
+    instructions = products + fragments + filters + epilogue + staging + 200
+    wavefronts = size / 32 * (4 * fragments + 2 * filters + 4 * outputs * (2 if p.epilogue.residual else 1))
+    port = wavefronts + 2 * copies * 128 / L1_BYTES_PER_CLK
+    return instructions, port, products * 16 * 8 * 16, math.ceil(copies / size)
+
+
+def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
+    """Clocks of a block whose patch of input is in shared memory, by what they are spent on; instructions by machine code."""
+    t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
+    columns, filters, outputs = (t.tw - 1) * e_w + p.s, t.th * p.r, t.th * t.tw
+    copies = patch_bytes(p, tactic) / 16 / size
+    weights = p.r * p.s * t.channels / vec / size
+    products = filters * (p.s * (1 + t.tw * vec) + 3) + rows * (columns * (1 + vec) + 10)
+    epilogue = outputs * (vec * (1 + epilogue_instructions(p)) + (14 if p.epilogue.residual else 10))
+    wavefronts = rows * columns * vec / 2 + filters * p.s * vec + outputs * 2
+    return {
+        "issue": size * (products + epilogue + 8 * copies + 20 * weights + 250) / 128,
+        "l1": size * (wavefronts / 32 + 2 * copies * 16 / L1_BYTES_PER_CLK),
+    }
+
+
+def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
+    """Clocks of a block without tensor cores, by what they are spent on."""
+    t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
+    columns, outputs, taps = (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
     weight_loads = t.th * taps * (2 if vec == 8 else 1)
     extra = 15 if p.k > p.c and vec == 8 else 0
     columns_cost = rows * columns * (vec + 2 + extra)
     each = vec * (taps + 4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2)
     instructions = outputs * each + columns_cost + weight_loads * 1.5 + 60
-    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
-    patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
-    clk = {
-        "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
+    return {
+        "issue": size * instructions / 128,
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
-        "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
     }
-    alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
-    # One block's own instructions do not overlap with its latency; those of the others do.
-    at_once = resident(device, size, _registers(p, tactic), _smem(p, tactic))
-    return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, max(clk.values()), alone))
 
 
 def _straddle(fmt: Format, c: int, channels: int) -> float:

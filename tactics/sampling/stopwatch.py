@@ -18,6 +18,26 @@ MOST_SLACK = 40.0  # how much longer they get where the host is slow
 TRIES = 20  # of a sample, at a slow host
 
 
+class Spin:
+    """A kernel that reads `words` of 16 bytes, then lasts a number of SM clocks."""
+
+    def __init__(self, gpu: Cuda, words: int = 0):
+        self.gpu, self.words = gpu, words
+        self._kernel = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm))
+        with gpu.current():
+            self._data = gpu.cupy.zeros(words * 16 + 16, np.uint8)
+
+    def delay(self, us: float) -> None:
+        """Keep the stream busy for so long, while the host queues what follows."""
+        self.launch(0, int(us * self.gpu.device.clock_mhz))
+
+    def launch(self, words: int, clocks: int) -> None:
+        at = self._data.data.ptr
+        args: Args = {"data": ("ptr", at), "sink": ("ptr", at + self.words * 16), "words": ("i64", words)}
+        params = pack_params(arrange("flush_l2", (), args | {"clocks": ("i64", clocks)}))
+        self.gpu.launch(self._kernel, (8 * self.gpu.device.num_sms if words else 1, 1, 1), (256, 1, 1), 0, params)
+
+
 class Stopwatch:
     """Times what is queued on a stream of `gpu`, and the SM clock just before.
 
@@ -32,10 +52,7 @@ class Stopwatch:
     def __init__(self, gpu: Cuda):
         self.gpu, cupy = gpu, gpu.cupy
         self._events = [cupy.cuda.Event() for _ in range(4)]
-        self._kernel = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm))
-        self._words = max(2 * gpu.device.l2_bytes, 32 << 20) // 16
-        with gpu.current():
-            self._data = cupy.zeros(self._words * 16 + 16, np.uint8)
+        self._spin = Spin(gpu, max(2 * gpu.device.l2_bytes, 32 << 20) // 16)
         self._slack = 1.0
         self.discarded = 0
         self.overhead_us = self._launch_us = 0.0
@@ -56,12 +73,8 @@ class Stopwatch:
 
     def pause(self, ms: float) -> None:
         """Let the GPU rest. One of its threads spins, because a GPU without any work may lower its clock."""
-        self.delay(1e3 * ms)
+        self._spin.delay(1e3 * ms)
         self.gpu.synchronize()
-
-    def delay(self, us: float) -> None:
-        """Keep the stream busy for so long, while the host queues what follows."""
-        self._launch(0, int(us * self.gpu.device.clock_mhz))
 
     def _clocks(self, us: float) -> int:
         return int(self._slack * us * self.gpu.device.clock_mhz)
@@ -72,9 +85,9 @@ class Stopwatch:
         elapsed_ms = self.gpu.cupy.cuda.get_elapsed_time
         for _ in range(TRIES):
             begun = time.perf_counter()
-            self._launch(self._words if flush else 0, self._clocks(FLUSH_US))
+            self._spin.launch(self._spin.words if flush else 0, self._clocks(FLUSH_US))
             begin.record(self.gpu.stream)
-            self._launch(0, self._clocks(spin_us))
+            self._spin.launch(0, self._clocks(spin_us))
             spun.record(self.gpu.stream)
             spin_queued_us = 1e6 * (time.perf_counter() - begun)
             before()
@@ -93,10 +106,4 @@ class Stopwatch:
 
     def _empty(self, count: int) -> None:
         for _ in range(count):
-            self._launch(0, 0)
-
-    def _launch(self, words: int, clocks: int) -> None:
-        at = self._data.data.ptr
-        args: Args = {"data": ("ptr", at), "sink": ("ptr", at + self._words * 16), "words": ("i64", words)}
-        params = pack_params(arrange("flush_l2", (), args | {"clocks": ("i64", clocks)}))
-        self.gpu.launch(self._kernel, (8 * self.gpu.device.num_sms if words else 1, 1, 1), (256, 1, 1), 0, params)
+            self._spin.launch(0, 0)

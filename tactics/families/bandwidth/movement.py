@@ -21,7 +21,7 @@ from tactics.problems.problem import (
 )
 from tactics.problems.protocol import Shape4
 from tactics.reason import Candidates, Reason, unsupported
-from tactics.roofline import Counts, streamed, traffic
+from tactics.roofline import LATENCY_CLK, Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
@@ -106,6 +106,13 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
+    rows = p.out[0]
+    if tactic.kernel == "pool" and p.r * p.s <= FIXED_WINDOW:
+        values |= {"R": p.r, "S": p.s}
+        outputs = _outputs(p, groups) if vec == 8 else 1
+        if outputs > 1:
+            values |= {"OUTPUTS": outputs, "STRIDE": p.stride[0]}
+            rows = -(-rows // outputs)
     args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)}
     args |= view_args("in", strided[0]) | view_args("out", strided[-1])
     args |= ints(n=p.n, groups=groups, in_groups=in_groups)
@@ -116,10 +123,20 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
     h_end, w_end = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
     args |= ints(h=p.h, w=p.w, p=p.out[0], q=p.out[1], r=p.r, s=p.s, h_end=h_end, w_end=w_end, count_pad=p.count_pad)
     if chain is not None:
-        rows = stages.needs_rows(chain)
-        values |= {"ROWS": int(rows)} | stages.values(chain, tactic.ins, result=True)
-        args |= ints(c=p.c) | stages.args(chain, strided, rows, first=1)
-    return (launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), 256, 0, args | window_args(p)),)
+        apart = stages.needs_rows(chain)
+        values |= {"ROWS": int(apart)} | stages.values(chain, tactic.ins, result=True)
+        args |= ints(c=p.c) | stages.args(chain, strided, apart, first=1)
+    each = p.n * groups * rows * p.out[1]
+    threads = 256 if each >= MANY_THREADS else 64  # few: on more SMs
+    return (launch("pool", values, (-(-each // threads), 1, 1), threads, 0, args | window_args(p)),)
+
+
+def _outputs(p: PoolProblem, groups: int) -> int:
+    """Outputs below each other that a thread of pool.cu has: more where windows share rows, and threads are many anyway."""
+    shared = p.dilation[0] == 1 and p.stride[0] < p.r and p.r * p.s <= 9  # rows; of more taps registers hold one window's
+    most = (4 if p.stride[0] == 1 else 2) if shared else 1
+    threads = p.n * groups * p.out[0] * p.out[1]
+    return max(n for n in (1, 2, 4) if n == 1 or (n <= most and threads >= n * MANY_THREADS))
 
 
 def _chained_pool(p: ChainedProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
@@ -128,6 +145,8 @@ def _chained_pool(p: ChainedProblem, tactic: Tactic, strided: At) -> tuple[Launc
     return _pool(p.first, tactic, strided, p.chain)
 
 
+FIXED_WINDOW = 25  # taps of a window up to which pool.cu is compiled for it
+MANY_THREADS = 128 * 1024  # that there are at least where a thread of pool.cu has more than one output
 POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
@@ -205,20 +224,41 @@ LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
 def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     turns, steps = 1, launches(problem, tactic)
     if isinstance(problem, ChainedProblem):
-        return _counts_chained(problem, tactic, device, steps)
+        return _counts_chained(problem, tactic, device, steps[0])
     if isinstance(problem, PoolProblem) and tactic.kernel == "pool_global":
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
+    elif isinstance(problem, PoolProblem):
+        return _pooled(problem, problem, tactic, device, steps[0])
     return moved(problem, tactic, device, steps, _per_element(problem), turns)
 
 
-def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, steps: tuple[Launch, ...]) -> Counts:
+def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, step: Launch) -> Counts:
     """The pool's window, and what a chain's stages and sources take beside it."""
-    pool, vec = problem.first, 1 if linear(tactic.out) else 8
-    sources = len(problem.chain.tensors) - 1 + len(problem.chain.constants)
+    if not isinstance(problem.first, PoolProblem):
+        raise ValueError(f"pool: expected a chain behind a pool, got {problem}")
+    vec, sources = 1 if linear(tactic.out) else 8, len(problem.chain.tensors) - 1 + len(problem.chain.constants)
     elements = num_elements(tactic.out, problem.out_shape)
-    window = _per_element(pool) * (_instructions(tactic.ins[0], pool.in_shapes[0]) + _instructions(tactic.out, pool.out_shape))
-    work = window + elements * stages.instructions(problem.chain, vec, sources)
-    return streamed(device, steps, *traffic(problem.all_shapes, tactic), work)
+    return _pooled(problem, problem.first, tactic, device, step, elements * stages.instructions(problem.chain, vec, sources))
+
+
+def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, step: Launch, more: float = 0.0) -> Counts:
+    """Of pool.cu: instructions of a thread, each of its loads and each of its outputs, as compiled for sm_90a, and `more`."""
+    values = dict(step.values)
+    outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
+    loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
+    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10)
+    work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
+    large = outputs > 2 or p.r * p.s > 9
+    at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # of 256 threads, as the kernel bounds registers
+    limits = in_turns(device, step, at_once * 256 // step.block[0], LATENCY_CLK + 300, work)
+    return Counts(*traffic(problem.all_shapes, tactic), limits=limits)
+
+
+def in_turns(device: Device, step: Launch, at_once: int, clocks: float, instructions: float) -> dict[str, float]:
+    """What bounds a launch beside its bytes: turns of `clocks` in which an SM runs `at_once` blocks, and instructions."""
+    turns = max(1.0, step.grid[0] / (device.num_sms * at_once))
+    issue = instructions / (128 * min(device.num_sms, step.grid[0]))
+    return {"latency": turns * clocks / device.clock_mhz, "issue": issue / device.clock_mhz}
 
 
 def moved(

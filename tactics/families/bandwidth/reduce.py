@@ -10,12 +10,13 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
+from tactics.families.bandwidth.movement import in_turns
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
 from tactics.problems.problem import ChainedProblem, PointwiseProblem
 from tactics.problems.protocol import spanned
 from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import Counts, streamed
+from tactics.roofline import LATENCY_CLK, Counts, resident, streamed
 from tactics.step import (
     NONFINITE,
     NULL,
@@ -44,6 +45,12 @@ L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
 LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
 JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
+# Rows that a few lanes keep in registers: so many vectors each at most, in the order in which they are preferred; threads up to
+# which scale and bias are loaded first; blocks below which blocks of fewer threads are better; instructions of a vector and of
+# a thread; clocks of a thread beside its first wait; registers as compiled for sm_90a, without and with scales loaded first.
+HELD, FEW_THREADS, FEW_BLOCKS = (3, 2, 4, 1), 64 * 1024, 2048
+HELD_INSTRUCTIONS, HELD_CLK = (75, 150), 500
+HELD_REGISTERS = {1: (40, 48), 2: (48, 76), 3: (64, 96), 4: (80, 128)}
 CASES = {
     "reduce": (
         ReduceProblem(2, 20, 5, 7, "mean", "hw"),
@@ -155,9 +162,40 @@ def _blocks(p: Rows, rows: int, elements: int, inner: bool, joined: bool) -> _Bl
     return _Blocks(lanes, step, parts, 2 * alone * parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Rows in registers: each of `lanes` threads has `vectors` of a row, in `count` blocks of `threads`; `early`: scale and
+    bias are loaded first; `whole`: every vector of every lane is one of the row."""
+
+    lanes: int
+    vectors: int
+    threads: int
+    count: int
+    early: bool
+    whole: bool
+
+
+def _held(p: Rows, tactic: Tactic, strided: tuple[Strides, ...], kept: list[int], inside: list[int]) -> _Held | None:
+    """How rows stay in registers: those of whole vectors of channels that lie one behind the other; of others None."""
+    rows, elements = prod(kept), inside[1]
+    own = (*strided[: 1 + p.added], strided[-1])
+    fits = p.c % 8 == 0 and prod(inside) == elements and all(s.block == 1 << s.log2v for s in own)
+    if not fits or _vector(p, tactic) == 1 or "c" not in (p.affine or "c") or "c" not in p.axes or _by_channel(p, tactic):
+        return None
+    ways = [s for s in ((1 << i, -(-elements // (1 << i))) for i in range(9)) if s[1] in HELD]
+    if not ways:
+        return None
+    lanes, vectors = min(ways, key=lambda s: (s[0] > 32, s[0] * s[1], HELD.index(s[1])))
+    threads = THREADS
+    while threads > max(32, lanes) and rows * lanes < threads * FEW_BLOCKS:
+        threads //= 2
+    early, whole = bool(p.affine) and rows * lanes <= FEW_THREADS, lanes * vectors * 8 == p.c // p.groups
+    return _Held(lanes, vectors, threads, -(-rows * lanes // threads), early, whole)
+
+
 def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows, PointwiseProblem | None, Tactic]:
-    """The same rows read as vectors of 8, where the last axes of linear FP16 tensors make them: memory is that of one image
-    whose channels are a row's elements and whose pixels are the rows."""
+    """The same rows read as vectors of 8, where the last axes of linear FP16 tensors make them: memory is that of an image
+    per row, whose channels are the row's elements."""
     if not isinstance(p, NormalizeProblem) or p.groups > 1 or not "nchw".endswith(p.axes):
         return p, chain, tactic
     length = prod(p.out_shape[-len(p.axes) :])
@@ -168,8 +206,8 @@ def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows
         return p, chain, tactic
     rows, hwc8 = prod(p.out_shape) // length, Format("fp16", "hwc8")
     if chain is not None:
-        chain = replace(chain, n=1, c=length, h=1, w=rows, constants=tuple("c" if a else "" for a in chain.constants))
-    p = replace(p, n=1, c=length, h=1, w=rows, axes="c", affine="c" if p.affine else "")
+        chain = replace(chain, n=rows, c=length, h=1, w=1, constants=tuple("c" if a else "" for a in chain.constants))
+    p = replace(p, n=rows, c=length, h=1, w=1, axes="c", affine="c" if p.affine else "")
     return p, chain, replace(tactic, ins=(hwc8,) * len(tactic.ins), out=hwc8)
 
 
@@ -204,6 +242,10 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     if chain is not None:
         values |= stages.values(chain, tactic.ins[p.added :], result=True)
         args |= stages.args(chain, strided[p.added :], apart, first=1 + p.added)
+    held = None if blocks.parts else _held(p, tactic, strided, kept, inside)
+    if held is not None:
+        values |= {"HELD": held.vectors, "LANES": held.lanes, "SCALED": bool(affine), "EARLY": held.early, "WHOLE": held.whole}
+        return (launch("reduce", {k: int(v) for k, v in values.items()}, (held.count, 1, 1), held.threads, 0, args),)
     if not blocks.parts:
         return (launch("reduce", values, (blocks.count, 1, 1), THREADS, 0, args),)
     values |= {"SPLIT": 2 if joined else 1}
@@ -246,8 +288,12 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     passes = 1 + (p.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)) + (p.kind in NORMALIZATIONS)
     work, again, turns = elements * passes * (60 / vec + 4), 1, 1  # taking positions apart, addresses, conversions
     work += elements * passes * (15 / vec + 2) * p.added
+    more = 0.0
     if chain is not None:
-        work += elements * stages.instructions(chain, vec, len(chain.tensors) - 1 + len(chain.constants))
+        more = elements * stages.instructions(chain, vec, len(chain.tensors) - 1 + len(chain.constants))
+    if "HELD" in dict(steps[0].values):
+        return Counts(sum(read), written, limits=_held_limits(steps[0], device, more))
+    work += more
     if steps[0].workspace:
         again, turns = 2, 1 + JOINING
         half = steps[0].grid[0] // 2  # of the blocks are at work at a time
@@ -259,3 +305,12 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) * (1 + p.added) > L1_BYTES:
         again = passes
     return streamed(device, steps, own * again + sum(read) - own, written, work, turns)
+
+
+def _held_limits(step: Launch, device: Device, more: float) -> dict[str, float]:
+    """Of rows in registers; `more`: instructions of a chain."""
+    values, (threads, _, _) = dict(step.values), step.block
+    held, (of_vector, of_thread) = values["HELD"], HELD_INSTRUCTIONS
+    at_once = resident(device, threads, HELD_REGISTERS[held][values["EARLY"]], 0)
+    work = step.grid[0] * threads * (of_thread + held * (of_vector + 25 * values.get("ADDED", 0))) + more
+    return in_turns(device, step, at_once, LATENCY_CLK + HELD_CLK, work)

@@ -26,7 +26,7 @@ from tactics.families import conv_gemm
 from tactics.families.conv_gemm import alike as alike
 from tactics.families.hopper import maps
 from tactics.families.hopper.figures import CENTRE
-from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
+from tactics.families.hopper.tiles import FEWEST_STAGES, K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
 from tactics.families.merged import merged
 from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
@@ -47,6 +47,12 @@ BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # a
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
+# Of an H200 (benchmarks/results/h200). Clusters of so many blocks, each alone on its SM, that run at a time, as
+# cuOccupancyMaxActiveClusters says: SMs of several parts of the chip make none.
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
+START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
+LOADED_CLK = 400  # of loads of 2:4 weights under load: 205 tactics are then as predicted in the median
 # (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
@@ -81,9 +87,10 @@ def _stage_bytes(t: Tile, sparse: bool) -> int:
     return ((0 if sparse else t.m * _taps(t)) + pixels) * t.k * 2
 
 
-def _rest_bytes(t: Tile) -> int:
-    """Behind the stages: what each warpgroup stores at a time, and its table of pixels; two mbarriers of each stage."""
-    return _teams(t) * _part(t) * (ROWS * 2 + 4) + 16 * MOST_STAGES
+def _rest_bytes(t: Tile, staged: int = 1, tables: int = 1) -> int:
+    """Behind the stages: `staged` parts that each warpgroup stores, and its tables of their pixels; two mbarriers of each
+    stage."""
+    return _teams(t) * _part(t) * (ROWS * 2 * staged + 4 * tables) + 16 * MOST_STAGES
 
 
 def _teams(t: Tile) -> int:
@@ -266,8 +273,23 @@ def tap_stages(p: ConvProblem) -> int:
 
 
 def _smem(tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes."""
+    """Dynamic shared memory in bytes, of a residual that comes when it is added."""
     return tactic.gemm.stages * _stage_bytes(tactic.gemm, tactic.sparse) + _rest_bytes(tactic.gemm)
+
+
+def residual_ahead(p: ConvProblem, tactic: Tactic) -> tuple[int, int]:
+    """(stages, dynamic shared memory in bytes) where all of a tile's residual is copied before its products, which takes the
+    room of some of the tactic's stages; stages 0: it is copied part by part when it is added, for 2-byte accesses are no
+    copies, blocks that split K may not store their tile, or too few stages are left."""
+    t = tactic.gemm
+    if not p.epilogue.residual or linear(tactic.out) or t.split > 1 or t.stream:
+        return 0, 0
+    parts, of_stage = t.n // _part(t), _stage_bytes(t, tactic.sparse)
+    m64 = t.m // ROWS // (1 if t.pingpong else _teams(t))
+    rest = _rest_bytes(t, m64 * -(-parts // t.cluster[2]), 2 * parts)
+    stages = min((SMEM - rest) // of_stage, t.stages)
+    enough = stages >= min(t.stages, FEWEST_STAGES) and (t.cluster[2] == 1 or stages * of_stage >= t.m * t.n * 4)
+    return (stages, stages * of_stage + rest) if enough else (0, 0)
 
 
 def launches(
@@ -289,15 +311,17 @@ def launches(
         args |= {"partial": NULL, "counters": NULL, **ints(splits=deep, tiles=units)}
     of_tile = t.threads // 128  # warpgroups
     sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * across * along * of_tile * 4) if shared else (0, 0)
+    stages, smem = residual_ahead(p, tactic)
     values = conv_gemm.values(p, tactic, store) | {
         **{"BM": ROWS, "BN": _part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
         **{"TEAMS": _teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"BATCH": _batch(t)} if tactic.sparse else {})},
         **({"SPLIT": 1} if deep > 1 else {}),
+        **({"RES_AHEAD": 1, "STAGES": stages} if stages else {}),
         **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (_taps(t), *(t.box or (1, 1, 1))), strict=True)),
     }
     threads = _teams(t) * 128 + COPYING
-    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, _smem(tactic), args, *sums),)
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem or _smem(tactic), args, *sums),)
 
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
@@ -375,13 +399,13 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     at = stage(_model(t, tactic.sparse), f, per_clk)
     each = max(at.clocks, at.tensor / f.held)
     if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
-        loads = conv_gemm.LOADED_LATENCY_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
+        loads = LOADED_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
         each = max(at.clocks, loads) / f.sparse_clock
     end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) / deep + conv_gemm.EPILOGUE_CLK
     end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
     of_tile = math.ceil(steps / ways) * each
-    turns = math.ceil(tiles * ways / device.num_sms)
-    begun = conv_gemm.FILL_CLK + f.start + conv_gemm.once(device)
+    turns = math.ceil(tiles * ways / (deep * (AT_ONCE[deep] * device.num_sms // 132)))
+    begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end

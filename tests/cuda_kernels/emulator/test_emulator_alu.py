@@ -40,7 +40,7 @@ def tdiv(x, y):
 
 
 def trem(x, y):
-    return x if y == 0 else abs(x) % abs(y) * (1 if x >= 0 else -1)
+    return -1 if y == 0 else abs(x) % abs(y) * (1 if x >= 0 else -1)
 
 
 def shr(x, n, top):

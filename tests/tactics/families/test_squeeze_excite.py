@@ -10,21 +10,24 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.params import members
 from gpu_runtime.explain import wording
 from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
-from tactics.families.squeeze_excite import MOST_BLOCKS, share
+from tactics.families.squeeze_excite import THREADS, WITHOUT_CLUSTERS, ways
+from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import PoolProblem, SqueezeExciteProblem
 from tactics.sampling.data import random_data, reference
+from tactics.tactic import Tactic
 from tests.compiled import takes
 from tests.engines import judge
 from tests.problems import assert_right, assert_written_once, conv_case, execute
 from tests.reference_run import network
 
-DEVICE = named("h200")
+DEVICE, HWC8 = named("h200"), Format("fp16", "hwc8")
 RELU, GATE = Activation("relu"), Activation("hard_sigmoid", (0.2, 0.5))
 
 
@@ -42,7 +45,15 @@ CASES = {
     "alone": problem(1, 8, 1, 1, 3),
     "runs": problem(2, 32, 48, 45, 8),
     "slices and runs": problem(1, 136, 33, 35, 70),
+    "many hidden": problem(2, 24, 20, 19, 1023, 56),
+    "more outputs than threads": problem(1, 40, 9, 7, 5, 2100),
+    "more vectors than threads": problem(1, 4104, 1, 1, 6, 16),
 }
+
+
+def ways_of(p: SqueezeExciteProblem, device: str = "h200") -> list[Tactic]:
+    """One tactic for each way in which blocks share an image."""
+    return list({t.tile: t for t in candidates(p, named(device))}.values())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,35 +64,82 @@ def test_values_and_counters(name):
         gpu = Emulated(DEVICE)
         assert_right(p, tactic, execute(gpu, p, tactic, inputs, weights), reference(p, inputs, weights))
         assert gpu.stats[0].excess_wavefronts == 0, gpu.stats[0].excess
-    assert_written_once(p, candidates(p, DEVICE)[0], DEVICE, inputs, weights)
+        assert Tactic.parse(tactic.name) == tactic
+    for tactic in ways_of(p):
+        assert_written_once(p, tactic, DEVICE, inputs, weights)
     assert all(reason for _, reason in rejected(p, DEVICE)) and codec.from_json(codec.to_json(p)) == p
 
 
-@pytest.mark.parametrize("options", [{"async_mode": "late"}, {"seed": 1}, {"seed": 2}, {"seed": 3, "threads": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"async_mode": "late"}, {"seed": 1}, {"seed": 2}, {"seed": 3, "threads": 1}, {"resident_blocks": 8}], ids=str
+)
 def test_orders_of_blocks_agree_bit_for_bit(options):
     """Whichever block comes last adds the same sums in the same order, and leaves the counters as it found them."""
     p = CASES["slices and runs"]
     inputs, weights = random_data(p)
-    tactic = candidates(p, DEVICE)[0]
-    assert launches(p, tactic)[0].grid[0] > 10
-    expected, got = (execute(Emulated(DEVICE, **o), p, tactic, inputs, weights) for o in ({}, options))
-    assert np.array_equal(expected, got)
+    assert {(t.parts.slices > 1, t.parts.runs > 1, t.parts.cluster) for t in ways_of(p)} >= {(True, True, c) for c in (0, 1)}
+    for tactic in ways_of(p):
+        expected, got = (execute(Emulated(DEVICE, **o), p, tactic, inputs, weights) for o in ({}, options))
+        assert np.array_equal(expected, got), tactic.name
 
 
-@pytest.mark.parametrize("c, h, mid", [(8, 1, 1), (32, 112, 8), (96, 56, 4), (1152, 7, 48), (24, 512, 6), (16384, 1, 64)])
-def test_blocks_share_an_image_evenly(c, h, mid):
-    """All pixels of all channels are somebody's; the last block has no more than MOST_BLOCKS to add up, where slices allow."""
-    part = share(problem(1, c, h, h, mid))
-    assert part.slices * part.vecs * 8 >= c > (part.slices - 1) * part.vecs * 8
-    assert part.runs * part.run >= h * h > (part.runs - 1) * part.run
-    assert part.slices * part.runs <= MOST_BLOCKS or part.runs == 1
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_waits_for_one_that_has_not_begun(seed):
+    """One at a time, in any order; of a cluster its own."""
+    p = CASES["runs"]
+    inputs, weights = random_data(p)
+    for tactic in ways_of(p):
+        blocks = tactic.parts.slices * tactic.parts.runs
+        few = {"resident_blocks": blocks if tactic.parts.cluster else 1, "seed": seed}
+        expected, got = (execute(Emulated(DEVICE, **o), p, tactic, inputs, weights) for o in ({}, few))
+        assert np.array_equal(expected, got), tactic.name
+
+
+@pytest.mark.parametrize(
+    "n, c, h, mid", [(1, 8, 1, 1), (32, 32, 112, 8), (1, 96, 56, 4), (1, 1152, 7, 48), (512, 24, 64, 6), (1, 1 << 20, 1, 64)]
+)
+def test_ways_to_share_an_image(n, c, h, mid):
+    """All pixels of all channels are somebody's; a block has a thread for each vector; all blocks are few enough."""
+    found = ways(problem(n, c, h, h, mid))
+    assert found and len(set(found)) == len(found) <= 7
+    for parts in found:
+        (launch,) = launches(problem(n, c, h, h, mid), Tactic("squeeze_excite", parts, (HWC8,), HWC8))
+        args = {m.name: value for m, (_, value) in zip(members(launch.kernel, launch.values), launch.args, strict=True)}
+        assert args["vecs.d"] <= THREADS and parts.slices * args["vecs.d"] * 8 >= c
+        assert parts.runs * args["run"] >= h * h and launch.grid == (parts.slices * parts.runs, n, 1)
+        assert bool(launch.counters) == (not parts.cluster and launch.grid[0] > 1)
+    assert any(n * parts.slices * parts.runs >= min(8, -(-c // 8) * h * h // THREADS) for parts in found)
+
+
+def test_what_is_padded_takes_no_part_where_a_mean_is_infinite():
+    """Of one hidden value, beside which the kernel has three that are nobody's."""
+    p = problem(1, 40, 24, 25, 1)
+    (x,), weights = random_data(p)
+    x[0, 3, 7, 7] = np.inf
+    for tactic in ways_of(p):
+        assert_right(p, tactic, execute(Emulated(DEVICE), p, tactic, [x], weights), reference(p, [x], weights))
+
+
+def test_divisions_by_products_are_exact():
+    for d in range(1, 1025):
+        inverse = -(-(1 << 22) // d)
+        assert 1023 * inverse < 1 << 32
+        assert all(i * inverse >> 22 == i // d for i in (*range(0, 1024, 7), *range(d - 1, 1024, d), *range(0, 1024, d)))
+
+
+def test_clusters_are_offered_where_the_device_has_them():
+    p = CASES["runs"]
+    assert any(t.parts.cluster for t in ways_of(p)) and not any(t.parts.cluster for t in ways_of(p, "a100"))
+    assert {r.sentence for t, r in rejected(p, named("a100")) if t.parts.cluster} == {"sm_80 has no clusters"}
+    assert {t.tile for t in ways_of(p, "a100")} < {t.tile for t in ways_of(p)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_it_compiles_without_spills(sm):
-    (launch,) = launches(CASES["odd"], candidates(CASES["odd"], DEVICE)[0])
-    takes(launch.kernel, launch.values, sm)
+    for tactic in ways_of(CASES["runs"], "a100" if sm in WITHOUT_CLUSTERS else "h200"):
+        (launch,) = launches(CASES["runs"], tactic)
+        assert takes(launch.kernel, launch.values, sm).regs <= 64  # four blocks of 256 threads on an SM
 
 
 def block(prune: bool = False) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts, candidates
-from tactics.families.hopper.conv_wgmma import TILES, counts
+from tactics.families.hopper.conv_wgmma import TILES, counts, residual_ahead
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
 from tactics.format import strides
@@ -22,6 +22,7 @@ from tactics.predict import predict_us
 from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import relative_error
 from tactics.step import linear
+from tactics.tactic import Tile
 from tests.problems import RELU, assert_right, assert_written_once, conv_case, execute
 from tests.tactics.families.hopper.cases import (
     BOX,
@@ -62,7 +63,9 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-@pytest.mark.parametrize("name, tile", [("parts_of_a_stage", TURNS), ("residual", SMALL), ("tail", BOXES)], ids=str)
+@pytest.mark.parametrize(
+    "name, tile", [("parts_of_a_stage", TURNS), ("residual", SMALL), ("residual", TURNS), ("tail", BOXES)], ids=str
+)
 def test_it_is_right_in_every_order(name, tile, kernel):
     held(CASES[name], crafted(kernel, replace(tile, persist=2), CASES[name]))
 
@@ -93,6 +96,31 @@ def test_plans_hold_every_tile():
         small = tactics(CASES[name], SPARSE)
         assert {alone(t) for t in small} >= {t for t in TILES[SPARSE] if math.prod(t.cluster) == 1}
         assert all(accepts(CASES[name], t, DEVICE) for t in small)
+
+
+@pytest.mark.parametrize("n", [1, 32])
+@pytest.mark.parametrize("c, size", [(64, 56), (128, 28), (256, 14), (512, 7)])
+def test_a_residual_is_copied_ahead(c, size, n):
+    """In every tactic of ResNet-50's layers that stores vectors and whole tiles, with three stages at least."""
+    problem = conv_case(n, c, size, size, 4 * c, 1, 1, act=RELU, bias=True, residual=True, sparse24=True)
+    found = [t for kernel in NAMES for t in tactics(problem, kernel)]
+    ahead = {t: residual_ahead(problem, t)[0] for t in found}
+    assert any(ahead.values())
+    for tactic, stages in ahead.items():
+        whole = not linear(tactic.out) and tactic.gemm.split == 1 and not tactic.gemm.stream
+        (launch,) = launches(problem, tactic)
+        values = dict(launch.values)
+        assert (3 <= stages <= tactic.gemm.stages) if whole else not stages
+        assert (values.get("RES_AHEAD", 0), values["STAGES"]) == (int(whole), stages or tactic.gemm.stages)
+        assert launch.smem <= DEVICE.smem_per_block
+
+
+def test_a_residual_waits_where_too_few_stages_are_left():
+    """Strips of 128 x 192 have two stages, of which one alone would fit beside all of a residual."""
+    problem = conv_case(1, 64, 56, 56, 128, 3, 3, pad=(1, 1, 1, 1), residual=True)
+    wide = Tile(128, 192, 64, 8, 1, 2, box=(1, 3, 64))
+    assert residual_ahead(problem, crafted(NAMES[0], wide, problem)) == (0, 0)
+    assert residual_ahead(problem, crafted(NAMES[0], replace(wide, box=(1, 6, 32)), problem))[0] == 2
 
 
 # docs/hopper_tiles.md, the most that its model lets 2:4 gain over dense loops within the power limit.

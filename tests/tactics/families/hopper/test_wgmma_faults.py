@@ -92,6 +92,17 @@ FAULTS = {
     "no wait for the launch ahead: stores": Fault(
         GEMM, "    if (!begun) wait_for_previous_launch();\n", "", "dependent launch: global (load|store)"
     ),
+    "a residual over what is still stored": Fault(
+        GEMM, "  sync_threads();  // the last tile's stores have read all of this\n", "", "race"
+    ),
+    "places of a residual read too early": Fault(
+        GEMM, "  sync_threads();\n  const int m =", "  const int m =", "race|uninitialised"
+    ),
+    "a residual of rows past the last": Fault(GEMM, "real = row < output_rows(p)", "real = true", "out of bounds"),
+    "a residual of pixels past the last": Fault(GEMM, "real && offsets[k] >= 0", "real", "out of bounds|misaligned"),
+    "all parts of a residual in one place": Fault(
+        GEMM, "i * STORED + part / CLUSTER_K : 0", "0 : 0", "cp.async: write", tile=replace(ROUND, n=128)
+    ),
     "no wgmma.fence": Fault(PTX, '"wgmma.fence.sync.aligned;"', '""', "wgmma: .* no wgmma.fence stands between"),
     "sums read too early": Fault(
         GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"
@@ -124,7 +135,11 @@ FAULTS = {
     "pixels to one block of a cluster": Fault(GEMM, "copy_column<CLUSTER_M>", "copy_column<1>", EARLY, tile=PAIR),
     "a stage left in one block of a cluster": Fault(GEMM, "lane < CLUSTER) mbarrier", "lane < 1) mbarrier", EARLY, tile=PAIR),
     "no barrier of the cluster ahead": Fault(
-        GEMM, "  if (CLUSTER * CLUSTER_K > 1)\n    sync_cluster();\n  else\n", "", "cluster|mbarrier", tile=PAIR
+        GEMM,
+        "    meet_cluster();  // barriers are visible by their fence\n",
+        "    __syncthreads();\n",
+        "cluster|mbarrier",
+        tile=PAIR,
     ),
     "no barrier of the cluster at its end": Fault(
         GEMM,

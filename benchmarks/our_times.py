@@ -1,0 +1,70 @@
+"""Times of our tactics that a GPU took, beside their predictions: benchmarks/results/GPU/tactics.jsonl.
+
+    python -m benchmarks.our_times [h200]
+
+Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
+median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
+take costs over the best one timed, the geometric mean over problems.
+"""
+
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cuda_kernels.device import named
+from tactics.predict import predict_us
+from tactics.problems import codec
+from tactics.problems.protocol import Problem
+from tactics.tactic import Tactic
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Timed(NamedTuple):
+    problem: Problem
+    tactic: Tactic
+    us: float
+    run: str
+
+
+def read(gpu: str) -> list[Timed]:
+    lines = (RESULTS / gpu / "tactics.jsonl").read_text().splitlines()
+    rows = map(json.loads, lines)
+    return [Timed(codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"], r["run"]) for r in rows]
+
+
+def by_kernel(rows: list[Timed], predicted: Mapping[Timed, float]) -> Iterator[str]:
+    logs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        logs[row.tactic.kernel].append(math.log(row.us / predicted[row]))
+    yield f"{'kernel':22} {'tactics':>7} {'ratio':>6} {'error':>6}"
+    for kernel, of in sorted(logs.items()):
+        yield f"{kernel:22} {len(of):7} {math.exp(statistics.median(of)):6.2f} {statistics.mean(map(abs, of)):6.2f}"
+
+
+def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
+    problems: dict[Problem, list[Timed]] = defaultdict(list)
+    for row in rows:
+        problems[row.problem].append(row)
+    losses = [
+        min(of, key=predicted.__getitem__).us / min(row.us for row in of) for of in problems.values() if len({r.tactic for r in of}) > 1
+    ]
+    mean = math.exp(statistics.mean(map(math.log, losses)))
+    return f"chosen by predictions: {mean:.3f} of the best timed, over {len(losses)} problems; at worst {max(losses):.2f}"
+
+
+def main(argv: list[str]) -> None:
+    gpu = argv[0] if argv else "h200"
+    device, rows = named(gpu), read(gpu)
+    predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
+    print("\n".join(by_kernel(rows, predicted)))
+    print(chosen(rows, predicted))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
