@@ -52,7 +52,9 @@ def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
     for row in rows:
         problems[row.problem].append(row)
     losses = [
-        min(of, key=predicted.__getitem__).us / min(row.us for row in of) for of in problems.values() if len({r.tactic for r in of}) > 1
+        min(of, key=predicted.__getitem__).us / min(row.us for row in of)
+        for of in problems.values()
+        if len({r.tactic for r in of}) > 1
     ]
     mean = math.exp(statistics.mean(map(math.log, losses)))
     return f"chosen by predictions: {mean:.3f} of the best timed, over {len(losses)} problems; at worst {max(losses):.2f}"
