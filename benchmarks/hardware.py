@@ -1,10 +1,11 @@
 """Results of `make gpu` on a GPU, and the guard that nothing else is taken for one.
 
-python -m benchmarks.hardware [benchmarks/results]      what was measured, in words; refused where it was emulated
+python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      what was measured; refused where it was emulated
 """
 
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cuda_kernels.device import Device
 from tactics.measure import timing
 
 DEFAULT = Path("benchmarks/results")
+JUDGED = "judged elsewhere: error to onnxruntime, equal top-1, images"
 
 
 def header(device: Device) -> dict[str, Any]:
@@ -42,9 +44,28 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
+def whole_networks(folder: Path) -> Iterator[str]:
+    """The table of benchmarks.bench_networks: the faster of our two engines beside PyTorch."""
+    yield f"{'network':24} {'batch':>5} {'dense':>8} {'2:4':>8} {'planned':>8} {'PyTorch':>8} {'gain':>6} {'error':>8}"
+    for row in read(folder / "bench_networks.json")["rows"]:
+        dense, sparse, torch = (row[kind] for kind in ("dense_predicted", "sparse_predicted", "torch"))
+        best = min(dense, sparse, key=lambda of: of["us"])
+        judged = [of[JUDGED][0] for of in (dense, sparse) if JUDGED in of]
+        ours = f"{dense['us']:8.1f} {sparse['us']:8.1f} {best['planned_us']:8.1f}"
+        rest = f"{torch['us']:8.1f} {torch['us'] / best['us']:5.2f}x {f'{max(judged):.1e}' if judged else '-':>8}"
+        yield f"{row['network']:24} {row['batch']:5} {ours} {rest}"
+
+
 def main(argv: list[str]) -> int:
     folder = Path(argv[0]) if argv else DEFAULT
+    folder = folder if folder.exists() else Path(__file__).parent / "results" / folder
     try:
+        if (folder / "bench_networks.json").exists():
+            found = read(folder / "bench_networks.json")
+            print(f"{found['device']}, driver {found['driver']}, {found['date']}; microseconds of a graph's replay")
+            print("\n".join(whole_networks(folder)))
+            if not (folder / "summary.json").exists():
+                return 0
         summary = read(folder / "summary.json")
         networks = read(folder / "networks.json") if (folder / "networks.json").exists() else {"networks": []}
     except (ValueError, OSError) as e:
