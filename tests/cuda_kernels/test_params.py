@@ -40,7 +40,9 @@ def test_bytes_are_what_the_compiler_makes_of_the_struct():
     assert set(found) == KERNELS - set(OF_THE_WORKER) - fp32
     for kernel, steps in found.items():
         for step in {steps[min(steps)], steps[max(steps)]}:
-            ptx = compile_kernel(kernel, dict(step.values), virtual(tactic_kernels.KERNELS[kernel].sm or A10.sm)).ptx
+            clustered = dict(step.values).get("CLUSTER", 1) != 1
+            sm = tactic_kernels.KERNELS[kernel].sm or (named("h200") if clustered else A10).sm
+            ptx = compile_kernel(kernel, dict(step.values), virtual(sm)).ptx
             size = int(re.search(rf"{kernel}_param_0\[(\d+)\]", ptx)[1])
             packed = fill_params(Emulated(A10), step.args, lambda _: 256)
             assert len(packed) == -(-size // 8) * 8, (kernel, step.values)
