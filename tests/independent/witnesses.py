@@ -73,7 +73,8 @@ def limited() -> Iterator[None]:
 
 def kind(case: Case) -> tuple:
     """Its kernel, and along which sides its tile has clusters: other instructions."""
-    return case.kernel, *(blocks > 1 for blocks in getattr(case.tactic.tile, "cluster", ()))
+    cluster = getattr(case.tactic.tile, "cluster", ())
+    return case.kernel, *(blocks > 1 for blocks in (cluster if isinstance(cluster, tuple) else (1 + cluster,)))
 
 
 def our_instructions(some: bool = False) -> dict[str, list[str]]:
