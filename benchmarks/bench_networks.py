@@ -9,6 +9,7 @@ Samples alternate, medians of ROUNDS. `--outputs` keeps outputs: inputs are seed
 """
 
 import argparse
+import json
 import os
 import random
 import statistics
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,10 +29,9 @@ import onnx
 
 import gpu_runtime as gr
 from benchmarks import hardware, light, topologies
-from benchmarks.gpu_networks import compared, onnxruntime_run
+from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
 from benchmarks.networks import resnet50
 from cuda_kernels.device import current, why_no_gpu
-from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.context import Context
 from tactics.measure.timing import quantiles
 
@@ -48,8 +49,12 @@ class Wanted(NamedTuple):
     kind: str
     device: str | None
 
+    @property
+    def label(self) -> str:
+        return f"{self.kind}_{'predicted' if self.device else 'measured'}"
+
     def file(self, folder: Path) -> Path:
-        return folder / f"{self.name}_{self.batch}_{self.kind}_{'predicted' if self.device else 'measured'}.engine"
+        return folder / f"{self.name}_{self.batch}_{self.label}.engine"
 
     def model(self, folder: Path) -> Path:
         """What the engine computes."""
@@ -134,26 +139,36 @@ class Theirs:
         return 1e3 * float(start.elapsed_time(stop))
 
 
-def sample_of(ctx: Context) -> float:
-    """Microseconds of a replay of the context's graph."""
-    gpu = ctx.gpu
-    assert isinstance(gpu, Cuda)
-    start, stop = (gpu.cupy.cuda.Event() for _ in range(2))
-    start.record(gpu.stream)
-    ctx.replay()
-    stop.record(gpu.stream)
-    stop.synchronize()
-    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop))
+def images(shape: Sequence[int]) -> np.ndarray:
+    """The same on each machine."""
+    return np.random.default_rng(0).standard_normal(tuple(shape))
+
+
+def judge_kept(path: Path, out: Path, folder: Path) -> None:
+    """Put into the results at `out` the errors of the outputs kept at `path`, by the models that --build-only left in `folder`:
+    the largest of the range of onnxruntime's, the share of equal top-1 answers, images."""
+    data = json.loads(out.read_bytes())
+    rows = {(row["network"], row["batch"]): row for row in data["rows"]}
+    with np.load(path) as kept:
+        for key in kept.files:
+            name, batch, label, output = key.split(" ")
+            got, model = kept[key], Wanted(name, int(batch), label.partition("_")[0], None).model(folder)
+            first = onnx.load(model, load_external_data=False).graph.input[0]
+            x = images((int(batch), *(d.dim_value for d in list(first.type.tensor_type.shape.dim)[1:]))).astype(np.float32)
+            want = onnxruntime_run(model, {first.name: x})[output]
+            top1 = float((got.reshape(len(x), -1).argmax(1) == want.reshape(len(x), -1).argmax(1)).mean())
+            rows[name, int(batch)][label][hardware.JUDGED] = [worst_error({output: got}, {output: want}), top1, len(x)]
+            print(key, rows[name, int(batch)][label][hardware.JUDGED], flush=True)
+    hardware.write(out, data)
 
 
 def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) -> tuple[Context, dict[str, Any]]:
     """A context with the images in place, and what its engine says and computes."""
     engine = gr.load(wanted.file(folder))
     ctx = engine.context()
-    rng = np.random.default_rng(0)
-    feeds = {i.name: rng.standard_normal(i.shape).astype(i.dtype) for i in engine.inputs}
+    feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}
     outputs, plan = ctx.run(feeds), engine.plan
-    kept |= {f"{wanted.name}:{wanted.batch} {wanted.kind} {k}": np.asarray(v, np.float16) for k, v in outputs.items()}
+    kept |= {f"{wanted.name} {wanted.batch} {wanted.label} {k}": np.asarray(v, np.float32) for k, v in outputs.items()}
     per_layer = ctx.profile(feeds, 7)
     layers = [
         [la.name, la.tactic_name, la.time_us, round(statistics.median(times[i] for times in per_layer), 2)]
@@ -171,18 +186,19 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
     return ctx, row
 
 
-def measure(name: str, batch: int, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept) -> dict[str, Any]:
-    """One network and batch: the times of all contestants, and our errors."""
+def measure(
+    name: str, batch: int, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept, stack: ExitStack
+) -> dict[str, Any]:
+    """One network and batch: the times of all contestants, and our errors. `stack` closes the contexts."""
     row: dict[str, Any] = {"network": name, "batch": batch, "failed": {}}
-    contexts: list[Context] = []
     contestants: dict[str, Callable[[], float]] = {}
     for wanted, seconds in engines:
-        label = f"{wanted.kind}_{'predicted' if wanted.device else 'measured'}"
+        label = wanted.label
         try:
             ctx, found = ran(wanted, folder, args.judge, kept)
-            contexts.append(ctx)
+            stack.enter_context(ctx)
             row[label] = found | {"build_s": round(seconds, 1)}
-            contestants[label] = partial(sample_of, ctx)
+            contestants[label] = partial(sample_us, ctx)
         except Exception as e:  # one engine's failure is a line of the result
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
     if not args.ours_only:
@@ -199,8 +215,6 @@ def measure(name: str, batch: int, engines: Sequence[tuple[Wanted, float]], fold
     for label, taken in samples.items():
         low, median, high = quantiles(taken)
         row[label] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
-    for ctx in contexts:
-        ctx.close()
     return row
 
 
@@ -216,7 +230,7 @@ def line(row: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="+", help="NAME:BATCH")
+    parser.add_argument("networks", nargs="*", help="NAME:BATCH")
     parser.add_argument("--plans", default="predicted", help="predicted, measured, or both with a comma")
     parser.add_argument("--kinds", default="dense,sparse")
     parser.add_argument("--tuning", type=float, help="seconds of a measured build's timing")
@@ -226,6 +240,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=hardware.DEFAULT / "bench_networks.json")
     parser.add_argument("--folder", type=Path, help="keep models and engines here; engines found here are not built")
     parser.add_argument("--outputs", type=Path, help="keep the outputs in this .npz")
+    parser.add_argument(
+        "--judge-kept", type=Path, help="of outputs kept on another machine, by the models in --folder, into --out"
+    )
     parser.add_argument("--build-only", metavar="DEVICE", help="build predicted engines for this named device, and stop")
     return parser.parse_args()
 
@@ -258,6 +275,9 @@ def main() -> int:
     kept: dict[str, np.ndarray] = {}
     todo = [(name, int(batch)) for name, _, batch in (item.partition(":") for item in args.networks)]
     kinds = args.kinds.split(",")
+    if args.judge_kept:
+        judge_kept(args.judge_kept, args.out, args.folder)
+        return 0
     if not args.build_only and (why := why_no_gpu()):
         print(f"bench_networks needs a GPU: {why}", file=sys.stderr)
         return 1
@@ -276,7 +296,8 @@ def main() -> int:
                 continue
             more = measured(name, batch, kinds, folder, args.tuning) if "measured" in args.plans else {}
             mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (name, batch)]
-            data["rows"].append(measure(name, batch, mine, folder, args, kept))
+            with ExitStack() as stack:
+                data["rows"].append(measure(name, batch, mine, folder, args, kept, stack))
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:

@@ -277,19 +277,22 @@ def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
     return feeds
 
 
-def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
-    """Median and quantiles of one replay of the context's graph, inputs already in place."""
+def sample_us(ctx: Context) -> float:
+    """One replay of the context's graph, inputs already in place."""
     gpu = ctx.gpu
     if isinstance(gpu, Emulated):
         raise TypeError("replays are timed on a GPU, got the emulator")
-    start, stop, times = gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event(), []
-    for i in range(count + 5):
-        start.record(gpu.stream)
-        ctx.replay()
-        stop.record(gpu.stream)
-        stop.synchronize()
-        if i >= 5:
-            times.append(1e3 * gpu.cupy.cuda.get_elapsed_time(start, stop))
+    start, stop = gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event()
+    start.record(gpu.stream)
+    ctx.replay()
+    stop.record(gpu.stream)
+    stop.synchronize()
+    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop))
+
+
+def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
+    """Median and quantiles of one replay of the context's graph, inputs already in place."""
+    times = [sample_us(ctx) for _ in range(count + 5)][5:]
     low, median, high = (round(v, 2) for v in timing.quantiles(times))
     return {"us": median, "low_us": low, "high_us": high, "what": "one graph replay between two events, launch included"}
 

@@ -15,7 +15,7 @@ from cuda_kernels.device import Device
 from tactics.measure import timing
 
 DEFAULT = Path("benchmarks/results")
-JUDGED = "judged elsewhere: error to onnxruntime, equal top-1, images"
+JUDGED = "judged elsewhere: error to onnxruntime, equal top-1, images"  # bench_networks --judge-kept
 
 
 def header(device: Device) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def whole_networks(folder: Path) -> Iterator[str]:
     """The table of benchmarks.bench_networks: the faster of our two engines beside PyTorch."""
-    yield f"{'network':24} {'batch':>5} {'dense':>8} {'2:4':>8} {'planned':>8} {'PyTorch':>8} {'gain':>6} {'error':>8}"
+    yield f"{'network':24} {'batch':>5} {'dense':>8} {'2:4':>8} {'predicted':>9} {'PyTorch':>8} {'gain':>6} {'error':>8}"
     for row in read(folder / "bench_networks.json")["rows"]:
         dense, sparse, torch = (row[kind] for kind in ("dense_predicted", "sparse_predicted", "torch"))
         best = min(dense, sparse, key=lambda of: of["us"])
         judged = [of[JUDGED][0] for of in (dense, sparse) if JUDGED in of]
-        ours = f"{dense['us']:8.1f} {sparse['us']:8.1f} {best['planned_us']:8.1f}"
+        ours = f"{dense['us']:8.1f} {sparse['us']:8.1f} {best['planned_us']:9.1f}"
         rest = f"{torch['us']:8.1f} {torch['us'] / best['us']:5.2f}x {f'{max(judged):.1e}' if judged else '-':>8}"
         yield f"{row['network']:24} {row['batch']:5} {ours} {rest}"
 

@@ -1,6 +1,7 @@
 """Times of our tactics that a GPU took, beside their predictions: benchmarks/results/GPU/tactics.jsonl.
 
     python -m benchmarks.our_times [h200]
+    python -m benchmarks.our_times h200 --take 300     on that GPU: all rows again, as far as 300 seconds reach
 
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
 median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
@@ -11,11 +12,14 @@ import json
 import math
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from cuda_kernels import files
 from cuda_kernels.device import named
 from tactics.predict import predict_us
 from tactics.problems import codec
@@ -29,7 +33,7 @@ class Timed(NamedTuple):
     problem: Problem
     tactic: Tactic
     us: float
-    run: str
+    run: int | str
 
 
 def read(gpu: str) -> list[Timed]:
@@ -56,12 +60,39 @@ def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
         for of in problems.values()
         if len({r.tactic for r in of}) > 1
     ]
+    if not losses:
+        return "one tactic of each problem: none to choose from"
     mean = math.exp(statistics.mean(map(math.log, losses)))
     return f"chosen by predictions: {mean:.3f} of the best timed, over {len(losses)} problems; at worst {max(losses):.2f}"
 
 
+def take(gpu: str, seconds: float) -> None:
+    """Time the rows again, medians of 5, and write them; those beyond the time stay, those that fail are left out and told."""
+    from cuda_kernels.device import current
+    from tactics.measure.worker import Bench
+
+    begun, bench, rows, run = time.monotonic(), Bench(current()), [], datetime.now(UTC).isoformat(timespec="minutes")
+    problem: Problem | None = None
+    for row in read(gpu):
+        if time.monotonic() - begun > seconds:
+            rows.append(row)
+            continue
+        if row.problem != problem:
+            problem = row.problem
+            bench.set_problem(problem)
+        try:
+            us = statistics.median(bench.time([row.tactic], 5)["us"][row.tactic.name])
+            rows.append(row._replace(us=us, run=run))
+        except RuntimeError as e:  # a wrong output, or a kernel that is no longer offered
+            print(f"{row.problem}: {row.tactic.name}: {e}", file=sys.stderr)
+    lines = [{"problem": codec.to_json(r.problem), "tactic": r.tactic.name, "us": round(r.us, 3), "run": r.run} for r in rows]
+    files.write(RESULTS / gpu / "tactics.jsonl", "".join(f"{json.dumps(r, separators=(',', ':'))}\n" for r in lines).encode())
+
+
 def main(argv: list[str]) -> None:
     gpu = argv[0] if argv else "h200"
+    if "--take" in argv:
+        take(gpu, float(argv[argv.index("--take") + 1]))
     device, rows = named(gpu), read(gpu)
     predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
     print("\n".join(by_kernel(rows, predicted)))

@@ -97,9 +97,8 @@ def _tile(found: re.Match) -> Tile:
 
 
 changed = lru_cache(maxsize=16384)(replace)  # of a tile: one object for all problems
-Only = (
-    Tile | Patch | Parts | Literal["sparse"] | None
-)  # of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all
+# Of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all.
+Only = Tile | Patch | Parts | Literal["sparse"] | None
 
 
 def restrict(kernel: str, tiles: tuple, only: Only) -> tuple:

@@ -62,7 +62,7 @@ template <class T> inline T div_int(T a, T b) {
     return a / b;
 }
 template <class T> inline T rem_int(T a, T b) {
-    if (b == 0) return (T)~(T)0;  // as an H200 does; the ISA leaves it open
+    if (b == 0) return (T)~(T)0;  // the ISA leaves it open; an H200 gives this for u32, the others are taken to be alike
     if (std::is_signed<T>::value && b == (T)-1) return 0;
     return a % b;
 }

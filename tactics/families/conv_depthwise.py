@@ -274,7 +274,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
-BANDS = 1.1  # that filters as bands took on an H200, over what is counted, more than others of the family (predict.MEASURED)
+BANDS = 1.2  # that filters as bands took on an H200, over what is counted: the median over 30 tactics
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:

@@ -70,8 +70,8 @@ class Geometry:
     from the first on are read; the first window begins at column `shift`.
 
     `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes,
-    loads]: byte offset in the patch of what a lane loads: paired, a word per register, else each half. Steps from `full` on
-    clear what is no tap. `excess`: whether some load needs two words of one bank.
+    loads]: byte offset in the patch of what a lane loads: paired, a word per register, else each half. Masks of
+    the steps from `full` on clear all but taps. `excess`: whether some load needs two words of one bank.
     """
 
     log2_th: int

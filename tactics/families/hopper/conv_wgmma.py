@@ -404,7 +404,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) / deep + conv_gemm.EPILOGUE_CLK
     end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
     of_tile = math.ceil(steps / ways) * each
-    turns = math.ceil(tiles * ways / (deep * (AT_ONCE[deep] * device.num_sms // 132)))
+    turns = math.ceil(tiles * ways / (deep * max(1, AT_ONCE[deep] * device.num_sms // 132)))
     begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end

@@ -214,7 +214,7 @@ def test_what_is_not_finite_reaches_those_that_read_it_alone(patch, reach):
 
 # Times over those of DRAM alone by the same model, batch 32, 112 x 112. Without tensor cores 5x5 takes 1.97 of it and 7x7 3.90;
 # for 3x3 FP32 is as fast, and of stride 2 the patches of tensor cores leave too few warps.
-TIMES = {(3, 1): 1.30, (3, 2): 1.05, (5, 1): 1.35, (5, 2): 1.27, (7, 1): 1.63, (7, 2): 1.76}
+TIMES = {(3, 1): 1.29, (3, 2): 1.05, (5, 1): 1.35, (5, 2): 1.27, (7, 1): 1.63, (7, 2): 1.76}
 
 
 @pytest.mark.parametrize("layout", ["hwc8", "hwc16"])
@@ -284,7 +284,7 @@ def test_predictions(device):
     assert best[1] < best[8] < best[64]
     memory = 2 * 64 * 256 * 56 * 56 * 2 / (d.dram_gbps * 1e3)
     seen = memory / rates(d).dram_share  # what a copy is known to take
-    near = 1.7 if d.dram_gbps < 5000 else 2.5  # beyond that, the arithmetic of two products per byte is the limit
+    near = 1.5 if d.dram_gbps < 5000 else 2.5  # beyond that, the arithmetic of two products per byte is the limit
     assert memory < best[64] < near * seen + d.launch_us
 
 

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.slow
 DEVICE = named("h200")
 TILE, SIGMOID = Tile(64, 64, 64, 2, 2, 4), Activation("sigmoid")
 PROBLEM = transposed_case(2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True)
+# Depthwise patches whose copies or filters meet in a bank of shared memory, at every window: a few dozen times in a block.
+MEETING = ("32c16x16_t2x8", "16c28x32_t2x8_mma", "16c16x32_t2x8_mma", "16c28x28_t4x7")
 
 
 GROUPS = ((2, 16, 8), (3, 12, 9), (4, 32, 32), (2, 48, 80), (8, 8, 8), (20, 20, 20), (6, 6, 12), (5, 40, 40))
@@ -118,8 +120,7 @@ def test_groups_against_onnxruntime(seed):
             tactic = pick.choice(found[kernel, *sides])
             got, stats = run(p, tactic, [feeds["x"].astype(np.float16)], op.weights)
             assert_right(p, tactic, got, expected)
-            # Copies of a depthwise kernel's patch may meet in a bank, at a stride of 2.
-            assert kernel.endswith("depthwise") or all(s.excess_wavefronts == 0 for s in stats)
+            assert str(tactic.tile) in MEETING or all(s.excess_wavefronts == 0 for s in stats)
             assert len(stats) == (len(phases(p)) if isinstance(p, ConvTransposeProblem) else 1)
 
 
