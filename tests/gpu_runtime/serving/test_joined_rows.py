@@ -12,6 +12,7 @@ import gpu_runtime as gr
 from cuda_kernels.device import DRIVER_NAMES, Device, named
 from cuda_kernels.driver_errors import DriverError
 from gpu_runtime.errors import EngineError
+from gpu_runtime.planning import points
 from gpu_runtime.runtime import steps
 from gpu_runtime.runtime.plan_record import Batch, TensorSpec
 from gpu_runtime.serving.rows import Failure, answer, checked, opened, point, sizes
@@ -41,7 +42,10 @@ def exact(tmp_path_factory) -> gr.Engine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> gr.Engine:
-    return made(tmp_path_factory.mktemp("range"), 1, MOST, MOST)
+    """Of one plan, whatever the plan for one row would gain."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(points, "WORTH", 2.0)
+        return made(tmp_path_factory.mktemp("range"), 1, MOST, MOST)
 
 
 def request(rng, rows: int) -> dict[str, np.ndarray]:
