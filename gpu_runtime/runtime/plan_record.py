@@ -177,7 +177,8 @@ class Layer(Shown):
     """One layer of the plan, a reformat or a NoOp included: what it computes, by which tactic, from and to where.
 
     `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it is another than `name`; `problem`: null where it only
-    gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution.
+    gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution; `images`:
+    of a batch that runs in pieces, the first image of the layer's piece, and how many that are.
     """
 
     name: Text
@@ -189,6 +190,18 @@ class Layer(Shown):
     nodes: tuple[Text, ...] = ()
     layer: Text | None = None
     weights_count: Size = 0
+    images: Span | None = None
+
+    @property
+    def op_name(self) -> str:
+        """Its name, of a piece of a batch that which all pieces share."""
+        return self.name.removesuffix(piece_text(*self.images)) if self.images else self.name
+
+    @property
+    def op_output(self) -> str:
+        """The name of its output, of a piece of a batch that which all pieces share."""
+        name = self.outputs[0].name
+        return name.removesuffix(piece_text(*self.images)) if self.images else name
 
     @property
     def type(self) -> str:
@@ -240,6 +253,15 @@ class CallStep:
     part: int
     args: tuple[ArrayArgument | None, ...]
     covers: tuple[int, ...]
+
+
+def piece_text(first: int, count: int) -> str:
+    """The end of the names of a piece of a batch.
+
+    >>> piece_text(8, 8)
+    ' [8:16]'
+    """
+    return f" [{first}:{first + count}]"
 
 
 Step = LaunchStep | CallStep
