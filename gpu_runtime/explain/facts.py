@@ -76,15 +76,19 @@ def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
 def pieces_text(record: EngineRecord) -> str:
     """How the plan runs its batch in pieces; empty where it does not."""
     layers, p = record.plan.layers, record.plan.solution
-    parts = [row for row in layer_rows(layers) if layers[row[0]].images is not None]
+    parts = [row for row in layer_rows(layers) if layers[row[0]].images]
     if not parts:
         return ""
-    able, sizes = [row for row in parts if layers[row[0]].tactic], Counter(str(layers[i].images[1]) for i in parts[0])
+    launched, sizes = (
+        sum(bool(layers[row[0]].tactic) for row in parts),
+        Counter(layers[i].outputs[0].shape4[0] for i in parts[0]),
+    )
     each = " and ".join(f"{count} pieces of {size} images" for size, count in sizes.items())
     whole_us, share_us = p.rivals.whole_us, sum(layers[i].time_us for row in parts for i in row)
     whole = "" if whole_us is None else f"; with the whole batch in each the plan would take {us_text(whole_us, record.timing)}"
     share = us_text(share_us, record.timing)
-    return f"{len(able)} layers, {share}, run in {each}, so that L2 keeps what one hands to the next{whole}; other sizes were estimated"
+    text = f"{launched} layers, {share}, run in {each}, so that L2 keeps their tensors{whole}"
+    return f"{text}; other sizes were estimated"
 
 
 def facts_of(record: EngineRecord) -> list[LayerFacts]:

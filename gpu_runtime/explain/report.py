@@ -3,7 +3,7 @@
 Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and returns plain text.
 """
 
-from gpu_runtime.explain.facts import ends_of, facts_of, pieces_text, layer_rows
+from gpu_runtime.explain.facts import ends_of, facts_of, layer_rows, pieces_text
 from gpu_runtime.explain.figures import PREDICTED, proof_text, tactic_text, times_are, us_text, whole_texts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text

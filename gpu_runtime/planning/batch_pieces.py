@@ -2,9 +2,9 @@
 
 A network falls into blocks: all that later blocks read of a block is one tensor. Each block runs whole or in pieces, a choice
 of the plan (`offer`): its ops stand in the network twice, and where a block in pieces meets a whole one, or an end of the
-network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it takes
-what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks that may
-gain: the plan is the best for these sizes and blocks. A plan's layers run piece by piece after `unrolled`.
+network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it
+takes what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks
+that may gain: the plan is the best for these sizes and blocks. A plan's layers run piece by piece after `unrolled`.
 
 An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
 times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
@@ -20,8 +20,7 @@ from typing import Any
 from cuda_kernels.device import Device
 from gpu_runtime.network import Group, Literal, Network, Op
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.runtime.plan_record import piece_text
-from gpu_runtime.text import MOST_NAME
+from gpu_runtime.text import MOST_NAME, piece_text
 from tactics.candidates import accepts
 from tactics.format import Key
 from tactics.planner import plan
@@ -166,9 +165,7 @@ def _tie(
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
 
 
-def _with(
-    network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]
-) -> Network:
+def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]) -> Network:
     """The network of these ops; `bases`: of each new tensor the one whose types it has."""
     return replace(
         network,

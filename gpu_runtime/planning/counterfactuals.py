@@ -160,7 +160,9 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     found = [
         (entry.us, known)
         for op, entry in launched
-        if entry.tactic and entry.tactic.kernel not in ANY_FP16 and (known := peers.time_of(batch_pieces.whole(op), table.device))
+        if entry.tactic
+        and entry.tactic.kernel not in ANY_FP16
+        and (known := peers.time_of(batch_pieces.whole(op), table.device))
     ]
     if not found:
         return None

@@ -14,6 +14,7 @@ from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner.graph import Entry, to_ps
 from tactics.predict import kept_premium, premium
+from tactics.problems.batches import PiecesProblem
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic, tactic_of
@@ -125,8 +126,9 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
     own = ((Key(x), Key(y)) for x, y in places.views(op))
     for x, y in (*own, *places.through_views(op, inside)):
         yield Entry(None, (x,), y, 0)
-    for x, y in dict.fromkeys(places.images(op)):
-        yield Entry(None, (Key(x),), Key(y), to_ps(op.problem.us))
+    if isinstance(op.problem, PiecesProblem):
+        for at, made_at in dict.fromkeys(places.images(op)):
+            yield Entry(None, (Key(at),), Key(made_at), to_ps(op.problem.us))
 
 
 def cost_of(device: Device, risk: float | None) -> Cost:

@@ -154,7 +154,8 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
     found = []
     every = [
-        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces) for op in network.ops
+        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
+        for op in network.ops
     ]
     more = asked.device, asked.sparse, asked.scratch
     asked.timer.prepare((alike[0], _wanted(*alike[:4], *more)[1]) for alike in dict.fromkeys(every))
@@ -186,7 +187,9 @@ def _of_pieces(
 def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:
     """(the network without the options that need an op which no tactic runs, its times, an error's text): the text is empty
     unless some combinations of options, or all, may have no plan. Raises ModelError where an op is needed that none runs."""
-    unable = [op for op, rows in zip(network.ops, times, strict=True) if not rows and not any((*places.views(op), *places.images(op)))]
+    unable = [
+        op for op, rows in zip(network.ops, times, strict=True) if not rows and not any((*places.views(op), *places.images(op)))
+    ]
     if not unable:
         return network, tuple(times), ""
     lines = [f"{network.name}: no tactic runs these layers on {device.title}:"]
@@ -234,9 +237,9 @@ class _Reformats:
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
-            images, *image = self._shapes[tensor]
-            each = [self._ps(ReformatProblem(n, *image, *map(str, ends))) for n in self._pieces.get(tensor, (images,))]
-            self.problems[hop] = ReformatProblem(images, *image, *map(str, ends))
+            whole = ReformatProblem(*self._shapes[tensor], *map(str, ends))
+            each = [self._ps(replace(whole, n=n)) for n in self._pieces.get(tensor, (whole.n,))]
+            self.problems[hop] = whole
             self._known[hop] = None if None in each else sum(ps for ps in each if ps is not None)
         return self._known[hop]
 

@@ -28,11 +28,12 @@ from gpu_runtime.runtime.fields import (
     Size,
     Span,
     TacticName,
+    TensorSpec,
     Text,
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
-from gpu_runtime.text import printable
+from gpu_runtime.text import piece_text
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
@@ -130,43 +131,6 @@ class Bound:
         return TensorSpec(self.name, self.shape, DTYPES[self.format.dtype])
 
 
-class Batch(int):
-    """The first size of an input or output that takes several: as a number the one that the plan was optimized for.
-
-    >>> Batch(8, (1, 64)), Batch(8, (1, 64)) + 1, Batch(2, (1, 4), (1, 2, 4))
-    (1..64, 9, 1|2|4)
-    """
-
-    min: int
-    max: int
-    exact: tuple[int, ...]  # the sizes that it takes; empty where it takes any from min to max
-
-    def __new__(cls, opt: int, limits: tuple[int, int], exact: tuple[int, ...] = ()) -> Batch:
-        made = super().__new__(cls, opt)
-        (made.min, made.max), made.exact = limits, exact
-        return made
-
-    def __repr__(self) -> str:
-        return "|".join(map(str, self.exact)) or f"{self.min}..{self.max}"
-
-    __str__ = __repr__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (int(self), (self.min, self.max), self.exact)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """The required caller's array for an input or output; the first size is a Batch where the engine takes several."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __str__(self) -> str:
-        return printable(f"{self.name} {'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}")
-
-
 # ---- what is computed and launched
 
 ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
@@ -194,12 +158,12 @@ class Layer(Shown):
 
     @property
     def op_name(self) -> str:
-        """Its name, of a piece of a batch that which all pieces share."""
+        """Its name, without the images of its piece."""
         return self.name.removesuffix(piece_text(*self.images)) if self.images else self.name
 
     @property
     def op_output(self) -> str:
-        """The name of its output, of a piece of a batch that which all pieces share."""
+        """The name of its output, without the images of its piece."""
         name = self.outputs[0].name
         return name.removesuffix(piece_text(*self.images)) if self.images else name
 
@@ -253,15 +217,6 @@ class CallStep:
     part: int
     args: tuple[ArrayArgument | None, ...]
     covers: tuple[int, ...]
-
-
-def piece_text(first: int, count: int) -> str:
-    """The end of the names of a piece of a batch.
-
-    >>> piece_text(8, 8)
-    ' [8:16]'
-    """
-    return f" [{first}:{first + count}]"
 
 
 Step = LaunchStep | CallStep

@@ -12,9 +12,9 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True, slots=True)
 class PiecesProblem(Problem):
-    """A tensor's images as pieces of these `sizes`, or, not `apart`, the pieces as one tensor again. Nothing is launched: images
-    follow each other in memory. `us`: what DRAM takes for what L2 cannot hold of the whole tensor. Only the planner has this
-    problem; in engines each piece is a Gather, and all of them are joined by a Concat.
+    """A tensor's images as pieces of these `sizes`, or, not `apart`, the pieces as one tensor again. Nothing is launched:
+    images follow each other in memory. `us`: what DRAM takes for what L2 cannot hold of the whole tensor. Only the planner has
+    this problem; in engines each piece is a Gather, and all of them are joined by a Concat.
     """
 
     shape: Shape4

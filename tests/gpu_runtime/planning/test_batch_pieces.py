@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from cuda_kernels.device import named
+from benchmarks.networks import resnet50
+from gpu_runtime.explain.facts import layer_rows, pieces_text
 from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, Pieces, blocks, offer
+from gpu_runtime.runtime.dataflow import Fault
+from gpu_runtime.runtime.verify import derived
 from tactics.problems.batches import at_batch, sizes_of
+from tactics.sampling.data import reference
 from tests import drawn
 from tests.engines import judge
-from tests.reference_run import choices, feeds_for, model, network, node, relative_error, run
+from tests.reference_run import model, network, node
 
-L4 = named("l4")
 RNG = np.random.default_rng(3)
 
 
@@ -74,6 +77,77 @@ def test_pieces_give_the_answers_of_the_whole_batch(monkeypatch, batch, pieces):
     assert engine.record.weight_bytes <= whole.record.weight_bytes  # pieces share them
 
 
+def test_the_same_tactics_give_the_same_bits(monkeypatch):
+    """Of each layer that has its tactic of the whole batch, and reads what is the same."""
+    proto = residual(6, 12)
+    feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (6, 3, 12, 12)).astype(np.float32)}
+    engines = [gr.build(proto, device="a100")]
+    forced(monkeypatch, lambda n: sizes_of(n, 2))
+    engines.append(gr.build(proto, device="a100"))
+    tactics = [{x.op_name: x.tactic for x in e.plan.layers if x.tactic} for e in engines]
+    traces = []
+    for engine in engines:
+        with engine.context(device="emulator") as context:
+            traces.append(context.trace(feeds))
+    alike = [name for name in tactics[0] if tactics[1].get(name) == tactics[0][name]]
+    assert len(alike) > 3 and all(traces[0][name].tobytes() == traces[1][name].tobytes() for name in alike)
+
+
+def test_compare_puts_pieces_together(monkeypatch):
+    proto = residual(5)
+    forced(monkeypatch, lambda n: sizes_of(n, 2))
+    calibration = {"x": np.random.default_rng(2).uniform(-1, 1, (5, 3, 8, 8)).astype(np.float32)}
+    engine = gr.build(proto, device="l4", calibration=calibration)
+    assert any(layer.images == (3, 2) for layer in engine.plan.layers)
+    found = gr.compare(proto, engine, emulate=True)
+    assert found.passed and {"r", "t"} <= {row.tensor for row in found.layers}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_problem_for_fewer_images_computes_those(seed):
+    net = network(drawn_batch(seed))
+    for op in net.ops:
+        of, images = at_batch(op.problem, 1), op.problem.out_shape[0]
+        if of is None:
+            continue
+        assert of.all_shapes == tuple((1, *shape[1:]) for shape in op.problem.all_shapes)
+        assert at_batch(of, images) == op.problem
+        xs = [np.random.default_rng(i).uniform(-1, 1, shape).astype(np.float32) for i, shape in enumerate(op.problem.in_shapes)]
+        y = reference(op.problem, xs, op.weights)
+        for i in range(images):
+            assert np.allclose(reference(of, [x[i : i + 1] for x in xs], op.weights), y[i : i + 1], 1e-4, 1e-5, equal_nan=True)
+
+
+def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
+    proto = resnet50(32)
+    whole, engine = gr.build(proto, device="h200"), gr.build(proto, device="l4")
+    assert not any(layer.images for layer in whole.plan.layers) and whole.plan.solution.rivals.whole_us is None
+    assert engine.plan.solution.status == "proven"
+    assert engine.plan.solution.rivals.whole_us > 1.15 * engine.plan.solution.total_us
+    assert engine.plan.memory.activation_bytes < 0.7 * whole.plan.memory.activation_bytes
+    assert "pieces of 8 images" in pieces_text(engine.record)
+    assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
+
+
+def test_one_image_and_batch_invariant_plans_have_no_pieces(monkeypatch):
+    forced(monkeypatch, lambda n: sizes_of(n, min(n, 2)))
+    shapes = {"x": ((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
+    ranged = gr.build(residual("N"), device="l4", shapes=shapes, batch_invariant=True)
+    assert not any(layer.images for plan in ranged.record.plans for layer in plan.layers)
+    assert not any(layer.images for layer in gr.build(residual(1), device="l4").plan.layers)
+
+
+def test_a_file_with_other_images_than_its_tensors_is_refused(monkeypatch):
+    forced(monkeypatch, lambda n: sizes_of(n, 2))
+    record = gr.build(residual(4), device="l4").record
+    (plan,) = record.plans
+    i = next(i for i, layer in enumerate(plan.layers) if layer.images)
+    wrong = replace(plan.layers[i], images=(0, 3))
+    bad = replace(record, plans=(replace(plan, layers=(*plan.layers[:i], wrong, *plan.layers[i + 1 :])),))
+    with pytest.raises(Fault, match="expected an output of the 3 images of its piece, got 2"):
+        derived(bad)
+
+
 def drawn_batch(seed: int):
     """A drawn network of several images."""
     d = drawn.Drawn(f"pieces {seed}")
@@ -98,5 +172,4 @@ def check_drawn(monkeypatch, seed: int) -> int:
 
 def test_drawn_networks_in_pieces_of_drawn_sizes(monkeypatch):
     counts = [check_drawn(monkeypatch, seed) for seed in range(40)]
-    print(counts)
     assert sum(map(bool, counts)) > 20 and sum(counts) > 200
