@@ -86,11 +86,12 @@ def _able(network: Network, block: Block, images: int) -> bool:
 
 
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
-    """The pieces that may gain most over the chosen plan, if its tactics ran them; None where that is next to nothing."""
+    """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
+    nothing."""
     network = table.network
     images = network.inputs[0].shape4[0] if network.inputs else 1
     longest = max((len(repr(name)) for op in network.ops for name in (op.name, op.output)), default=0)
-    if images == 1 or table.risk is None or longest > MOST_NAME - len(repr(SUFFIX)) - 40:
+    if images == 1 or longest > MOST_NAME - len(repr(SUFFIX)) - 40:
         return None
     listed = blocks(network)
     able = {i for i, block in enumerate(listed) if _able(network, block, images)}
@@ -106,7 +107,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
 
 
 def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
-    """Microseconds that the plan's tactics save in pieces."""
+    """Microseconds that the plan's tactics are predicted to save in pieces."""
     gain = 0.0
     for op in block.ops:
         entry = chosen.entries.get(op.name)
@@ -118,7 +119,7 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
                 return 0.0
             us = predict_us(of, entry.tactic, device) * kept_premium(of, entry.tactic, device)
             gain -= sizes.count(n) * us
-        gain += entry.us
+        gain += predict_us(op.problem, entry.tactic, device)
     return gain
 
 
@@ -160,7 +161,7 @@ def _tie(
 ) -> Op[Problem]:
     """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
     shape = network.tensors[source if apart else made]
-    us = moved_us(device, ELEMENT * math.prod(shape), 0)["dram"]
+    us = 0.0 if device.measured else moved_us(device, ELEMENT * math.prod(shape), 0)["dram"]
     name, problem = f"images of {made}", PiecesProblem(shape, sizes, apart, us)
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
 
