@@ -2,10 +2,10 @@
 
     python -m benchmarks.split_ends [--device a100,h200,l4,rtx4090] [--batch 1] [NAME ...]
 
-Of each layer whose K is split: clocks of its end by the model (tactics/families/conv_gemm.py, epilogue_clk), beside two others.
-A second launch reads all slices at the rate of the whole GPU; it costs a launch that begins early, and one more pass of latency.
-Blocks that wait for each other (a cooperative launch) add a share of the tile each; they pay a store of the sum's arrival and one
-more pass of latency until the last one has arrived. NAME: as benchmarks.bench_networks has it. Times are predicted.
+Of each layer whose K is split: the clocks of its end by the model (epilogue_clk of tactics/families/conv_gemm.py), beside two
+others. A second launch reads all slices at the rate of the whole GPU; it costs a launch that begins early, and one more pass of
+latency. Blocks that wait for each other (a cooperative launch) add a share of the tile each; they wait one pass more, until the last
+has arrived. NAME: as benchmarks.bench_networks has it. Times are predicted.
 """
 
 import warnings
