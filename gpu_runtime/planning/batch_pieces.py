@@ -4,7 +4,8 @@ A network falls into blocks: all that later blocks read of a block is one tensor
 of the plan (`offer`): its ops stand in the network twice, and where a block in pieces meets a whole one, or an end of the
 network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it
 takes what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks
-that may gain: the plan is the best for these sizes and blocks. A plan's layers run piece by piece after `unrolled`.
+that may gain; whole, these have the ops of the plan without pieces. The plan is the best of all such. A plan's layers run piece
+by piece after `unrolled`.
 
 An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
 times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
@@ -70,6 +71,10 @@ def blocks(network: Network) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def _is_in(op: Op[Problem], chosen: plan.Plan) -> bool:
+    return op.name in chosen.entries and plan.holds(op.when, chosen.options)
+
+
 def _writes(op: Op[Problem]) -> bool:
     """Whether the op's output has memory of its own in every plan."""
     return not isinstance(op.problem, (ViewProblem, GatherProblem, MoveProblem))
@@ -110,8 +115,8 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
     """Microseconds that the plan's tactics are predicted to save in pieces."""
     gain = 0.0
     for op in block.ops:
-        entry = chosen.entries.get(op.name)
-        if entry is None or entry.tactic is None or not plan.holds(op.when, chosen.options):
+        entry = chosen.entries[op.name] if _is_in(op, chosen) else None
+        if entry is None or entry.tactic is None:
             continue
         for n in set(sizes):
             of = at_batch(op.problem, n)
@@ -123,8 +128,8 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
     return gain
 
 
-def offer(network: Network, pieces: Pieces, device: Device) -> Network:
-    """The network with the choice, for each of these blocks, to run in pieces."""
+def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
+    """The network with the choice, for each of these blocks, to run in pieces; else with the ops of the chosen plan."""
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
@@ -140,7 +145,7 @@ def offer(network: Network, pieces: Pieces, device: Device) -> Network:
         names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
         bases |= {new: t for t, new in names.items()}
         here = (groups[i], PIECES)
-        ops += [replace(op, when=(*op.when, (groups[i], WHOLE))) for op in block.ops]
+        ops += [replace(op, when=((groups[i], WHOLE),)) for op in block.ops if _is_in(op, chosen)]
         ops += [tie(t, names[t], True, (*(((groups[i - 1], WHOLE),) if t == handed else ()), here)) for t in read]
         ops += [_piece(op, names, pieces.sizes, here) for op in block.ops]
         after = ((groups[i + 1], WHOLE),) if i + 1 in groups else ()
@@ -199,7 +204,7 @@ def without(graph: plan.Graph) -> plan.Graph | None:
 def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
     """The plan with each piece as layers of its own, in the order in which they run, and a table for that; itself without."""
     network = table.network
-    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    ops = [op for op in network.ops if _is_in(op, chosen)]
     if not any(op.pieces for op in ops):
         return table, chosen
     made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # of each tensor in pieces: their names and images

@@ -51,8 +51,8 @@ def forced(monkeypatch, images_of, pick=lambda group: PIECES) -> None:
         able = {i for i, b in enumerate(blocks(table.network)) if batch_pieces._able(table.network, b, images)}
         return Pieces(sizes, frozenset(able)) if len(sizes) > 1 and able else None
 
-    def offered(net, pieces, device):
-        both = offer(net, pieces, device)
+    def offered(net, pieces, device, chosen):
+        both = offer(net, pieces, device, chosen)
         mine = {g: pick(g) for g, options in both.groups if options == (WHOLE, PIECES)}
         ops = tuple(op for op in both.ops if all(mine.get(g, o) == o for g, o in op.when))
         groups = tuple((g, (mine[g],) if g in mine else options) for g, options in both.groups)
