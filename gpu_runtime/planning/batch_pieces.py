@@ -23,7 +23,7 @@ from gpu_runtime.network import Group, Literal, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.text import MOST_NAME, piece_text
 from tactics.candidates import accepts
-from tactics.format import Key
+from tactics.format import DTYPES, Key
 from tactics.planner import plan
 from tactics.planner.graph import Entry
 from tactics.predict import kept_premium, predict_us
@@ -35,7 +35,6 @@ from tactics.roofline import moved_us
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
-ELEMENT = 2  # bytes
 _Made = tuple[Op[Problem], Entry]
 
 
@@ -165,8 +164,9 @@ def _tie(
     network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
 ) -> Op[Problem]:
     """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
-    shape = network.tensors[source if apart else made]
-    us = 0.0 if device.measured else moved_us(device, ELEMENT * math.prod(shape), 0)["dram"]
+    tensor = source if apart else made
+    shape, element = network.tensors[tensor], {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
+    us = 0.0 if device.measured else moved_us(device, element.get(tensor, 2) * math.prod(shape), 0)["dram"]
     name, problem = f"images of {made}", PiecesProblem(shape, sizes, apart, us)
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
 
