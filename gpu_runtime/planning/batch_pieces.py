@@ -12,6 +12,7 @@ times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Any
 from cuda_kernels.device import Device
 from gpu_runtime.network import Group, Literal, Network, Op
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.text import MOST_NAME, piece_text
+from gpu_runtime.text import MOST_NAME, SHORT_NAME, piece_text
 from tactics.candidates import accepts
 from tactics.format import DTYPES, Key
 from tactics.planner import plan
@@ -35,6 +36,7 @@ from tactics.roofline import moved_us
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
+TAKEN = re.compile(rf"{SUFFIX}|^images of | \[\d+:\d+\]| of its pieces$")
 _Made = tuple[Op[Problem], Entry]
 
 
@@ -94,8 +96,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     nothing."""
     network = table.network
     images = network.inputs[0].shape4[0] if network.inputs else 1
-    longest = max((len(repr(name)) for op in network.ops for name in (op.name, op.output)), default=0)
-    if images == 1 or longest > MOST_NAME - len(repr(SUFFIX)) - 40:
+    if images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
         return None
     listed = blocks(network)
     able = {i for i, block in enumerate(listed) if _able(network, block, images)}
@@ -108,6 +109,11 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
             between = range(min(found), max(found) + 1)
             best, most = Pieces(sizes, frozenset(able.intersection(between))), total
     return best
+
+
+def _is_odd(name: str) -> bool:
+    """Whether a name may be one of those that pieces get, or has no room for it."""
+    return bool(TAKEN.search(name)) or len(name) > SHORT_NAME // 2 and len(repr(name)) > MOST_NAME - SHORT_NAME
 
 
 def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
@@ -266,7 +272,8 @@ def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> li
 
 
 def _named(tensor: str, part: str) -> str:
-    """
+    """The name of a piece of a tensor.
+
     >>> _named("x in pieces", " [0:8]"), _named("x in pieces 3", " [0:8]")
     ('x [0:8]', 'x 3 [0:8]')
     """

@@ -129,6 +129,16 @@ def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
 
 
+@pytest.mark.parametrize("name", ["x in pieces", "t [0:8]", "images of t", "é" * 1500])
+def test_names_that_pieces_could_get_keep_the_batch_whole(name):
+    proto = resnet50(32)
+    for other in proto.graph.node:
+        for names in (other.input, other.output):
+            names[:] = [name if t == "s1b1/relu3_out" else t for t in names]
+    engine = gr.build(proto, device="l4")
+    assert any(layer.images for layer in engine.plan.layers) == (len(name) > 1000)
+
+
 def test_one_image_and_batch_invariant_plans_have_no_pieces(monkeypatch):
     forced(monkeypatch, lambda n: sizes_of(n, min(n, 2)))
     shapes = {"x": ((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
