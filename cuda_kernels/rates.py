@@ -41,6 +41,7 @@ class Library:
 # has two halves, as those of H100 and B200; and (0.75, 1.7) of an A40, (0.65, 1.6) of an L40: the others are like these. They
 # hold for libraries' kernels as for ours.
 KEPT_HALVES, KEPT_WHOLE = (0.3, 1.0), (0.7, 1.65)
+KEPT_SEEN = ("a100", "a100_pcie", "a100_40gb", "h100", "h200", "a40", "rtx_a6000", "l40s")  # of those chips, with that much L2
 
 
 @dataclass(frozen=True, slots=True)

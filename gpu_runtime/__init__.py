@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gpu_runtime.pipeline import build, plan
     from gpu_runtime.pruning.prune import prune
     from gpu_runtime.runtime.context import Context
+    from gpu_runtime.runtime.fields import TensorSpec
     from gpu_runtime.runtime.future import RunFuture
-    from gpu_runtime.runtime.plan_record import TensorSpec
     from gpu_runtime.serving.pool import Pool
 
     __version__: str

@@ -26,9 +26,9 @@ from gpu_runtime.engine_header import bad, file_data, header_of, layout_problem,
 from gpu_runtime.errors import EngineError, NoEngineError
 from gpu_runtime.runtime import bounds, sizes
 from gpu_runtime.runtime.dataflow import Fault
-from gpu_runtime.runtime.fields import padded
+from gpu_runtime.runtime.fields import TensorSpec, padded
 from gpu_runtime.runtime.findings import SparsityRecord
-from gpu_runtime.runtime.plan_record import EngineData, EngineRecord, Section, TensorSpec
+from gpu_runtime.runtime.plan_record import EngineData, EngineRecord, Section
 from gpu_runtime.text import printable, size_text
 from tactics import codec
 

@@ -24,7 +24,7 @@ from gpu_runtime import file_kinds
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.runtime.steps import warning
 from gpu_runtime.text import printable
 

@@ -50,6 +50,8 @@ class Op(Generic[P_co]):
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
     `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
     siblings are one, or, with `branches`, parallel branches that were added (then also of one that took in its own input).
+    `pieces`: it runs once for each of these numbers of images; `problem` is of the first and largest (planning.batch_pieces);
+    `images`: of one of those runs, its first image and how many it computes.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Op(Generic[P_co]):
     layer: str = ""
     layers: tuple[str, ...] = ()
     branches: bool = False
+    pieces: tuple[int, ...] = ()
+    images: tuple[int, int] | None = None
 
 
 def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:

@@ -99,7 +99,7 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact, loaded = _fitted(loaded, wanted, sizes, calibration, progress)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
-    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned)
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, pieces=not batch_invariant)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
     flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
     engine = _packed(source, planned, _explained(loaded, planned, planner, log), flags, profiles, planner, embed_cubins)
@@ -222,7 +222,7 @@ def outlooks(
         for target in targets:
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if batches else ''}"))
             planner = Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
-            sparse, solution = stages.explain(loaded, Planned(*planner(network), reached), planner, {})
+            sparse, solution = stages.explain(loaded, Planned(*planner.in_pieces(*planner(network)), reached), planner, {})
             found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk, inputs))
     return Plans(tuple(found), batches)
 

@@ -21,7 +21,7 @@ import gpu_runtime
 from gpu_runtime.pipeline import SPARSITY
 from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.plan_record import Batch
+from gpu_runtime.runtime.fields import Batch
 
 
 def _batch(first: tuple[int, ...]) -> Batch | None:

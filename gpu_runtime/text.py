@@ -61,6 +61,15 @@ def shortened(name: str) -> str:
     return f"{printable(name)[:SHORT_NAME]}... ({hashlib.sha256(name.encode()).hexdigest()[:12]})"
 
 
+def piece_text(first: int, count: int) -> str:
+    """The end of the names of a piece of a batch.
+
+    >>> piece_text(8, 8)
+    ' [8:16]'
+    """
+    return f" [{first}:{first + count}]"
+
+
 def clipped(sentence: str) -> str:
     """As much of a sentence as an engine's record takes."""
     most = 4 * MOST_NAME - 4

@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Any
 
 from cuda_kernels.device import Device
-from cuda_kernels.rates import rates
+from cuda_kernels.rates import KEPT_HALVES, KEPT_SEEN, rates
 from tactics.problems.problem import Problem
 from tactics.roofline import Counts, predicted
 from tactics.tactic import Tactic
@@ -83,6 +83,16 @@ def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> fl
         return 1.0
     parts = _cached(problem, tactic, device)
     return math.exp(NormalDist().inv_cdf(risk) * sigma_ratio(str(parts["bound"]), float(parts["total_us"]), device))
+
+
+def kept_premium(problem: Problem, tactic: Tactic, device: Device) -> float:
+    """What a plan charges for a tactic that runs pieces of a batch so that L2 keeps them, over its time: 1 where times show how
+    much the device's L2 keeps; elsewhere as if that were no more than the least that any L2 was seen to keep of its size."""
+    if device.model in KEPT_SEEN:
+        return 1.0
+    share = KEPT_HALVES[1] / max(KEPT_HALVES[1], rates(device).kept[1])
+    poor = replace(device, l2_bytes=round(device.l2_bytes * share))
+    return max(1.0, predict_us(problem, tactic, poor) / predict_us(problem, tactic, device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,12 +98,21 @@ __device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& sha
   if (lds_32(smem) != static_cast<u32>(last_block - first_block)) return false;
   __threadfence();
   if (THREAD == 0) p.counters[share.tile * many + which] = 0;
-  // Pieces at a time: of one after the other each would wait for L2 by itself.
+  // Pieces at a time: of one after the other each would wait for L2 by itself. A block's own part is in registers still; with
+  // more accumulators they would not suffice for both.
   constexpr int AT_ONCE = 8;
+  constexpr bool KEEPS = I * J <= 16;
 #pragma unroll
   for (int first = 0; first < I * J; first += AT_ONCE) {
     float sums[AT_ONCE][4] = {};
     for (int block = first_block; block <= last_block; ++block) {
+      if (KEEPS && block == static_cast<int>(worker())) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE && first + k < I * J; ++k)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[k][e] += acc[(first + k) / J][(first + k) % J][e];
+        continue;
+      }
       const char* from = part(block) + first * THREADS * 16;
       uint4 bits[AT_ONCE];
 #pragma unroll

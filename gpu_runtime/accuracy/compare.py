@@ -181,7 +181,7 @@ class _Tensors:
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
         outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
         layers = engine.plan.layers
-        written = {layer.name: layer.outputs[0].name for layer in layers if layer.outputs and layer.type != "reformat"}
+        written = {x.op_name: x.op_output for x in layers if x.outputs and x.type != "reformat"}
         shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
         exponents = engine.plan.range.exponents if engine.plan.range else {}
         return cls(written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()})

@@ -12,6 +12,7 @@ from gpu_runtime.engine import pack
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op, TensorInfo
 from gpu_runtime.planning import places
+from gpu_runtime.planning.batch_pieces import unrolled
 from gpu_runtime.planning.places import Place
 from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import dataflow
@@ -32,7 +33,7 @@ from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 
 Home = Mapping[Place, tuple[Place, int]]  # see places.homes
-Alias = Mapping[Place, Place]  # see places.aliases
+Alias = Mapping[Place, tuple[Place, int]]  # see places.aliases
 
 
 CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem)  # layers with counted weights
@@ -50,6 +51,7 @@ class _Layer:
     out: tuple[Place, str, Format]
     time_us: float
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the tensor of a NoOp, which has no problem
+    images: tuple[int, int] | None = None  # of a piece of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,15 @@ class Assembled:
     layers: tuple[Layer, ...]
     memory: Memory
     sections: tuple[Section, ...]
+    renamed: Mapping[str, str]  # of pieces of a batch: their names of sections -> those of the first piece's
 
 
 def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     """(an engine's contents, weight arena uint8). Raises InternalError if a layer of the plan would read bytes that were not
     written for it."""
+    table, chosen = unrolled(table, chosen)
     layers = _order(table, chosen)
-    weights = {
-        f"{layer.name}.{name}": array
-        for layer in layers
-        if layer.op is not None and layer.tactic
-        for name, array in pack_weights(layer.op.problem, layer.tactic, layer.op.weights).items()
-    }
+    weights, renamed = _weights(layers)
     arena, sections = pack(weights)
     home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
     placement, blocks, using = _place(table, layers, home, alias)
@@ -84,7 +83,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     )
     zeros = (at[COUNTERS],) if COUNTERS in at else ()
     used = Memory(placement.total_bytes, placement.largest_live_bytes, at.get(WORKSPACE), zeros)
-    data = Assembled(inputs, outputs, described, used, sections)
+    data = Assembled(inputs, outputs, described, used, sections, renamed)
     try:
         dataflow.prove(data, using, {x.op.name: (x.op.inputs, x.op.output) for x in layers if x.op is not None})
     except dataflow.Fault as e:
@@ -95,10 +94,39 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     return data, arena
 
 
+def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(the packed weights by section, the names of sections of further pieces of a batch -> those of the first with the same
+    bytes)."""
+    found: dict[str, np.ndarray] = {}
+    renamed: dict[str, str] = {}
+    packed: dict[tuple[int, Problem, Tactic], tuple[str, dict[str, np.ndarray]]] = {}
+    firsts: dict[tuple[int, str], str] = {}
+    for layer in layers:
+        op, tactic = layer.op, layer.tactic
+        if op is None or tactic is None:
+            continue
+        alike = id(op.weights), op.problem, tactic
+        if not op.pieces:
+            arrays = pack_weights(op.problem, tactic, op.weights)
+        else:
+            if alike not in packed:
+                packed[alike] = layer.name, pack_weights(op.problem, tactic, op.weights)
+            arrays = packed[alike][1]
+        for name, array in arrays.items():
+            section = f"{layer.name}.{name}"
+            first = firsts.setdefault((id(op.weights), name), section) if op.pieces else section
+            if first != section and np.array_equal(found[first], array):
+                renamed[section] = first
+            else:
+                found[section] = array
+    return found, renamed
+
+
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     """The ops of the plan, inputs first, each reformat just before its first reader."""
     network = table.network
     ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    images = {op.output: op.images for op in ops if op.images}
     hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
     edges = {t.name for t in network.inputs}
     ready: dict[Place, tuple[str, Format]] = {
@@ -124,13 +152,15 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             move = Tactic("move", None, (src_fmt,), fmt)
             ins = [(src, src_name, src_fmt)]
             title = f"Reformatting CopyNode for {label}"
-            layers.append(_Layer(title, None, problem, move, ins, (place, name, fmt), us))
+            part = images.get(place.tensor)
+            layers.append(_Layer(title, None, problem, move, ins, (place, name, fmt), us, images=part))
             ready[place] = (name, fmt)
         name, have = ready[place]
         if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it
             other = called(place, fmt, f"{label} as {fmt.layout}")
             shape, ins = network.tensors[place.tensor], [(place, name, have)]
-            layers.append(_Layer(f"NoOp for {label}", None, None, None, ins, (place, other, fmt), 0.0, shape))
+            part = images.get(place.tensor)
+            layers.append(_Layer(f"NoOp for {label}", None, None, None, ins, (place, other, fmt), 0.0, shape, part))
             return other
         return name
 
@@ -144,7 +174,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
         place = Place(op.output, entry.out)
         name = called(place, out_fmt, op.output if op.output not in outside else inner_name(op.output))
-        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.us))
+        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.us, images=op.images))
         ready[place] = (name, out_fmt)
     for i, t in enumerate(network.outputs):
         place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
@@ -228,25 +258,28 @@ def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -
     way = []
     while place not in known and (place in home or place in alias):
         way.append(place)
-        place = home[place][0] if place in home else alias[place]
+        place = home[place][0] if place in home else alias[place][0]
     place = known.get(place, place)
     known |= dict.fromkeys(way, place)
     return place
 
 
 def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
-    """Byte offset of every place: a place inside another begins at its first channel there, an alias at the other place's
-    start."""
+    """Byte offset of every place: a place inside another begins at its first channel there, an alias at one of the other
+    place's images."""
 
     found: dict[str, int] = {}
     for place in dict.fromkeys(place for layer in layers for place, _, _ in (*layer.ins, layer.out)):
         way = []
         while _name(place) not in found and (place in alias or place in home):
             way.append(place)
-            place = alias[place] if place in alias else home[place][0]
+            place = alias[place][0] if place in alias else home[place][0]
         at = found[_name(place)] = found[_name(place)] if _name(place) in found else own[_name(place)]
         for inner in reversed(way):
-            if inner not in alias:
+            if inner in alias:
+                fmt, _, s = _whole(table, inner)
+                at += alias[inner][1] * s.n * DTYPES[fmt.dtype].itemsize
+            else:
                 root, c = home[inner]
                 fmt, _, s = _whole(table, root)
                 at += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
@@ -286,4 +319,5 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         tuple(op.nodes) if op else (),
         op.layer or None if op else None,
         sum(int(weights[name].size) for name in ("w", "w2") if name in weights),
+        layer.images,
     )

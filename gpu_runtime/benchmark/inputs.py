@@ -8,7 +8,8 @@ import numpy as np
 
 from cuda_kernels import files
 from gpu_runtime.runtime.arrays import host_input
-from gpu_runtime.runtime.plan_record import Bound, TensorSpec
+from gpu_runtime.runtime.fields import TensorSpec
+from gpu_runtime.runtime.plan_record import Bound
 from tactics.format import DTYPES
 
 OPTION = "--loadInputs"

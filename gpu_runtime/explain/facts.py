@@ -1,9 +1,11 @@
 """The facts of each layer of an engine's plan, in one record, which tables, trace, annotated model and page show."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_runtime.explain.figures import SURE, sureness
+from gpu_runtime.explain.figures import SURE, sureness, us_text
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, inner_name
 
@@ -54,6 +56,39 @@ def ends_of(layer: Layer) -> tuple[str, str]:
     """The formats of the inputs, and of the outputs."""
     ins, outs = (", ".join(dict.fromkeys(str(t.format) for t in ts)) for ts in (layer.inputs, layer.outputs))
     return ins, outs
+
+
+def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
+    """The numbers of the layers that a table shows as one row each: those of a run that compute pieces of one batch alike."""
+    rows: list[list[int]] = []
+    run: dict[str, list[int]] = {}
+    for i, layer in enumerate(layers):
+        if layer.images is None:
+            run = {}
+        if layer.images is None or layer.op_name not in run:
+            rows.append([])
+            if layer.images is not None:
+                run[layer.op_name] = rows[-1]
+        (rows[-1] if layer.images is None else run[layer.op_name]).append(i)
+    return rows
+
+
+def pieces_text(record: EngineRecord) -> str:
+    """How the plan runs its batch in pieces; empty where it does not."""
+    layers, p = record.plan.layers, record.plan.solution
+    parts = [row for row in layer_rows(layers) if layers[row[0]].images]
+    if not parts:
+        return ""
+    launched, sizes = (
+        sum(bool(layers[row[0]].tactic) for row in parts),
+        Counter(layers[i].outputs[0].shape4[0] for i in parts[0]),
+    )
+    each = " and ".join(f"{count} pieces of {size} images" for size, count in sizes.items())
+    whole_us, share_us = p.rivals.whole_us, sum(layers[i].time_us for row in parts for i in row)
+    whole = "" if whole_us is None else f"; with the whole batch in each the plan would take {us_text(whole_us, record.timing)}"
+    share = us_text(share_us, record.timing)
+    text = f"{launched} layers, {share}, run in {each}, so that L2 keeps their tensors{whole}"
+    return f"{text}; other sizes were estimated"
 
 
 def facts_of(record: EngineRecord) -> list[LayerFacts]:

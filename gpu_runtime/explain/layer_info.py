@@ -108,6 +108,8 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
         info["StreamId"] = 0
         info["Metadata"] = SEPARATOR.join(f"[ONNX Layer: {_clean(node)}]" for node in layer.nodes)
         info |= {"TimeUs": layer.time_us, "Timing": record.timing.label}
+        if layer.images:
+            info["Images"] = f"{layer.images[0]}:{sum(layer.images)}"
         if facts.wide:
             info["PrecisionReason"] = "; ".join(facts.wide)
         if facts.row:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.facts import facts_of
+from gpu_runtime.explain.facts import facts_of, pieces_text
 from gpu_runtime.explain.figures import (
     SURE,
     ceiling_text,
@@ -104,6 +104,7 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     time = f"{us_text(record.solution.total_us, timing)}, {proof_text(record.plan, timing)}"
     facts = [("pruning", text)] if (text := gain_text(record)) else []
     facts += [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
+    facts += [("pieces", text)] if (text := pieces_text(record)) else []
     facts += [(key, printable(text)) for key, text in whole_texts(record.plan, timing)]
     if record.profiles:
         facts.append(("batches", batches_text(record)))

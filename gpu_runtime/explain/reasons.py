@@ -9,7 +9,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from gpu_runtime.frontend.weights import Stored, as_stored, together
 from gpu_runtime.network import Op, computes
-from gpu_runtime.planning import tables
+from gpu_runtime.planning import batch_pieces, tables
 from gpu_runtime.planning.counterfactuals import Counterfactuals, Timed, alternatives, is_dense_together
 from gpu_runtime.planning.tables import Table, Times
 from gpu_runtime.runtime.findings import (
@@ -142,7 +142,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
         return replace(
             row, why=Reason(row.reason, "FP32"), sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."
         )
-    floor = Floor(**_rounded(floors(op.problem, table.device, _sizes(times))))
+    floor = Floor(**_rounded(floors(batch_pieces.whole(op), table.device, _sizes(times))))
     row = replace(row, floor=floor, library=_library(op, table.device))
     apart = _eligible_in_own_launches(op, alternatives)
     against = None if apart else not_sparse(own.problem.first if isinstance(own.problem, SqueezeExciteProblem) else own.problem)
@@ -174,7 +174,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
 
 
 def _library(op: Op, device: Device) -> LibraryKernel | None:
-    found = peers.time_of(op.problem, device)
+    found = peers.time_of(batch_pieces.whole(op), device)
     if found is None:
         return None
     sparse = None if found.sparse_us is None else round(found.sparse_us, 4)

@@ -3,7 +3,7 @@
 Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and returns plain text.
 """
 
-from gpu_runtime.explain.facts import ends_of, facts_of
+from gpu_runtime.explain.facts import ends_of, facts_of, layer_rows, pieces_text
 from gpu_runtime.explain.figures import PREDICTED, proof_text, tactic_text, times_are, us_text, whole_texts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
@@ -13,21 +13,24 @@ from gpu_runtime.text import printable, size_text, table, versus, wrap
 
 
 def plan_text(record: EngineRecord) -> str:
-    """The plan as a table, a row per layer in execution order, then its total, its rivals and its memory."""
+    """The plan as a table, a row per layer in execution order, of pieces of a batch one for all; then its total, its rivals and
+    its memory."""
     total, tuned = record.plan.solution.total_us, record.plan.solution.tuned
     estimated = tuned.missing if tuned else ()
-    rows = [
-        [
-            str(i),
-            printable(layer.name),
-            layer.type,
-            " -> ".join(ends_of(layer)),
-            tactic_text(layer.tactic),
-            us_text(layer.time_us, PREDICTED if layer.name in estimated else record.timing, unit=""),
-            f"{100 * layer.time_us / total:.1f}" if total else "-",
-        ]
-        for i, layer in enumerate(record.plan.layers)
-    ]
+    rows = []
+    for same in layer_rows(layers := record.plan.layers):
+        layer, us = layers[same[0]], sum(layers[i].time_us for i in same)
+        rows.append(
+            [
+                str(same[0]),
+                printable(layer.op_name + (f", {len(same)} pieces" if layer.images else "")),
+                layer.type,
+                " -> ".join(ends_of(layer)),
+                tactic_text(layer.tactic),
+                us_text(us, PREDICTED if layer.name in estimated else record.timing, unit=""),
+                f"{100 * us / total:.1f}" if total else "-",
+            ]
+        )
     lines = [*wrap(printable(f"Plan of {record.model.name} for {record.device.title}, {times_are(record.timing)}")), ""]
     header = ["#", "layer", "type", "formats", "tactic", "us", "%"]
     lines += table(header, rows, right=(0, 5, 6))
@@ -47,6 +50,7 @@ def _totals(record: EngineRecord) -> list[str]:
     if library:
         basis = ", estimated as one launch that moves each byte once" if timing.is_predicted else ""
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
+    lines += wrap(f"pieces   {text}", indent=9) if (text := pieces_text(record)) else []
     lines += _range_lines(record)
     for key, text in whole_texts(plan, timing):
         lines += wrap(printable(f"{key:8} {text}"))

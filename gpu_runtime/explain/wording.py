@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_runtime.explain.facts import ends_of
+from gpu_runtime.explain.facts import ends_of, layer_rows
 from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
@@ -219,11 +219,14 @@ def layer_text(row: SparsityRow, record: EngineRecord) -> str:
 def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
     """The kernel and formats that the plan has for a layer, and its share of the whole."""
     total, facts = record.solution.total_us, []
-    for layer in record.plan.layers:
+    layers = record.plan.layers
+    for same in layer_rows(layers):
+        layer, us = layers[same[0]], sum(layers[i].time_us for i in same)
         if layer.tactic and row.layer == (layer.layer or layer.name):
             ins, out = ends_of(layer)
-            text = f"{us_text(layer.time_us, record.timing)} {ins}->{out} {tactic_text(layer.tactic)}"
-            facts.append(("runs", text + (f", {100 * layer.time_us / total:.1f} % of the plan" if total else "")))
+            text = f"{us_text(us, record.timing)} {ins}->{out} {tactic_text(layer.tactic)}"
+            text += f", in {len(same)} pieces of the batch" if layer.images else ""
+            facts.append(("runs", text + (f", {100 * us / total:.1f} % of the plan" if total else "")))
     return facts
 
 

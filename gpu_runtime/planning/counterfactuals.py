@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cuda_kernels.rates import peers_are_timed, rates
 from gpu_runtime.network import Network, Op
+from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.entries import Times
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import Flip, LibraryPlan, OtherChoice, Rivals, SingleFormat
@@ -128,7 +129,9 @@ def rivals(table: Table) -> Rivals:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
     dense, single, greedy = _rival_plans(table)
     one = SingleFormat(single[0], single[1].us) if single else None
-    return Rivals(dense.us, one, greedy.us if greedy else None, _library(table, dense))
+    whole = batch_pieces.without(table.graph)
+    whole_us = plan.solve(whole).us if whole else None
+    return Rivals(dense.us, one, greedy.us if greedy else None, _library(table, dense), whole_us=whole_us)
 
 
 def _rival_plans(table: Table) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:
@@ -157,7 +160,9 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     found = [
         (entry.us, known)
         for op, entry in launched
-        if entry.tactic and entry.tactic.kernel not in ANY_FP16 and (known := peers.time_of(op.problem, table.device))
+        if entry.tactic
+        and entry.tactic.kernel not in ANY_FP16
+        and (known := peers.time_of(batch_pieces.whole(op), table.device))
     ]
     if not found:
         return None

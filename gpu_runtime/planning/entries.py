@@ -13,13 +13,14 @@ from tactics.kernels import KERNELS
 from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner.graph import Entry, to_ps
-from tactics.predict import premium
+from tactics.predict import kept_premium, premium
+from tactics.problems.batches import PiecesProblem
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic, tactic_of
 
 Times = Mapping[Tactic, Time]
-Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds, as the planner counts
+Cost = Callable[..., int]  # of a problem, a tactic and its time: picoseconds, as the planner counts; `pieces`: of a batch
 Priced = tuple[Tactic, int, int, bool]  # a tactic, its cost, how much of that is premium, whether it is timed
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 FormatsByTensor = tuple[
@@ -125,13 +126,18 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
     own = ((Key(x), Key(y)) for x, y in places.views(op))
     for x, y in (*own, *places.through_views(op, inside)):
         yield Entry(None, (x,), y, 0)
+    if isinstance(op.problem, PiecesProblem):
+        for at, made_at in dict.fromkeys(places.images(op)):
+            yield Entry(None, (Key(at),), Key(made_at), to_ps(op.problem.us))
 
 
 def cost_of(device: Device, risk: float | None) -> Cost:
-    """The cost is a tactic's time; for a sparse one also the premium for `risk`, which is None where times are measured."""
+    """The cost is a tactic's time; for a sparse one also the premium for `risk`, which is None where times are measured, and of
+    one that runs pieces of a batch the premium for what L2 may not keep."""
 
-    def cost(problem: Problem, tactic: Tactic, time: Time) -> int:
-        return to_ps(time.us, 1.0 if risk is None else premium(problem, tactic, device, risk))
+    def cost(problem: Problem, tactic: Tactic, time: Time, pieces: bool = False) -> int:
+        factor = 1.0 if risk is None else premium(problem, tactic, device, risk)
+        return to_ps(time.us, factor * (kept_premium(problem, tactic, device) if pieces else 1.0))
 
     return cost
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from cuda_kernels.launch import Cuda
 from gpu_runtime.benchmark.inputs import random_inputs
-from gpu_runtime.planning import stages
+from gpu_runtime.planning import batch_pieces, stages
 from gpu_runtime.planning.entries import addresses
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import Progress, compiling
@@ -32,6 +32,7 @@ from tactics.kernels import KERNELS
 from tactics.measure import faults
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
+from tactics.planner.plan import solve
 
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
@@ -163,6 +164,8 @@ class _Search:
         self.apart, corrected = _apart(self.best, timer)
         others: list[Callable[[Planned], Planned]] = [partial(_replanned, planner, corrected)] if corrected else []
         others += [partial(_changed, op, entry) for op, entry in _rivals(self.best.planned)]
+        if (whole := batch_pieces.without(self.best.planned.table.graph)) is not None:
+            others.insert(0, lambda planned: replace(planned, chosen=solve(whole)))
         for change in others:
             if planner.tuning.ended():
                 break

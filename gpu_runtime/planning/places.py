@@ -24,6 +24,7 @@ from itertools import accumulate, product
 
 from gpu_runtime.network import Network, Op
 from tactics.format import (
+    DTYPES,
     LAYOUTS,
     CanonicalFormat,
     Format,
@@ -37,6 +38,7 @@ from tactics.format import (
 )
 from tactics.planner import plan
 from tactics.planner.graph import Cell
+from tactics.problems.batches import PiecesProblem
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 
@@ -88,6 +90,17 @@ def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
                 yield canonical(x, p.shape), canonical(y, p.out_shape)
 
 
+def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
+    """(of the input, of the output): the formats in which a tensor's images begin at multiples of 16 bytes, so that pieces of
+    it are tensors, of an op that makes pieces of a tensor or one of pieces."""
+    p = op.problem
+    if isinstance(p, PiecesProblem):
+        edges = (Format(dtype, layout) for dtype in ("fp32", "uint8") for layout in ("chw", "hwc"))
+        for f in (*representative(p.shape), Format("fp16", "chw"), *edges):
+            if strides(f, p.shape).n * DTYPES[f.dtype].itemsize % 16 == 0:
+                yield canonical(f, p.in_shapes[0]), canonical(f, p.out_shape)
+
+
 def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
     """Tensor -> formats that it may have beside its own, because a view or transposition then moves nothing: without padding
     between pixels where channels become last or were, and of the type that the network's input or output has at the other
@@ -97,7 +110,9 @@ def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> di
         p, (x, *_), y = op.problem, op.inputs or ("",), op.output
         known = ("fp32",) if y in io else ("fp32", "uint8")  # types that kernels write, and read
         asked = {t: {f.dtype: None for f in io.get(t, ()) if f.layout == "chw" and f.dtype in known} for t in (x, y)}
-        if isinstance(p, ViewProblem):
+        if isinstance(p, PiecesProblem):
+            found |= {t: io[other] for t, other in ((x, y), (y, x)) if other in io}
+        elif isinstance(p, ViewProblem):
             found[x] = tuple(Format(dtype, "chw") for dtype in asked[y])
         elif isinstance(p, GatherProblem) and p.is_transpose and p.perm in ((0, 2, 3, 1), (0, 3, 1, 2)):
             turned, outside = (x, asked[y]) if p.perm == (0, 2, 3, 1) else (y, asked[x])
@@ -187,7 +202,7 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
         if entry is None or entry.tactic is not None or not plan.holds(op.when, chosen.options):
             continue
         out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
-        if isinstance(op.problem, ConcatProblem):
+        if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
             inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
         elif isinstance(op.problem, MoveProblem):
             inside[out] = ins[0], op.problem.start[0]
@@ -202,14 +217,20 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     return {place: root(place) for place in inside}
 
 
-def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
-    """Place -> the place at whose address it begins, of what a view or transposition that moves nothing gives memory: the
-    output is where the input is, but where the output is a piece, the input is where that is. Either has strides of its own."""
-    found: dict[Place, Place] = {}
+def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
+    """Place -> (the place at one of whose images it begins, that image), of what a view or transposition that moves nothing
+    gives memory: the output is where the input is, but where the output is a piece, the input is where that is. Of pieces of a
+    batch, the place of all images. Each has strides of its own."""
+    found: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        moves = isinstance(op.problem, (ViewProblem, GatherProblem))
-        if entry is not None and entry.tactic is None and moves and plan.holds(op.when, chosen.options):
-            source, view = Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)
-            found |= {source: view} if view.key.home else {view: source}
+        p, entry = op.problem, chosen.entries.get(op.name)
+        if entry is None or entry.tactic is not None or not plan.holds(op.when, chosen.options):
+            continue
+        out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
+        if isinstance(p, ConcatProblem) and p.axis == 0:
+            found |= {x: (out, first) for x, first in zip(ins, (0, *accumulate(p.sizes)), strict=False)}
+        elif isinstance(p, GatherProblem) and p.index[0]:
+            found[out] = ins[0], p.index[0][0]
+        elif isinstance(p, (ViewProblem, GatherProblem)):
+            found |= {ins[0]: (out, 0)} if out.key.home else {out: (ins[0], 0)}
     return found

@@ -59,7 +59,8 @@ ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need
 @dataclass(frozen=True, slots=True)
 class Planner:
     """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
-    all that is said of it are. `ends`: the formats that inputs and outputs may have."""
+    all that is said of it are. `ends`: the formats that inputs and outputs may have; `pieces`: whether batches may run in
+    pieces."""
 
     target: Device
     sparsity: Sparsity
@@ -70,6 +71,7 @@ class Planner:
     scratch: int | None = None
     risk: float | None = predict.RISK
     tuning: Tuning = Tuning()
+    pieces: bool = True
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
@@ -95,6 +97,16 @@ class Planner:
             plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
             if not any(map(self.timer.refine, plans)):
                 return table, chosen
+
+    def in_pieces(self, table: tables.Table, chosen: Plan) -> tuple[tables.Table, Plan]:
+        """The best plan with layers that run pieces of the batch, where that takes less time than the one given."""
+        from gpu_runtime.planning import batch_pieces
+
+        pieces = batch_pieces.worthwhile(table, chosen) if self.pieces else None
+        if pieces is None:
+            return table, chosen
+        found = self(batch_pieces.offer(table.network, pieces, self.target))
+        return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +225,7 @@ def settle(
     options = alternatives(network)
     table, chosen = planner(shared(options, first) if first else options)
     if calibration is None or found.compared:
-        return Planned(table, chosen, found)
+        return Planned(*planner.in_pieces(table, chosen), found)
     from gpu_runtime.precision import cliffs
 
     for done in range(ROUNDS + 1):
@@ -228,7 +240,7 @@ def settle(
         text = "; ".join(result.text(t) for t in result.far[:3])
         warnings.warn(printable(f"{network.name}: on the calibration input, {text}"), RuntimeWarning, stacklevel=5)
     compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
-    return Planned(table, chosen, replace(found, compared=compared))
+    return Planned(*planner.in_pieces(table, chosen), replace(found, compared=compared))
 
 
 def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
@@ -305,6 +317,7 @@ def plan_record(
     choices: Choices | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> PlanRecord:
+    """`renamed`: sections of the plan that others have in the engine."""
     sparsity, solution = explained
     return PlanRecord(
         data.inputs,
@@ -315,7 +328,7 @@ def plan_record(
         sparsity,
         _range_record(reached) if reached else None,
         choices,
-        dict(renamed),
+        {**{name: renamed.get(first, first) for name, first in data.renamed.items()}, **renamed},
     )
 
 

@@ -47,9 +47,9 @@ def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
     """The numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
     found: dict[Hashable, list[int]] = {}
     for i, layers in enumerate(points):
-        launched = [(layer.name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
-        rows = tuple((name, steady(t), i if (how := order(p, t)) is None else how) for name, p, t in launched)
-        found.setdefault(rows, []).append(i)
+        launched = [(layer.op_name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
+        rows = ((name, steady(t), i if (how := order(p, t)) is None else how) for name, p, t in launched)
+        found.setdefault(tuple(dict.fromkeys(rows)), []).append(i)  # pieces of a batch are alike
     return [tuple(alike) for alike in found.values()]
 
 

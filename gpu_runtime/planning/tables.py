@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 from cuda_kernels.device import Device
@@ -29,9 +29,10 @@ from gpu_runtime.planning.entries import (
 )
 from tactics.candidates import candidates, rejected
 from tactics.format import PREFERRED, Format, Key, canonical
-from tactics.measure.timing import Timer
+from tactics.measure.timing import Time, Timer
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop, to_ps
+from tactics.problems.batches import at_batch
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.reason import Reason
 from tactics.tactic import Tactic
@@ -152,21 +153,43 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     """The times of every tactic of each op."""
     timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
     found = []
-    every = [(op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)) for op in network.ops]
+    every = [
+        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
+        for op in network.ops
+    ]
     more = asked.device, asked.sparse, asked.scratch
-    asked.timer.prepare((alike[0], _wanted(*alike, *more)[1]) for alike in dict.fromkeys(every))
+    asked.timer.prepare((alike[0], _wanted(*alike[:4], *more)[1]) for alike in dict.fromkeys(every))
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _timed(*alike, asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.pieces else _timed(*alike[:4], asked)
         found.append(timed[alike])
     return found
+
+
+def _of_pieces(
+    problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, pieces: tuple[int, ...], asked: _Asked
+) -> Times:
+    """The times of every tactic that runs all pieces, of all of them together."""
+    sizes = {n: pieces.count(n) for n in pieces}
+    rows = [(n, _timed(of, dtypes, straight, around, asked)) for n in sizes if (of := at_batch(problem, n)) is not None]
+    if len(rows) < len(sizes):
+        return {}
+
+    def total(tactic: Tactic) -> Time:
+        each = [(sizes[n], times[tactic]) for n, times in rows]
+        us, low, high = (sum(n * getattr(t, name) for n, t in each) for name in ("us", "low_us", "high_us"))
+        return Time(us, low, high, all(t.timed for _, t in each))
+
+    return {t: total(t) for t in rows[0][1] if all(t in times for _, times in rows)}
 
 
 def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:
     """(the network without the options that need an op which no tactic runs, its times, an error's text): the text is empty
     unless some combinations of options, or all, may have no plan. Raises ModelError where an op is needed that none runs."""
-    unable = [op for op, rows in zip(network.ops, times, strict=True) if not rows and not any(places.views(op))]
+    unable = [
+        op for op, rows in zip(network.ops, times, strict=True) if not rows and not any((*places.views(op), *places.images(op)))
+    ]
     if not unable:
         return network, tuple(times), ""
     lines = [f"{network.name}: no tactic runs these layers on {device.title}:"]
@@ -205,6 +228,7 @@ class _Reformats:
         self.times: dict[ReformatProblem, Times] = {}
         self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
+        self._pieces = {op.output: op.pieces for op in network.ops if op.pieces}
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
 
@@ -213,12 +237,16 @@ class _Reformats:
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
-            problem = ReformatProblem(*self._shapes[tensor], *map(str, ends))
-            if problem not in self.times:
-                self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
-            self.problems[hop] = problem
-            self._known[hop] = min((to_ps(t.us) for t in self.times[problem].values()), default=None)
+            whole = ReformatProblem(*self._shapes[tensor], *map(str, ends))
+            each = [self._ps(replace(whole, n=n)) for n in self._pieces.get(tensor, (whole.n,))]
+            self.problems[hop] = whole
+            self._known[hop] = None if None in each else sum(ps for ps in each if ps is not None)
         return self._known[hop]
+
+    def _ps(self, problem: ReformatProblem) -> int | None:
+        if problem not in self.times:
+            self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
+        return min((to_ps(t.us) for t in self.times[problem].values()), default=None)
 
 
 def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
@@ -231,7 +259,7 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
         alike = id(rows), homes, own
         if alike not in found:
             if id(rows) not in best:
-                best[id(rows)] = fastest(op.problem, rows, cost)
+                best[id(rows)] = fastest(op.problem, rows, partial(cost, pieces=True) if op.pieces else cost)
             found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
         made.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
     return tuple(made)

@@ -110,10 +110,10 @@ class _Forms:
 
     def of(self, layer: Layer) -> list[Keys]:
         """The layer's own form first; without those in which nothing is launched."""
-        rows = self.by_name.get(layer.name, []) + (self.by_name.get(layer.layer, []) if layer.layer else [])
+        rows = self.by_name.get(layer.op_name, []) + (self.by_name.get(layer.layer, []) if layer.layer else [])
         forms = [(row.op, self._candidates(row)) for row in {row.op: row for row in rows}.values()]
         known = [{"op": printable(op), "candidates": candidates} for op, candidates in forms if candidates]
-        return sorted(known, key=lambda f: f["op"] != printable(layer.name))
+        return sorted(known, key=lambda f: f["op"] != printable(layer.op_name))
 
     def _candidates(self, row: ChoiceRow) -> list[tuple[int, float, float]]:
         """(number of the tactic, microseconds, the premium for doubt), the fastest first. A tactic that stands

@@ -15,7 +15,7 @@ overlapping: a correct plan may be refused, but no wrong plan passes.
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol
@@ -351,6 +351,10 @@ def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
         same = _same(x, 0, out, 0, out.padded) and x.padded == out.padded
     elif isinstance(p, ConcatProblem) and p.axis == 1:
         same = _is_joined(ins, out, p.sizes)
+    elif isinstance(p, ConcatProblem) and p.axis == 0:
+        same = all(_are_images(x, out, first) for x, first in zip(ins, (0, *accumulate(p.sizes)), strict=False))
+    elif isinstance(p, GatherProblem) and p.is_images:
+        same = _are_images(out, x, p.index[0][0])
     elif isinstance(p, MoveProblem) and p.is_part:
         same = _same(out, 0, x, p.start[0], out.padded) and p.start[0] + out.padded <= x.padded
         same &= out.padded == out.shape[1] or p.start[0] + out.shape[1] == p.c
@@ -370,6 +374,12 @@ def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
     same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
     same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))
     return same and firsts[-2] + ins[-1].padded == out.padded
+
+
+def _are_images(part: Spot, whole: Spot, first: int) -> bool:
+    """Whether `part` is images `first` and on of `whole`, each where it lies there."""
+    at = replace(whole, offset=whole.offset + first * whole.strides.n * whole.item, shape=(part.shape[0], *whole.shape[1:]))
+    return first + part.shape[0] <= whole.shape[0] and part.padded == whole.padded and _same(part, 0, at, 0, part.padded)
 
 
 def _is_permuted(x: Spot, out: Spot, perm: Sequence[int]) -> bool:

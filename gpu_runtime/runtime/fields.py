@@ -1,9 +1,13 @@
 """Records: the types of their fields, which tactics.codec reads and writes, each with its bounds; and what Python users see of
-a record, a short text, and plain data on request."""
+a record, a short text, and plain data on request, and of an input or output, its shape and type."""
+
+from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any
+
+import numpy as np
 
 from gpu_runtime.text import printable
 from tactics import codec
@@ -81,3 +85,40 @@ def _short(value: object) -> str:
     if isinstance(value, Collection) and (len(value) > MOST_ITEMS or any(is_dataclass(v) for v in value)):
         return f"<{len(value)} items>"
     return repr(value)
+
+
+class Batch(int):
+    """The first size of an input or output that takes several: as a number the one that the plan was optimized for.
+
+    >>> Batch(8, (1, 64)), Batch(8, (1, 64)) + 1, Batch(2, (1, 4), (1, 2, 4))
+    (1..64, 9, 1|2|4)
+    """
+
+    min: int
+    max: int
+    exact: tuple[int, ...]  # the sizes that it takes; empty where it takes any from min to max
+
+    def __new__(cls, opt: int, limits: tuple[int, int], exact: tuple[int, ...] = ()) -> Batch:
+        made = super().__new__(cls, opt)
+        (made.min, made.max), made.exact = limits, exact
+        return made
+
+    def __repr__(self) -> str:
+        return "|".join(map(str, self.exact)) or f"{self.min}..{self.max}"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (int(self), (self.min, self.max), self.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The required caller's array for an input or output; the first size is a Batch where the engine takes several."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return printable(f"{self.name} {'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}")

@@ -231,13 +231,14 @@ class SingleFormat:
 class Rivals(Shown):
     """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
     library's kernels, null where the network has no convolution that is estimated; `own_us`: of this batch alone, where one
-    tactic per layer computes all batches."""
+    tactic per layer computes all batches; `whole_us`: of the whole batch in each layer, where the plan has pieces of it."""
 
     all_dense_us: Number | None = None
     best_single_format: SingleFormat | None = None
     greedy_us: Number | None = None
     library: LibraryPlan | None = None
     own_us: Number | None = None
+    whole_us: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,12 @@ from gpu_runtime.runtime.fields import (
     Size,
     Span,
     TacticName,
+    TensorSpec,
     Text,
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
-from gpu_runtime.text import printable
+from gpu_runtime.text import piece_text
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
@@ -130,43 +131,6 @@ class Bound:
         return TensorSpec(self.name, self.shape, DTYPES[self.format.dtype])
 
 
-class Batch(int):
-    """The first size of an input or output that takes several: as a number the one that the plan was optimized for.
-
-    >>> Batch(8, (1, 64)), Batch(8, (1, 64)) + 1, Batch(2, (1, 4), (1, 2, 4))
-    (1..64, 9, 1|2|4)
-    """
-
-    min: int
-    max: int
-    exact: tuple[int, ...]  # the sizes that it takes; empty where it takes any from min to max
-
-    def __new__(cls, opt: int, limits: tuple[int, int], exact: tuple[int, ...] = ()) -> Batch:
-        made = super().__new__(cls, opt)
-        (made.min, made.max), made.exact = limits, exact
-        return made
-
-    def __repr__(self) -> str:
-        return "|".join(map(str, self.exact)) or f"{self.min}..{self.max}"
-
-    __str__ = __repr__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (int(self), (self.min, self.max), self.exact)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """The required caller's array for an input or output; the first size is a Batch where the engine takes several."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __str__(self) -> str:
-        return printable(f"{self.name} {'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}")
-
-
 # ---- what is computed and launched
 
 ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
@@ -177,7 +141,8 @@ class Layer(Shown):
     """One layer of the plan, a reformat or a NoOp included: what it computes, by which tactic, from and to where.
 
     `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it is another than `name`; `problem`: null where it only
-    gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution.
+    gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution; `images`:
+    of a batch that runs in pieces, the first image of the layer's piece, and how many that are.
     """
 
     name: Text
@@ -189,6 +154,18 @@ class Layer(Shown):
     nodes: tuple[Text, ...] = ()
     layer: Text | None = None
     weights_count: Size = 0
+    images: Span | None = None
+
+    @property
+    def op_name(self) -> str:
+        """Its name, without the images of its piece."""
+        return self.name.removesuffix(piece_text(*self.images)) if self.images else self.name
+
+    @property
+    def op_output(self) -> str:
+        """The name of its output, without the images of its piece."""
+        name = self.outputs[0].name
+        return name.removesuffix(piece_text(*self.images)) if self.images else name
 
     @property
     def type(self) -> str:

@@ -121,14 +121,17 @@ class Point:
         return rows
 
     def trace(self) -> dict[str, np.ndarray]:
-        """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
+        """Layer -> its output as NCHW, of pieces of a batch together: launches one by one, and reads each output before a later
+        layer reuses its memory."""
         steps, layers = self.plan.steps, self.plan.layers
-        found: dict[str, np.ndarray] = {}
+        found: dict[str, list[np.ndarray]] = {}
         last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
         for i, step in enumerate(steps):
             self._launch(i)
-            found |= {layers[k].name: self._values(layers[k].outputs[0]) for k in step.covers if last[k] == i}
-        return found
+            for k in step.covers:
+                if last[k] == i:
+                    found.setdefault(layers[k].op_name, []).append(self._values(layers[k].outputs[0]))
+        return {name: pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for name, pieces in found.items()}
 
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output, as NCHW. ValueError if no layer has one of that name."""

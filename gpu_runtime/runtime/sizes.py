@@ -7,7 +7,8 @@ batches: a batch in between runs by the next larger plan, padded, unless images 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_runtime.runtime.plan_record import Batch, Bound, EngineRecord, PlanRecord, Profile, TensorSpec
+from gpu_runtime.runtime.fields import Batch, TensorSpec
+from gpu_runtime.runtime.plan_record import Bound, EngineRecord, PlanRecord, Profile
 from gpu_runtime.text import dims, printable, shapes_text
 
 Shape = tuple[int, ...]

@@ -92,6 +92,8 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: i
     for t in layer.tensors:
         _check_place(t)
     problem, tactic = layer.problem, layer.tactic
+    if layer.images and layer.images[1] != layer.outputs[0].shape4[0]:
+        raise Fault(f"expected an output of the {layer.images[1]} images of its piece, got {layer.outputs[0].shape4[0]}")
     if problem is None:
         if tactic or [t.shape4 for t in layer.inputs] != [layer.outputs[0].shape4]:
             raise Fault("it has no problem, so its input and output must have one shape, and it must have no tactic")

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from gpu_runtime.commands.targets import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime.plan_record import TensorSpec
+from gpu_runtime.runtime.fields import TensorSpec
 from gpu_runtime.serving.metrics import COUNTERS, counts
 from gpu_runtime.serving.rows import Arrays, Failure, Joined, answer, checked, opened, sizes
 

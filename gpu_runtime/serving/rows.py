@@ -20,7 +20,7 @@ from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.arrays import check_names, kind
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.text import dims, printable
 
 Arrays = Mapping[str, np.ndarray]

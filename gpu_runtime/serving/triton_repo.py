@@ -14,7 +14,7 @@ from gpu_runtime.commands.options import quiet_option
 
 if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
-    from gpu_runtime.runtime.plan_record import TensorSpec
+    from gpu_runtime.runtime.fields import TensorSpec
 
 OURS = "# Written by gpu-runtime triton-repo, which does not change it again: edit the settings below the outputs.\n"
 TYPES = {"float32": "FP32", "float16": "FP16"}  # where it is not NumPy's name in capitals

@@ -68,6 +68,7 @@ LOADED_LATENCY_CLK = 1080
 FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
+KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
 # What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
 CASES = dict.fromkeys(
@@ -405,7 +406,8 @@ def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_
         clk += min(t.m, p.k) * t.n * min(16, p.k) / 32
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads them one after the other
         parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
-        clk += (3 + parts) * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / bytes_per_clk
+        read = parts - (t.m * t.n <= KEPT_SUMS * t.threads)
+        clk += (3 + read) * L2_LATENCY_CLK + (1 + read) * t.m * t.n * 4 / bytes_per_clk
     return clk * (math.ceil(tiles / blocks) + 1) if t.stream else clk  # a run of stages begins in one tile, ends in another
 
 

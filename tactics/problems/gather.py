@@ -86,6 +86,14 @@ class GatherProblem(Problem):
         return n, c, h, w
 
     @property
+    def is_images(self) -> bool:
+        """Whether the output is nothing but some neighbouring images of the input."""
+        table, *others = self.index
+        first = table[0] if table else -1
+        alike = table == tuple(range(first, first + len(table))) and not any(others)
+        return first >= 0 and alike and self.perm == (0, 1, 2, 3)
+
+    @property
     def is_transpose(self) -> bool:
         return not any(self.index)
 

@@ -10,9 +10,14 @@ import gpu_runtime as gr
 from benchmarks.gpu_networks import fewer_tactics
 from gpu_runtime.engine import encode
 from gpu_runtime.explain import log, report
+from gpu_runtime.planning import batch_pieces, tables
+from tactics.measure.timing import Time
 from tests.emulated_driver.settings import Behind
+from tests.gpu_runtime.planning.test_batch_pieces import forced
 from tests.on_driver import passes, timed
-from tests.reference_run import model, node
+from tests.reference_run import model, node, ort_run, relative_error
+
+offer, of_pieces = batch_pieces.offer, tables._of_pieces
 
 pytestmark = [pytest.mark.driver, timed]
 
@@ -55,6 +60,35 @@ def slowed() -> None:
         assert f"instead of {solution.replaced[0].before_us:.2f} us" in " ".join(text.split())
         again = built(cache)
         assert cache.read_bytes() == first and encode(again) == encode(engine)
+
+
+def pieces() -> None:
+    """A batch in pieces, measured, and then as a whole beside the plan without pieces, which is faster here."""
+    rng = np.random.default_rng(1)
+    weights = {"a": rng.standard_normal((16, 8, 3, 3)) * 0.1, "b": rng.standard_normal((16, 16, 1, 1)) * 0.1}
+    layers = [node("Conv", "x a", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "r"), node("Conv", "r b", "y")]
+    proto = model(layers, {"x": (5, 8, 6, 6)}, "y", {k: w.astype(np.float32) for k, w in weights.items()})
+    engines = []
+    for only in (True, False):
+        with pytest.MonkeyPatch.context() as patch, fewer_tactics():
+            forced(patch, lambda n: (3, 2))
+            if not only:  # every block has the choice, and its pieces are thought to take no time
+                patch.setattr(batch_pieces, "offer", offer)
+                patch.setattr(tables, "_of_pieces", lambda *asked: {t: Time(0.001, 0.001, 0.001) for t in of_pieces(*asked)})
+            engines.append(gr.build(proto, timing_cache=False))
+    images = [sorted({layer.images for layer in engine.plan.layers if layer.images}) for engine in engines]
+    assert images == [[(0, 3), (3, 2)], []]
+    assert all(engine.record.device.measured and engine.plan.solution.measured_us for engine in engines)
+    assert engines[1].plan.solution.replaced
+    x = rng.uniform(-1, 1, (5, 8, 6, 6)).astype(np.float32)
+    expected = ort_run(proto, {"x": x})["y"]
+    for engine in engines:
+        with engine.context() as context:
+            assert relative_error(context.run({"x": x})["y"], expected) < 2e-3
+
+
+def test_a_batch_in_pieces_is_measured_beside_the_whole_batch():
+    passes(pieces, checks=False)
 
 
 def test_an_undisturbed_network_keeps_its_plan():

@@ -6,7 +6,7 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import device
-from gpu_runtime.runtime.plan_record import TensorSpec
+from gpu_runtime.runtime.fields import TensorSpec
 from gpu_runtime.serving import triton_repo
 from tests.engines import build
 from tests.reference_run import model, node

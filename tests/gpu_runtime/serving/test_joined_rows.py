@@ -14,7 +14,7 @@ from cuda_kernels.driver_errors import DriverError
 from gpu_runtime.errors import EngineError
 from gpu_runtime.planning import points
 from gpu_runtime.runtime import steps
-from gpu_runtime.runtime.plan_record import Batch, TensorSpec
+from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.serving.rows import Failure, answer, checked, opened, point, sizes
 from tests.engines import build
 from tests.reference_run import model, node

@@ -1,0 +1,131 @@
+"""Plans whose batches may run in pieces beside the same without: predicted time, arena, layers, and the planner's time.
+
+    python -m benchmarks.bench_pieces [--device l4,rtx4090] [--batch 1,32,128] [--all] [--table] [NAME ...]
+
+NAME: as benchmarks.bench_plan has it; without, eight known networks, with --all every network at hand. Rows are added to
+benchmarks/results/pieces.jsonl, and a row that stands there is not made again: a run that ended goes on. `--table` prints the
+file. Weights are not pruned, and no plan is sparse.
+"""
+
+import json
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx
+
+from benchmarks import light
+from benchmarks.bench_networks import model_of
+from benchmarks.bench_plan import find
+from benchmarks.plan_records import everything
+from cuda_kernels.device import named
+from gpu_runtime.assembly import assemble
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import importer
+from gpu_runtime.planning import io_formats, stages
+from gpu_runtime.progress import ignore
+from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.target import make_timer
+from gpu_runtime.text import table
+
+RESULTS = Path(__file__).parent / "results" / "pieces.jsonl"
+EIGHT = ("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny", "tv_mobilenet_v3_large", "tv_regnet_y_400mf", "tv_resnext50")
+EIGHT += ("timm_repvgg_a0", "timm_ghostnet_100")
+MIB = 1 << 20
+Row = dict[str, Any]
+
+
+def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]] | None]:
+    """The network at a batch, and the shapes of its inputs where they are open. ModelError: it has another batch."""
+    if name == "resnet50" or name.startswith(("tv_", "timm_")):
+        return model_of(name, batch)
+    path, shapes = find(name, folder)
+    model = light.open_batch(onnx.load(path)) if shapes is None else onnx.load(path)
+    first = light.first_input(model)
+    sizes = next(v for v in model.graph.input if v.name == first).type.tensor_type.shape.dim
+    image = (shapes or {}).get(first, tuple(d.dim_value for d in sizes))[1:]
+    if not image or 0 in image:
+        raise ModelError(f"{name}: its image has no size")
+    return model, {first: (batch, *image)}
+
+
+def rows(name: str, batch: int, devices: list[str]) -> list[Row]:
+    """Of each device: microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, shapes = opened(name, batch, Path(folder))
+        path = Path(folder) / "m.onnx"
+        onnx.save(model, path)
+        loaded = importer.load(path)
+        network, _ = stages.fit(loaded, stages.lowered(loaded, shapes), None, ignore)
+        network = alternatives(network)
+    ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+    found = []
+    for device in map(named, devices):
+        planner = stages.Planner(device, "disable", make_timer(device, None), ends, ignore)
+        row: Row = {"network": name, "batch": batch, "device": device.name}
+        begun = time.process_time()
+        plan = planner(network)
+        for kind in ("whole", "pieces"):
+            if kind == "pieces":
+                plan = planner.in_pieces(*plan)
+            seconds = time.process_time() - begun
+            data, _ = assemble.assemble(*plan)
+            begun += time.process_time() - begun - seconds
+            images = [layer.images[1] for layer in data.layers if layer.images]
+            row[kind] = {"us": plan[1].us, "arena": data.memory.activation_bytes, "layers": len(data.layers), "s": seconds}
+            row |= {"images": max(images)} if images else {}
+        found.append(row)
+    return found
+
+
+def known() -> list[Row]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def text(found: list[Row]) -> list[str]:
+    header = ["network", "batch", "GPU", "us whole", "us", "gain", "images", "MiB whole", "MiB", "planner"]
+    made = [
+        [
+            *(row["network"], str(row["batch"]), row["device"]),
+            *(f"{row[kind]['us']:.0f}" for kind in ("whole", "pieces")),
+            f"{row['whole']['us'] / row['pieces']['us']:.2f}",
+            str(row.get("images", "-")),
+            *(f"{row[kind]['arena'] / MIB:.1f}" for kind in ("whole", "pieces")),
+            f"{row['pieces']['s'] / max(row['whole']['s'], 1e-9):.2f}",
+        ]
+        for row in found
+    ]
+    return table(header, made, right=(1, *range(3, len(header))))
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--device", "devices", default="a100,h200,l4,rtx4090", show_default=True)
+@click.option("--batch", "batches", default="1,32,128", show_default=True)
+@click.option("--all", "every", is_flag=True, help="Every network at hand.")
+@click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
+def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool) -> None:
+    wanted = names or (tuple(everything()) if every else EIGHT)
+    of = [(name, batch) for name in wanted for batch in map(int, batches.split(","))]
+    for name, batch in () if only_table else of:
+        have = {row["device"] for row in known() if (row["network"], row["batch"]) == (name, batch)}
+        if left := [device for device in devices.split(",") if device not in have]:
+            try:
+                made = rows(name, batch, left)
+            except (ModelError, ValueError) as e:
+                click.echo(f"{name} at batch {batch}: {e}", err=True)
+                continue
+            with RESULTS.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in made)
+            click.echo(f"{name} at batch {batch}", err=True)
+    shown = [r for r in known() if (r["network"], r["batch"]) in of and r["device"] in devices.split(",")]
+    click.echo("\n".join(text(sorted(shown, key=lambda r: (wanted.index(r["network"]), r["batch"], r["device"])))))
+
+
+if __name__ == "__main__":
+    main()

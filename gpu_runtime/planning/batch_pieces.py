@@ -1,0 +1,273 @@
+"""Batches in pieces: a run of layers computes some images, then the next ones, so that L2 keeps what the layers hand on.
+
+A network falls into blocks: all that later blocks read of a block is one tensor. Each block runs whole or in pieces, a choice
+of the plan (`offer`): its ops stand in the network twice, and where a block in pieces meets a whole one, or an end of the
+network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it
+takes what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks
+that may gain: the plan is the best for these sizes and blocks. A plan's layers run piece by piece after `unrolled`.
+
+An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
+times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, groupby
+from typing import Any
+
+from cuda_kernels.device import Device
+from gpu_runtime.network import Group, Literal, Network, Op
+from gpu_runtime.planning.tables import Table
+from gpu_runtime.text import MOST_NAME, piece_text
+from tactics.candidates import accepts
+from tactics.format import Key
+from tactics.planner import plan
+from tactics.planner.graph import Entry
+from tactics.predict import kept_premium, predict_us
+from tactics.problems.batches import PiecesProblem, at_batch, sizes_of
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.problems.protocol import Problem
+from tactics.roofline import moved_us
+
+WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
+LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
+ELEMENT = 2  # bytes
+_Made = tuple[Op[Problem], Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring ops; `output`: the one tensor that later blocks read, "" of the last block."""
+
+    ops: tuple[Op[Problem], ...]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them."""
+
+    sizes: tuple[int, ...]
+    blocks: frozenset[int]
+
+
+def blocks(network: Network) -> tuple[Block, ...]:
+    """The smallest blocks, in order. A tensor that a block leaves is one that its ops write: a view of other memory is not."""
+    last = {t: i for i, op in enumerate(network.ops) for t in op.inputs}
+    live: set[str] = set()
+    found: list[Block] = []
+    start, count = 0, len(network.ops)
+    for i, op in enumerate(network.ops, 1):
+        live = {t for t in (*live, op.output) if last.get(t, -1) >= i}
+        own = network.ops[start:i]
+        makers = network.producers[next(iter(live))] if len(live) == 1 else ()
+        if i == count or (makers and all(any(m is o for o in own) and _writes(m) for m in makers)):
+            found.append(Block(own, next(iter(live), "")))
+            start = i
+    return tuple(found)
+
+
+def _writes(op: Op[Problem]) -> bool:
+    """Whether the op's output has memory of its own in every plan."""
+    return not isinstance(op.problem, (ViewProblem, GatherProblem, MoveProblem))
+
+
+def _able(network: Network, block: Block, images: int) -> bool:
+    """Whether the block's ops compute each image by itself, and nothing that leaves it is a view."""
+    return all(
+        at_batch(op.problem, 1) is not None
+        and op.problem.out_shape[0] == images
+        and (op.output not in network.output_names or _writes(op))
+        for op in block.ops
+    )
+
+
+def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
+    """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
+    nothing."""
+    network = table.network
+    images = network.inputs[0].shape4[0] if network.inputs else 1
+    longest = max((len(repr(name)) for op in network.ops for name in (op.name, op.output)), default=0)
+    if images == 1 or longest > MOST_NAME - len(repr(SUFFIX)) - 40:
+        return None
+    listed = blocks(network)
+    able = {i for i, block in enumerate(listed) if _able(network, block, images)}
+    best, most = None, LEAST_GAIN * chosen.us
+    for pieces in (1 << i for i in range(1, images.bit_length())):
+        sizes = sizes_of(images, pieces)
+        gains = {i: _gain(table.device, listed[i], chosen, sizes) for i in able}
+        found = {i for i, gain in gains.items() if gain > 0}
+        if (total := sum(gains[i] for i in found)) > most:
+            between = range(min(found), max(found) + 1)
+            best, most = Pieces(sizes, frozenset(able.intersection(between))), total
+    return best
+
+
+def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
+    """Microseconds that the plan's tactics are predicted to save in pieces."""
+    gain = 0.0
+    for op in block.ops:
+        entry = chosen.entries.get(op.name)
+        if entry is None or entry.tactic is None or not plan.holds(op.when, chosen.options):
+            continue
+        for n in set(sizes):
+            of = at_batch(op.problem, n)
+            if of is None or not accepts(of, entry.tactic, device):
+                return 0.0
+            us = predict_us(of, entry.tactic, device) * kept_premium(of, entry.tactic, device)
+            gain -= sizes.count(n) * us
+        gain += predict_us(op.problem, entry.tactic, device)
+    return gain
+
+
+def offer(network: Network, pieces: Pieces, device: Device) -> Network:
+    """The network with the choice, for each of these blocks, to run in pieces."""
+    listed = blocks(network)
+    groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
+    ops, bases = list[Op[Problem]](), dict[str, str]()
+    inputs = {t.name for t in network.inputs}
+    tie = partial(_tie, network, pieces.sizes, device)
+    for i, block in enumerate(listed):
+        if i not in groups:
+            ops += block.ops
+            continue
+        own = dict.fromkeys(op.output for op in block.ops)
+        read = dict.fromkeys(t for op in block.ops for t in op.inputs if t not in own)
+        handed = listed[i - 1].output if i - 1 in groups else ""  # in pieces, if the block before runs in pieces
+        names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
+        bases |= {new: t for t, new in names.items()}
+        here = (groups[i], PIECES)
+        ops += [replace(op, when=(*op.when, (groups[i], WHOLE))) for op in block.ops]
+        ops += [tie(t, names[t], True, (*(((groups[i - 1], WHOLE),) if t == handed else ()), here)) for t in read]
+        ops += [_piece(op, names, pieces.sizes, here) for op in block.ops]
+        after = ((groups[i + 1], WHOLE),) if i + 1 in groups else ()
+        ends = {block.output: (here, *after)} | {t: (here,) for t in own if t in network.output_names}
+        ops += [tie(names[t], t, False, when) for t, when in ends.items() if t]
+    return _with(network, ops, bases, [(g, (WHOLE, PIECES)) for g in groups.values()])
+
+
+def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], when: tuple[str, str]) -> Op[Problem]:
+    problem = at_batch(op.problem, sizes[0])
+    assert problem is not None
+    inputs, output = tuple(names[t] for t in op.inputs), names[op.output]
+    return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), pieces=sizes)
+
+
+def _tie(
+    network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
+) -> Op[Problem]:
+    """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
+    shape = network.tensors[source if apart else made]
+    us = 0.0 if device.measured else moved_us(device, ELEMENT * math.prod(shape), 0)["dram"]
+    name, problem = f"images of {made}", PiecesProblem(shape, sizes, apart, us)
+    return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
+
+
+def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]) -> Network:
+    """The network of these ops; `bases`: of each new tensor the one whose types it has."""
+    return replace(
+        network,
+        ops=tuple(ops),
+        tensors={**network.tensors, **{op.output: op.problem.out_shape for op in ops}},
+        groups=(*network.groups, *groups),
+        only={**network.only, **{t: network.only[of] for t, of in bases.items() if of in network.only}},
+        wide=network.wide | {t for t, of in bases.items() if of in network.wide},
+        reads_wide=network.reads_wide | {t for t, of in bases.items() if of in network.reads_wide},
+    )
+
+
+def whole(op: Op[Any]) -> Any:
+    """The op's problem for all images."""
+    return at_batch(op.problem, sum(op.pieces)) if op.pieces else op.problem
+
+
+def without(graph: plan.Graph) -> plan.Graph | None:
+    """The graph in which nothing runs in pieces; None if that is this one."""
+    groups = {g: options for g, options in graph.groups if options == (WHOLE, PIECES)}
+    if not groups:
+        return None
+    left = tuple(c for c in graph.choices if all(g not in groups or o == WHOLE for g, o in c.when))
+    return replace(graph, choices=left, groups=tuple((g, (WHOLE,) if g in groups else o) for g, o in graph.groups))
+
+
+# ---- piece by piece
+
+
+def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
+    """The plan with each piece as layers of its own, in the order in which they run, and a table for that; itself without."""
+    network = table.network
+    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    if not any(op.pieces for op in ops):
+        return table, chosen
+    made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # of each tensor in pieces: their names and images
+    for in_pieces, run in groupby(ops, key=_in_pieces):
+        listed = [(op, chosen.entries[op.name]) for op in run]
+        made += _run(listed, parts) if in_pieces else [(replace(op, when=()), entry) for op, entry in listed]
+    bases = {name: t for t, named in parts.items() for name, _ in named}
+    shares = {name: n for named in parts.values() for name, n in named}
+    images = network.inputs[0].shape4[0]
+    hops = [(name, src, dst) for t, src, dst in chosen.reformats for name, _ in parts.get(t, [(t, 0)])]
+    before = table.graph.reformat_ps
+
+    def reformat_ps(tensor: str, src: Key, dst: Key) -> int | None:
+        ps = before(bases.get(tensor, tensor), src, dst)
+        return None if ps is None else ps * shares.get(tensor, images) // images
+
+    flat = _with(replace(network, groups=()), [op for op, _ in made], bases, ())
+    graph = replace(table.graph, reformat_ps=reformat_ps, groups=())
+    beside = {**table.beside, **{name: table.beside[t] for name, t in bases.items() if t in table.beside}}
+    entries = {op.name: entry for op, entry in made}
+    return (
+        replace(table, network=flat, graph=graph, beside=beside, times=()),
+        replace(chosen, entries=entries, options={}, reformats=tuple(hops)),
+    )
+
+
+def _in_pieces(op: Op[Problem]) -> bool:
+    return bool(op.pieces) or isinstance(op.problem, PiecesProblem)
+
+
+def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> list[_Made]:
+    """The ops of a run, piece by piece, each with its share of the time; then those that make one tensor of pieces. Adds to
+    `parts`."""
+    sizes, made = next(op.pieces for op, _ in listed if op.pieces), list[_Made]()
+    own = {op.output for op, _ in listed if op.pieces}
+    for first, n in zip((0, *accumulate(sizes)), sizes, strict=False):
+        part = piece_text(first, n)
+        for op, entry in listed:
+            if not op.pieces:
+                continue
+            inputs = tuple(_named(t, part) if t in own else t for t in op.inputs)
+            problem: Problem | None = at_batch(op.problem, n)
+            if isinstance(op.problem, PiecesProblem):
+                problem = GatherProblem(op.problem.shape, index=(tuple(range(first, first + n)), (), (), ()))
+            assert problem is not None
+            name, output = op.name + part, _named(op.output, part)
+            if isinstance(op.problem, PiecesProblem):
+                name = output
+            parts.setdefault(op.output, []).append((output, n))
+            new = replace(op, name=name, problem=problem, inputs=inputs, output=output, when=(), images=(first, n))
+            made.append((new, _share(entry, n, sum(sizes))))
+    for op, entry in listed:
+        if not op.pieces and isinstance(op.problem, PiecesProblem):
+            joined = ConcatProblem(sizes, op.problem.shape[1:], 0)
+            inputs = tuple(name for name, _ in parts[op.inputs[0]])
+            new = replace(op, name=f"{op.output} of its pieces", problem=joined, inputs=inputs, when=())
+            made.append((new, replace(entry, ins=entry.ins * len(sizes))))
+    return made
+
+
+def _named(tensor: str, part: str) -> str:
+    """
+    >>> _named("x in pieces", " [0:8]"), _named("x in pieces 3", " [0:8]")
+    ('x [0:8]', 'x 3 [0:8]')
+    """
+    base, _, number = tensor.rpartition(SUFFIX)
+    return base + number + part
+
+
+def _share(entry: Entry, n: int, images: int) -> Entry:
+    return replace(entry, time_ps=entry.time_ps * n // images, premium_ps=entry.premium_ps * n // images)

@@ -1,0 +1,98 @@
+"""The same computation on another number of images: what a batch that is computed in pieces is made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from tactics.problems import problem as kinds
+from tactics.problems.protocol import Problem, Shape4
+
+P = TypeVar("P", bound=Problem)
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesProblem(Problem):
+    """A tensor's images as pieces of these `sizes`, or, not `apart`, the pieces as one tensor again. Nothing is launched:
+    images follow each other in memory. `us`: what DRAM takes for what L2 cannot hold of the whole tensor. Only the planner has
+    this problem; in engines each piece is a Gather, and all of them are joined by a Concat.
+    """
+
+    shape: Shape4
+    sizes: tuple[int, ...]
+    apart: bool
+    us: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{'pieces of' if self.apart else 'pieces to'} {'x'.join(map(str, self.shape))} in {self.sizes}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return (self.shape if self.apart else (self.sizes[0], *self.shape[1:]),)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return (self.sizes[0], *self.shape[1:]) if self.apart else self.shape
+
+
+def sizes_of(images: int, pieces: int) -> tuple[int, ...]:
+    """As many images in so many pieces, whose sizes differ by one at most, the larger ones first.
+
+    >>> sizes_of(50, 4)
+    (13, 13, 12, 12)
+    """
+    least, more = divmod(images, pieces)
+    return (least + 1,) * more + (least,) * (pieces - more)
+
+
+def at_batch(problem: P, n: int) -> P | None:
+    """The problem for `n` images instead of as many as its tensors have; None where an image's result depends on others, or a
+    tensor belongs to all of them."""
+    kind, images = type(problem), problem.out_shape[0]
+    if kind not in _RULES or any(shape[0] != images for shape in problem.all_shapes):
+        return None
+    found: P | None = _RULES[kind](problem, n)
+    return found
+
+
+def _sized(p: Any, n: int) -> Any:
+    return replace(p, n=n)
+
+
+def _pointwise(p: kinds.PointwiseProblem, n: int) -> Any:
+    return None if any("n" in axes for axes in p.constants) else replace(p, n=n)
+
+
+def _rows(p: Any, n: int) -> Any:
+    return None if "n" in p.axes or "n" in p.affine else replace(p, n=n)
+
+
+def _parts(*names: str) -> Callable[[Any, int], Any]:
+    def rule(p: Any, n: int) -> Any:
+        found = {name: at_batch(getattr(p, name), n) for name in names}
+        return None if None in found.values() else replace(p, **found)
+
+    return rule
+
+
+def _concat(p: kinds.ConcatProblem, n: int) -> Any:
+    return None if p.axis == 0 else replace(p, rest=(n, *p.rest[1:]))
+
+
+def _gather(p: kinds.GatherProblem, n: int) -> Any:
+    return None if p.perm[0] or p.index[0] else replace(p, shape=(n, *p.shape[1:]))
+
+
+_RULES: Mapping[type[Problem], Callable[[Any, int], Any]] = {
+    **dict.fromkeys(
+        (kinds.ConvProblem, kinds.ConvTransposeProblem, kinds.PoolProblem, kinds.MoveProblem, kinds.ResizeProblem), _sized
+    ),
+    **dict.fromkeys((kinds.ReduceProblem, kinds.NormalizeProblem), _rows),
+    kinds.PointwiseProblem: _pointwise,
+    kinds.BackToBackProblem: _parts("first", "second"),
+    kinds.SqueezeExciteProblem: _parts("average", "first", "second"),
+    kinds.ChainedProblem: _parts("first", "chain"),
+    kinds.ConcatProblem: _concat,
+    kinds.ViewProblem: lambda p, n: replace(p, shape=(n, *p.shape[1:]), out=(n, *p.out[1:])),
+    kinds.GatherProblem: _gather,
+    kinds.MatmulProblem: lambda p, n: replace(p, a_batch=(n, p.a_batch[1]), b_batch=(n, p.b_batch[1])),
+}
