@@ -32,8 +32,10 @@ from gpu_runtime.target import make_timer
 from gpu_runtime.text import table
 
 RESULTS = Path(__file__).parent / "results" / "pieces.jsonl"
-EIGHT = ("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny", "tv_mobilenet_v3_large", "tv_regnet_y_400mf", "tv_resnext50")
-EIGHT += ("timm_repvgg_a0", "timm_ghostnet_100")
+EIGHT: tuple[str, ...] = (
+    *("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny", "tv_mobilenet_v3_large", "tv_regnet_y_400mf", "tv_resnext50"),
+    *("timm_repvgg_a0", "timm_ghostnet_100"),
+)
 MIB = 1 << 20
 Row = dict[str, Any]
 

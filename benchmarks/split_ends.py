@@ -4,8 +4,8 @@
 
 Of each layer whose K is split: the clocks of its end by the model (epilogue_clk of tactics/families/conv_gemm.py), beside two
 others. A second launch reads all slices at the rate of the whole GPU; it costs a launch that begins early, and one more pass of
-latency. Blocks that wait for each other (a cooperative launch) add a share of the tile each; they wait one pass more, until the last
-has arrived. NAME: as benchmarks.bench_networks has it. Times are predicted.
+latency. Blocks that wait for each other (a cooperative launch) add a share of the tile each; they wait one pass of latency
+more. NAME: as benchmarks.bench_networks has it. Times are predicted.
 """
 
 import warnings
@@ -19,6 +19,7 @@ from cuda_kernels.rates import rates
 from gpu_runtime.runtime.plan_record import Layer
 from gpu_runtime.text import table
 from tactics.families.conv_gemm import KEPT_SUMS, L2_LATENCY_CLK, num_tiles
+from tactics.problems.convolution import ConvProblem
 from tactics.roofline import sm_l2
 from tactics.tactic import Tile
 
@@ -28,7 +29,7 @@ NAMES = ("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny")
 def ends(layer: Layer, device: Device) -> tuple[float, float, float]:
     """Microseconds of a split layer's end: by the last block, by a second launch, by blocks that wait."""
     tile, tactic = layer.tactic.tile if layer.tactic else None, layer.tactic
-    if tactic is None or not isinstance(tile, Tile) or tile.split < 2:
+    if tactic is None or not isinstance(layer.problem, ConvProblem) or not isinstance(tile, Tile) or tile.split < 2:
         return 0.0, 0.0, 0.0
     tiles, parts = num_tiles(layer.problem, tactic), tile.split
     per_clk = sm_l2(device, tiles * parts)

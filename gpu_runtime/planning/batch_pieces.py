@@ -4,13 +4,15 @@ A network falls into blocks: all that later blocks read of a block is one tensor
 of the plan (`offer`): its ops stand in the network twice, and where a block in pieces meets a whole one, or an end of the
 network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it
 takes what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks
-that may gain: the plan is the best for these sizes and blocks. A plan's layers run piece by piece after `unrolled`.
+that may gain; whole, these have the ops of the plan without pieces. The plan is the best of all such. A plan's layers run piece
+by piece after `unrolled`.
 
 An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
 times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +22,9 @@ from typing import Any
 from cuda_kernels.device import Device
 from gpu_runtime.network import Group, Literal, Network, Op
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.text import MOST_NAME, piece_text
+from gpu_runtime.text import MOST_NAME, SHORT_NAME, piece_text
 from tactics.candidates import accepts
-from tactics.format import Key
+from tactics.format import DTYPES, Key
 from tactics.planner import plan
 from tactics.planner.graph import Entry
 from tactics.predict import kept_premium, predict_us
@@ -34,7 +36,7 @@ from tactics.roofline import moved_us
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
-ELEMENT = 2  # bytes
+TAKEN = re.compile(rf"{SUFFIX}|^images of | \[\d+:\d+\]| of its pieces$")
 _Made = tuple[Op[Problem], Entry]
 
 
@@ -70,6 +72,10 @@ def blocks(network: Network) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def _is_in(op: Op[Problem], chosen: plan.Plan) -> bool:
+    return op.name in chosen.entries and plan.holds(op.when, chosen.options)
+
+
 def _writes(op: Op[Problem]) -> bool:
     """Whether the op's output has memory of its own in every plan."""
     return not isinstance(op.problem, (ViewProblem, GatherProblem, MoveProblem))
@@ -90,8 +96,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     nothing."""
     network = table.network
     images = network.inputs[0].shape4[0] if network.inputs else 1
-    longest = max((len(repr(name)) for op in network.ops for name in (op.name, op.output)), default=0)
-    if images == 1 or longest > MOST_NAME - len(repr(SUFFIX)) - 40:
+    if images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
         return None
     listed = blocks(network)
     able = {i for i, block in enumerate(listed) if _able(network, block, images)}
@@ -106,12 +111,17 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     return best
 
 
+def _is_odd(name: str) -> bool:
+    """Whether a name may be one of those that pieces get, or has no room for it."""
+    return bool(TAKEN.search(name)) or len(name) > SHORT_NAME // 2 and len(repr(name)) > MOST_NAME - SHORT_NAME
+
+
 def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
     """Microseconds that the plan's tactics are predicted to save in pieces."""
     gain = 0.0
     for op in block.ops:
-        entry = chosen.entries.get(op.name)
-        if entry is None or entry.tactic is None or not plan.holds(op.when, chosen.options):
+        entry = chosen.entries[op.name] if _is_in(op, chosen) else None
+        if entry is None or entry.tactic is None:
             continue
         for n in set(sizes):
             of = at_batch(op.problem, n)
@@ -123,8 +133,8 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
     return gain
 
 
-def offer(network: Network, pieces: Pieces, device: Device) -> Network:
-    """The network with the choice, for each of these blocks, to run in pieces."""
+def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
+    """The network with the choice, for each of these blocks, to run in pieces; else with the ops of the chosen plan."""
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
@@ -140,7 +150,7 @@ def offer(network: Network, pieces: Pieces, device: Device) -> Network:
         names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
         bases |= {new: t for t, new in names.items()}
         here = (groups[i], PIECES)
-        ops += [replace(op, when=(*op.when, (groups[i], WHOLE))) for op in block.ops]
+        ops += [replace(op, when=((groups[i], WHOLE),)) for op in block.ops if _is_in(op, chosen)]
         ops += [tie(t, names[t], True, (*(((groups[i - 1], WHOLE),) if t == handed else ()), here)) for t in read]
         ops += [_piece(op, names, pieces.sizes, here) for op in block.ops]
         after = ((groups[i + 1], WHOLE),) if i + 1 in groups else ()
@@ -160,8 +170,9 @@ def _tie(
     network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
 ) -> Op[Problem]:
     """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
-    shape = network.tensors[source if apart else made]
-    us = 0.0 if device.measured else moved_us(device, ELEMENT * math.prod(shape), 0)["dram"]
+    tensor = source if apart else made
+    shape, element = network.tensors[tensor], {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
+    us = 0.0 if device.measured else moved_us(device, element.get(tensor, 2) * math.prod(shape), 0)["dram"]
     name, problem = f"images of {made}", PiecesProblem(shape, sizes, apart, us)
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
 
@@ -199,7 +210,7 @@ def without(graph: plan.Graph) -> plan.Graph | None:
 def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
     """The plan with each piece as layers of its own, in the order in which they run, and a table for that; itself without."""
     network = table.network
-    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    ops = [op for op in network.ops if _is_in(op, chosen)]
     if not any(op.pieces for op in ops):
         return table, chosen
     made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # of each tensor in pieces: their names and images
@@ -261,7 +272,8 @@ def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> li
 
 
 def _named(tensor: str, part: str) -> str:
-    """
+    """The name of a piece of a tensor.
+
     >>> _named("x in pieces", " [0:8]"), _named("x in pieces 3", " [0:8]")
     ('x [0:8]', 'x 3 [0:8]')
     """

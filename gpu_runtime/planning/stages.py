@@ -105,7 +105,7 @@ class Planner:
         pieces = batch_pieces.worthwhile(table, chosen) if self.pieces else None
         if pieces is None:
             return table, chosen
-        found = self(batch_pieces.offer(table.network, pieces, self.target))
+        found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
         return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
 

@@ -51,8 +51,8 @@ def forced(monkeypatch, images_of, pick=lambda group: PIECES) -> None:
         able = {i for i, b in enumerate(blocks(table.network)) if batch_pieces._able(table.network, b, images)}
         return Pieces(sizes, frozenset(able)) if len(sizes) > 1 and able else None
 
-    def offered(net, pieces, device):
-        both = offer(net, pieces, device)
+    def offered(net, pieces, device, chosen):
+        both = offer(net, pieces, device, chosen)
         mine = {g: pick(g) for g, options in both.groups if options == (WHOLE, PIECES)}
         ops = tuple(op for op in both.ops if all(mine.get(g, o) == o for g, o in op.when))
         groups = tuple((g, (mine[g],) if g in mine else options) for g, options in both.groups)
@@ -127,6 +127,16 @@ def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     assert engine.plan.memory.activation_bytes < 0.7 * whole.plan.memory.activation_bytes
     assert "pieces of 8 images" in pieces_text(engine.record)
     assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
+
+
+@pytest.mark.parametrize("name", ["x in pieces", "t [0:8]", "images of t", "é" * 1500])
+def test_names_that_pieces_could_get_keep_the_batch_whole(name):
+    proto = resnet50(32)
+    for other in proto.graph.node:
+        for names in (other.input, other.output):
+            names[:] = [name if t == "s1b1/relu3_out" else t for t in names]
+    engine = gr.build(proto, device="l4")
+    assert any(layer.images for layer in engine.plan.layers) == (len(name) > 1000)
 
 
 def test_one_image_and_batch_invariant_plans_have_no_pieces(monkeypatch):
