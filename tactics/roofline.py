@@ -60,12 +60,16 @@ def convolved(
     return Counts(x + gate + (y if p.epilogue.residual else 0), y, weights, limits, sparse=tactic.sparse, **how)
 
 
+def one_launch_us(device: Device) -> float:
+    """Of a launch of ours that does nothing, behind another one."""
+    return device.launch_us - rates(device).early_us
+
+
 def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
     moved = moved_us(device, counts.read, counts.written, counts.weights)
     parts = {name: counts.untimed * us for name, us in (*moved.items(), *counts.limits.items())}
-    r = rates(device)
-    launch = (device.launch_us - r.early_us) * counts.launches + (r.sparse_us if counts.sparse else 0.0)
+    launch = one_launch_us(device) * counts.launches + (rates(device).sparse_us if counts.sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
     total = launch + together(parts.values())
     return {
@@ -237,13 +241,14 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
     def l2(w: float) -> float:
         return (w + sum(ins) + out) / (device.l2_bytes_per_clk * clock)
 
-    parts = {"mma": mma, "dram": dram(2 * weights), "l2": l2(2 * weights), "launch": device.launch_us}
+    launch = one_launch_us(device)
+    parts = {"mma": mma, "dram": dram(2 * weights), "l2": l2(2 * weights), "launch": launch}
     few = 2 * weights * 9 / 16
     return {
         **{f"{name}_us": us for name, us in parts.items()},
         "bound": max(parts, key=parts.__getitem__),
-        "dense_us": device.launch_us + max(mma, parts["dram"], parts["l2"]),
-        "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
+        "dense_us": launch + max(mma, parts["dram"], parts["l2"]),
+        "sparse_us": launch + max(mma / 2, dram(few), l2(few)),
     }
 
 
@@ -263,8 +268,8 @@ def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
         "dram": cold / (device.dram_gbps * 1e3),
         "l2": (read + written) / (device.l2_bytes_per_clk * clock),
     }
-    us = max(parts.values())
-    return device.launch_us + us, "launch" if us < device.launch_us else max(parts, key=parts.__getitem__)
+    us, launch = max(parts.values()), one_launch_us(device)
+    return launch + us, "launch" if us < launch else max(parts, key=parts.__getitem__)
 
 
 def streamed(

@@ -50,6 +50,7 @@ NETWORK = {
 LAYER = {
     "TimeUs": "microseconds of this launch in the plan",
     "Timing": "as above",
+    "Images": "of a layer that runs in pieces of the batch, the images of this piece, `8:16`",
     "PrecisionReason": "why the layer computes in FP32",
     "ActivationFunction": "the activation by name, where TensorRT says only `GENERIC`",
     "SparsityLayers": "the model's nodes whose weights these are",

@@ -38,8 +38,8 @@ def most_lines(record: EngineRecord) -> int:
 
 
 def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) -> str:
-    """At most `most` lines of `width` columns. `wrapped`: TensorRT's lines too; else each stays one, for programs that read
-    it, of no more characters than the lines that it would be."""
+    """At most `most` lines of `width` columns; facts are cut where eligible layers' names need the room. `wrapped`: TensorRT's
+    lines too; else each stays one, for programs that read it, of no more characters than the lines that it would be."""
     sparsity = record.sparsity
     head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else []
     if sparsity.mode == "force" and sparsity.not_pruned:
@@ -48,15 +48,16 @@ def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) 
         head += wrap(printable(text), width)[:2]
     head += wrap(printable(whose_text(record)), width)[:2]
     lists = [_Row(ELIGIBLE_LINE, sparsity.eligible, 2, 2, list), _Row(PICKED_LINE, sparsity.picked, 2, 2, list)]
-    paragraphs, facts, left = [*lists, *_grouped(record)], [], 0
+    paragraphs, facts, rooms = [*lists, *_grouped(record)], _facts(record), []
     for room in (3, 2, 1):  # lines of a fact
-        facts = [line for key, text in _facts(record) for line in wrap(f"{key:{FACT}}{text}", width, FACT)[:room]]
-        left = most - len(head) - len(facts) - 2  # two empty lines
-        if left >= 2 * len(paragraphs):
-            break
+        lines = [line for key, text in facts for line in wrap(f"{key:{FACT}}{text}", width, FACT)[:room]]
+        rooms.append((lines, most - len(head) - len(lines) - 2))  # two empty lines
+    some = 2 * len(paragraphs)
+    whole = max(some, sum(1 if row.rank else row.need(width) for row in paragraphs))  # each eligible layer by name
+    facts_shown, left = next((r for least in (whole, some) for r in rooms if r[1] >= least), rooms[-1])
     texts = [_listed(row, width, n) for row, n in zip(paragraphs, _allotted(paragraphs, width, left), strict=True)]
     shown = texts[:2] if wrapped else [[" ".join(line.strip() for line in lines)] for lines in texts[:2]]
-    return "\n".join([*head, *chain(*shown), "", *facts, "", *chain(*texts[2:])]).rstrip() + "\n"
+    return "\n".join([*head, *chain(*shown), "", *facts_shown, "", *chain(*texts[2:])]).rstrip() + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,14 @@ class _Row:
     def lines(self, width: int, texts: Sequence[str]) -> list[str]:
         return packed(self.head, texts, width, self.indent)
 
+    def need(self, width: int) -> int:
+        """Lines with all names."""
+        return len(self.lines(width, self.write(self.names)))
+
 
 def _allotted(rows: Sequence[_Row], width: int, total: int) -> list[int]:
     """Lines of each: one, and then what it needs by rank; of equal rank, rows that need little get it all, others the same."""
-    needs = [len(row.lines(width, row.write(row.names))) for row in rows]
+    needs = [row.need(width) for row in rows]
     given = [1] * len(rows)
     for i in sorted(range(len(rows)), key=lambda i: (rows[i].rank, needs[i])):
         rivals = [k for k, row in enumerate(rows) if row.rank == rows[i].rank and (needs[k], k) >= (needs[i], i)]

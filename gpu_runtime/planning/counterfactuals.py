@@ -131,7 +131,13 @@ def rivals(table: Table) -> Rivals:
     one = SingleFormat(single[0], single[1].us) if single else None
     whole = batch_pieces.without(table.graph)
     whole_us = plan.solve(whole).us if whole else None
-    return Rivals(dense.us, one, greedy.us if greedy else None, _library(table, dense), whole_us=whole_us)
+    dense_plans = [dense]
+    if whole:  # a library runs no pieces: fusions of the whole batch may serve it better
+        names = {c.name for c in whole.choices}
+        force = {name: is_dense for name, is_dense in without_sparse(table.network).items() if name in names}
+        dense_plans.append(plan.solve(whole, force=force))
+    library = min(filter(None, (_library(table, d) for d in dense_plans)), key=lambda found: found.us, default=None)
+    return Rivals(dense.us, one, greedy.us if greedy else None, library, whole_us=whole_us)
 
 
 def _rival_plans(table: Table) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:

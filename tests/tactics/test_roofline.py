@@ -11,8 +11,8 @@ from cuda_kernels.rates import RATES, rates
 from tactics.candidates import candidates
 from tactics.predict import predict_us
 from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem
-from tactics.roofline import RESOLUTION_US, Counts, _needs, floors, moved_us, predicted
-from tests.problems import conv_case
+from tactics.roofline import RESOLUTION_US, Counts, _needs, floors, least_us, moved_us, predicted
+from tests.problems import PROBLEMS, conv_case
 
 H200 = named("h200")
 
@@ -133,6 +133,15 @@ def test_no_prediction_is_below_the_floor(device):
         for t in candidates(p, d):
             least = f["sparse_us" if t.sparse else "dense_us"]
             assert predict_us(p, t, d) >= math.floor(least * 100) / 100, (p, t.name)
+
+
+@pytest.mark.parametrize("device", RATES)
+@pytest.mark.parametrize("name", ["pool_max", "pointwise_single", "matmul_row", "softmax", "resize_linear", "conv_1x1"])
+def test_no_small_launch_is_below_its_floor(device, name):
+    """A launch of ours begins before the one ahead has ended (`Rates.early_us`): so does that of the floor."""
+    p, d = PROBLEMS[name], named(device)
+    found = [(predict_us(p, t, d), least_us(p, t, d)[0]) for t in candidates(p, d)]
+    assert found and all(us >= floor - RESOLUTION_US for us, floor in found)
 
 
 def _step(device, full, weights=0.0):

@@ -122,6 +122,17 @@ def test_runs_of_layers_with_one_reason_are_all_named(count):
     check(record(plan), whole=True)
 
 
+def test_names_of_eligible_layers_come_before_the_ends_of_facts():
+    """Names of five forms under each of four reasons: facts of three lines each would leave too few."""
+    kinds = ("sparse", "picked"), ("dense", "dense_faster"), ("dense", "reformat_outweighs"), ("dense", "uncertain")
+    forms = "expand/Relu6", "project/BatchNorm/FusedBatchNorm", "shortcut/Add", "squeeze/Mean", "gate/Mul"
+    plan = many(60, lambda i: f"backbone/expanded_unit_{i}/{forms[i % len(forms)]}")
+    for i, row in enumerate(plan["sparsity"]["rows"]):
+        row["verdict"], row["reason"] = kinds[i // 15]
+        row["p_sparse_faster"] = 0.99
+    check(record(plan), whole=True)
+
+
 HOSTILE = "x" * 5000, "a/" * 900, "a, b", "{", "{1..3}", " ", "\x1b[31m\n", ",,,,", "é中文", "and 3 more"
 
 

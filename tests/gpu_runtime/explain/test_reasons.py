@@ -24,7 +24,7 @@ from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.predict import SIGMA_RATIO, regime
 from tactics.problems.problem import ConvProblem, ReformatProblem
-from tactics.roofline import floors
+from tactics.roofline import floors, one_launch_us
 
 DEVICE = named("h200")
 SHAPE = (1, 64, 8, 8)
@@ -186,7 +186,7 @@ def test_pattern_violation():
 
 def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
     """64x64x1x1 on 8x8: 262,144 products take no time on 132 SMs; a launch takes longer."""
-    launch = DEVICE.launch_us
+    launch = one_launch_us(DEVICE)
     f = row(network(W24), timer(10, 8, 1)).floor
     assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 1830 * 1.08), rel=1e-3)
     p = ConvProblem(32, 512, 28, 28, 512, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
@@ -201,7 +201,7 @@ def test_the_network_line():
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
     found = told(table, measured=False)
-    floor, launch = found.rows[0].floor, DEVICE.launch_us
+    floor, launch = found.rows[0].floor, one_launch_us(DEVICE)
     assert floor.launch_us == launch and floor.sparse_us < launch + 0.1
     low, high = found.summary.saved_range_us
     assert low < 2.0 < high and high - 2.0 == pytest.approx(2.0 - low)

@@ -129,6 +129,15 @@ def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
 
 
+def test_a_library_is_as_fast_beside_a_plan_in_pieces(monkeypatch):
+    """It runs the whole batch, with the fusions that serve it best then."""
+    pieces = gr.build(resnet50(64), device="rtx4090")
+    monkeypatch.setattr(batch_pieces, "worthwhile", lambda table, chosen: None)
+    whole = gr.build(resnet50(64), device="rtx4090")
+    assert any(layer.images for layer in pieces.plan.layers) and not any(layer.images for layer in whole.plan.layers)
+    assert pieces.plan.solution.rivals.library.us <= whole.plan.solution.rivals.library.us * 1.001
+
+
 @pytest.mark.parametrize("name", ["x in pieces", "t [0:8]", "images of t", "é" * 1500])
 def test_names_that_pieces_could_get_keep_the_batch_whole(name):
     proto = resnet50(32)
