@@ -7,6 +7,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks import light, topologies
 from benchmarks.plan_records import MODELS
+from gpu_runtime.errors import ModelError
 from tactics.problems.batches import sizes_of
 from tests.gpu_runtime.planning.test_batch_pieces import forced
 from tests.reference_run import relative_error
