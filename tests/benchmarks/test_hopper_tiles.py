@@ -35,9 +35,6 @@ from tactics.problems.prologue import Prologue
 H100, H200 = named("h100"), named("h200")
 PEAK = 2048 * 132 * 1830e6 * 2 / 1e12  # TFLOP/s, dense
 FREE = replace(CENTRE, l2=math.inf, write_port=0, latency=0, register_latency=0)  # an instruction alone
-OLD = pytest.mark.xfail(
-    reason="records of before an H200 timed our kernels: python -m benchmarks.hopper_tiles --write takes an hour", strict=True
-)
 
 
 @pytest.mark.parametrize("n, clocks", [(64, 32), (32, 24), (16, 20), (8, 18)])
@@ -279,7 +276,6 @@ def test_the_findings_are_of_every_plan():
         assert of["best"]["us"] <= of["built"]["us"] <= of["today"], name
 
 
-@OLD
 @pytest.mark.parametrize("name", ["resnet50 n32 h200 dense", "efficientnet_b0 n1 h100 2:4"])
 @pytest.mark.slow
 def test_a_networks_findings_are_what_the_model_says(name):
@@ -289,7 +285,6 @@ def test_a_networks_findings_are_what_the_model_says(name):
     assert row["built"] == hopper_tiles.rounded(networks.outcome(plan, BUILT, device, CENTRE))
 
 
-@OLD
 @pytest.mark.slow
 def test_the_plans_are_todays():
     """Of the network that is planned in seconds: the others are written by the same command."""
