@@ -16,7 +16,7 @@ from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
 PATH = DIGITS / "digits_sparse.onnx"
-SHAPES = {"x": (12, 1, 8, 8)}
+SHAPES = {"x": (32, 1, 8, 8)}
 MOST_REPR = 600  # characters
 
 
@@ -59,7 +59,7 @@ def test_records_are_what_the_commands_print(engine, file, cli):
     dense = engine.sparsity.picked[0]
     assert json.loads(cli(f"explain {file} --what-if {dense}=dense --json")[1]) == jsoned(engine.what_if({dense: "dense"}))
     plans = gr.plan(PATH, ["a100", "l4"], shapes=SHAPES)
-    command = f"plan {PATH} --devices a100,l4 --shapes x:12x1x8x8"
+    command = f"plan {PATH} --devices a100,l4 --shapes x:32x1x8x8"
     assert json.loads(cli(f"{command} --json")[1]) == jsoned(plans) and cli(command)[1] == str(plans)
     assert [p.device.name for p in plans] == ["a100", "l4"]
     with pytest.raises(ValueError, match="batches: a page draws times by batch"):
@@ -128,7 +128,7 @@ def test_the_logger_has_what_the_commands_print(file, cli, caplog):
     with caplog.at_level(logging.INFO, "gpu_runtime"):
         gr.build(PATH, sparsity="enable", device="rtx3090", shapes=SHAPES)
     told = [r.getMessage() for r in caplog.records]
-    printed = cli(f"build {PATH} --sparsity=enable --device rtx3090 --shapes x:12x1x8x8")[1]
+    printed = cli(f"build {PATH} --sparsity=enable --device rtx3090 --shapes x:32x1x8x8")[1]
     assert told[0].startswith("reading ") and " ".join(told[-1].split()) in " ".join(printed.split())
     assert not [text for text in told if text.startswith("times of layers")]  # each is DEBUG
     assert cli(f"inspect {file}")[2] == "" and not logging.getLogger("gpu_runtime").level

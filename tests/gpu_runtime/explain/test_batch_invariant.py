@@ -8,7 +8,7 @@ import gpu_runtime as gr
 from tests.conftest import DIGITS
 
 pytestmark = pytest.mark.slow
-RANGES = {"a100": (32, 32, 63), "rtx4090": (48, 48, 90)}
+RANGES = {"a100": (32, 32, 63), "rtx4090": (32, 32, 63)}
 
 
 @cache
