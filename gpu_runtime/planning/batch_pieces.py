@@ -57,16 +57,19 @@ class Pieces:
 
 
 def blocks(network: Network) -> tuple[Block, ...]:
-    """The smallest blocks, in order. A tensor that a block leaves is one that its ops write: a view of other memory is not."""
+    """The smallest blocks, in order. A tensor that a block leaves is one that its ops write: a view of other memory is not. All
+    ops that may give a tensor are of one block."""
     last = {t: i for i, op in enumerate(network.ops) for t in op.inputs}
+    made = {op.output: i for i, op in enumerate(network.ops)}
     live: set[str] = set()
     found: list[Block] = []
-    start, count = 0, len(network.ops)
+    start, end = 0, 0  # of the block, and where the last op stands that gives a tensor of it
     for i, op in enumerate(network.ops, 1):
         live = {t for t in (*live, op.output) if last.get(t, -1) >= i}
-        own = network.ops[start:i]
+        end = max(end, made[op.output] + 1)
         makers = network.producers[next(iter(live))] if len(live) == 1 else ()
-        if i == count or (makers and all(any(m is o for o in own) and _writes(m) for m in makers)):
+        own = network.ops[start:i]
+        if i == len(network.ops) or (end == i and makers and all(any(m is o for o in own) and _writes(m) for m in makers)):
             found.append(Block(own, next(iter(live), "")))
             start = i
     return tuple(found)

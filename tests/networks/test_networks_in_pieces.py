@@ -14,7 +14,7 @@ from tests.reference_run import relative_error
 
 BATCH, SIZE = 3, 64
 NAMES = (*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES, *topologies.NAMES)
-QUICK = ("resnet20_cifar10", "squeezenet11_fp16", "tv_mobilenet_v3_large", "timm_ghostnet_100")
+QUICK = ("resnet20_cifar10", "super_resolution_10", "squeezenet11_fp16", "tv_mobilenet_v3_large", "timm_ghostnet_100")
 
 
 def at_batch(name: str) -> onnx.ModelProto:
