@@ -326,14 +326,15 @@ def _convolution(
     node = ir.node("Conv", [x], {"group": form.groups, **window}, name=name)
     used = [layer for layer in (*covered, last, end.tail) if layer is not None]
     nodes = tuple(dict.fromkeys(n for layer in used for n in layer.nodes))
-    y = end.output
+    y, title = end.output, " + ".join(nodes)
     if end.stages:
+        title += " (sum)" if title == last.label else ""  # the chain behind it may have that name
         y = ir.Value(name=f"{name_of(last.output)} before {end.stages[0]}", shape=last.output.shape, type=last.output.type)
     weights = {"w": form.w, "b": form.b} if np.any(form.b) else {"w": form.w}
     conv = Layer(
         "Conv",
         node,
-        " + ".join(nodes),
+        title,
         nodes,
         (form.x,),
         y,

@@ -13,7 +13,8 @@ times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -141,7 +142,7 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
-    inputs = {t.name for t in network.inputs}
+    inputs, shared = {t.name for t in network.inputs}, _shared(listed)
     tie = partial(_tie, network, pieces.sizes, device)
     for i, block in enumerate(listed):
         if i not in groups:
@@ -153,13 +154,26 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
         names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
         bases |= {new: t for t, new in names.items()}
         here = (groups[i], PIECES)
-        ops += [replace(op, when=((groups[i], WHOLE),)) for op in block.ops if _is_in(op, chosen)]
+        ops += _whole(block, (groups[i], WHOLE), chosen, shared)
         ops += [tie(t, names[t], True, (*(((groups[i - 1], WHOLE),) if t == handed else ()), here)) for t in read]
         ops += [_piece(op, names, pieces.sizes, here) for op in block.ops]
         after = ((groups[i + 1], WHOLE),) if i + 1 in groups else ()
         ends = {block.output: (here, *after)} | {t: (here,) for t in own if t in network.output_names}
         ops += [tie(names[t], t, False, when) for t, when in ends.items() if t]
     return _with(network, ops, bases, [(g, (WHOLE, PIECES)) for g in groups.values()])
+
+
+def _shared(listed: Sequence[Block]) -> set[str]:
+    """The groups that decide about ops of several blocks."""
+    found = Counter(g for block in listed for g in {g for op in block.ops for g, _ in op.when})
+    return {g for g, count in found.items() if count > 1}
+
+
+def _whole(block: Block, when: Literal, chosen: plan.Plan, shared: Collection[str]) -> list[Op[Problem]]:
+    """The block's ops as they are in the chosen plan; all of them, where a choice is not this block's alone."""
+    if any(g in shared for op in block.ops for g, _ in op.when):
+        return [replace(op, when=(*op.when, when)) for op in block.ops]
+    return [replace(op, when=(when,)) for op in block.ops if _is_in(op, chosen)]
 
 
 def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], when: tuple[str, str]) -> Op[Problem]:
