@@ -23,7 +23,7 @@ MOST = {
     "timm_edgenext_x_small": (111, 224), "timm_fastvit_t8": (62, 64), "timm_ghostnet_100": (112, 64),
     "timm_hrnet_w18_small": (100, 64), "timm_mixnet_s": (64, 64), "timm_mobileone_s0": (50, 64), "timm_nfnet_l0": (113, 64),
     "timm_poolformer_s12": (67, 64), "timm_repvgg_a0": (24, 64), "timm_res2net50_26w_4s": (90, 64),
-    "timm_resnest14d": (35, 224), "timm_rexnet_100": (63, 64), "tv_convnext_tiny": (64, 64), "tv_efficientnet_b0": (67, 64),
+    "timm_resnest14d": (35, 224), "timm_rexnet_100": (63, 64), "tv_convnext_tiny": (65, 64), "tv_efficientnet_b0": (67, 64),
     "tv_lraspp": (66, 224), "tv_mobilenet_v3_large": (61, 64), "tv_regnet_y_400mf": (71, 64), "tv_resnext50": (54, 64),
 }
 # fmt: on
