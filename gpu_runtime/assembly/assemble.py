@@ -99,19 +99,16 @@ def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str
     bytes)."""
     found: dict[str, np.ndarray] = {}
     renamed: dict[str, str] = {}
-    packed: dict[tuple[int, Problem, Tactic], tuple[str, dict[str, np.ndarray]]] = {}
+    packed: dict[tuple[int, Problem, Tactic], dict[str, np.ndarray]] = {}  # of pieces, those alike once
     firsts: dict[tuple[int, str], str] = {}
     for layer in layers:
         op, tactic = layer.op, layer.tactic
         if op is None or tactic is None:
             continue
         alike = id(op.weights), op.problem, tactic
-        if not op.pieces:
-            arrays = pack_weights(op.problem, tactic, op.weights)
-        else:
-            if alike not in packed:
-                packed[alike] = layer.name, pack_weights(op.problem, tactic, op.weights)
-            arrays = packed[alike][1]
+        arrays = packed.get(alike) or pack_weights(op.problem, tactic, op.weights)
+        if op.pieces:
+            packed[alike] = arrays
         for name, array in arrays.items():
             section = f"{layer.name}.{name}"
             first = firsts.setdefault((id(op.weights), name), section) if op.pieces else section

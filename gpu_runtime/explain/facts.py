@@ -65,11 +65,12 @@ def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
     for i, layer in enumerate(layers):
         if layer.images is None:
             run = {}
-        if layer.images is None or layer.op_name not in run:
-            rows.append([])
-            if layer.images is not None:
-                run[layer.op_name] = rows[-1]
-        (rows[-1] if layer.images is None else run[layer.op_name]).append(i)
+            rows.append([i])
+        elif layer.op_name in run:
+            run[layer.op_name].append(i)
+        else:
+            run[layer.op_name] = [i]
+            rows.append(run[layer.op_name])
     return rows
 
 
@@ -79,10 +80,8 @@ def pieces_text(record: EngineRecord) -> str:
     parts = [row for row in layer_rows(layers) if layers[row[0]].images]
     if not parts:
         return ""
-    launched, sizes = (
-        sum(bool(layers[row[0]].tactic) for row in parts),
-        Counter(layers[i].outputs[0].shape4[0] for i in parts[0]),
-    )
+    launched = sum(layers[row[0]].tactic is not None for row in parts)
+    sizes = Counter(layers[i].outputs[0].shape4[0] for i in parts[0])
     each = " and ".join(f"{count} pieces of {size} images" for size, count in sizes.items())
     whole_us, share_us = p.rivals.whole_us, sum(layers[i].time_us for row in parts for i in row)
     whole = "" if whole_us is None else f"; with the whole batch in each the plan would take {us_text(whole_us, record.timing)}"

@@ -268,14 +268,11 @@ def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> li
         for op, entry in listed:
             if not op.pieces:
                 continue
-            inputs = tuple(_named(t, part) if t in own else t for t in op.inputs)
-            problem: Problem | None = at_batch(op.problem, n)
+            inputs, output = tuple(_named(t, part) if t in own else t for t in op.inputs), _named(op.output, part)
+            name, problem = op.name + part, at_batch(op.problem, n)
             if isinstance(op.problem, PiecesProblem):
-                problem = GatherProblem(op.problem.shape, index=(tuple(range(first, first + n)), (), (), ()))
+                name, problem = output, GatherProblem(op.problem.shape, index=(tuple(range(first, first + n)), (), (), ()))
             assert problem is not None
-            name, output = op.name + part, _named(op.output, part)
-            if isinstance(op.problem, PiecesProblem):
-                name = output
             parts.setdefault(op.output, []).append((output, n))
             new = replace(op, name=name, problem=problem, inputs=inputs, output=output, when=(), images=(first, n))
             made.append((new, _share(entry, n, sum(sizes))))

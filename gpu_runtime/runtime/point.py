@@ -131,7 +131,7 @@ class Point:
             for k in step.covers:
                 if last[k] == i:
                     found.setdefault(layers[k].op_name, []).append(self._values(layers[k].outputs[0]))
-        return {name: pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for name, pieces in found.items()}
+        return {name: self._asked(np.concatenate(pieces)) if pieces[1:] else pieces[0] for name, pieces in found.items()}
 
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output, as NCHW. ValueError if no layer has one of that name."""
@@ -146,8 +146,11 @@ class Point:
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
-        rows = whole.shape4[0] if whole.shape4[0] % self._batch else whole.shape4[0] // self._batch * self.rows
-        return values[:rows, first : first + out.shape4[1]]
+        return self._asked(values[:, first : first + out.shape4[1]])
+
+    def _asked(self, values: np.ndarray) -> np.ndarray:
+        """Values of a batch without the rows that fill it; others as they are."""
+        return values if len(values) % self._batch else values[: len(values) // self._batch * self.rows]
 
     def _launch(self, i: int) -> None:
         step = self.plan.steps[i]

@@ -103,6 +103,15 @@ def test_compare_puts_pieces_together(monkeypatch):
     assert found.passed and {"r", "t"} <= {row.tensor for row in found.layers}
 
 
+def test_a_trace_has_no_rows_that_fill_a_batch_in_pieces(monkeypatch):
+    forced(monkeypatch, lambda n: sizes_of(n, min(n, 2)))
+    engine = gr.build(residual("N"), device="l4", shapes={"x": ((3, 3, 8, 8), (8, 3, 8, 8), (8, 3, 8, 8))})
+    assert engine.points == (8,) and any(layer.images == (4, 4) for layer in engine.plan.layers)
+    with engine.context(device="emulator") as context:
+        found = context.trace({"x": np.ones((3, 3, 8, 8), np.float32)})
+    assert {len(value) for value in found.values()} == {3}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_problem_for_fewer_images_computes_those(seed):
     net = network(drawn_batch(seed))
