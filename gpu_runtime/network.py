@@ -107,6 +107,11 @@ class Network:
     wide: frozenset[str] = frozenset()
     reads_wide: frozenset[str] = frozenset()
 
+    @property
+    def images(self) -> int:
+        """The batch, as the first input has it."""
+        return self.inputs[0].shape4[0] if self.inputs else 1
+
     @cached_property
     def readers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
         """Tensor -> the ops that read it, each once, in the network's order. Tensors that nothing reads have none."""

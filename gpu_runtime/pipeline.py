@@ -21,6 +21,7 @@ from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.planning import points, stages
 from gpu_runtime.planning.stages import Planned, Planner
 from gpu_runtime.progress import LOGGER, Listener, Progress, compiling, ignore, logged, report
+from gpu_runtime.runtime.fields import LARGEST
 from gpu_runtime.runtime.findings import Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
 from gpu_runtime.target import LEVEL, make_timer, placed, timing_record, tuning
@@ -63,6 +64,7 @@ def build(
     optimization_level: int = LEVEL,
     tuning_time: float | Callable[[], bool] | None = None,
     workspace: int | None = None,
+    activations: int | None = None,
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
@@ -81,16 +83,19 @@ def build(
     without, linear in the model's types. `exhaustive`: time also what must take the same time. `optimization_level`: on a GPU,
     0 predicts times, 5 measures all, 1 to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function
     that says when they are over; `ray`: the address of a Ray cluster whose GPUs time them, True: of this machine's.
-    `workspace`: scratch bytes that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below
-    1, with which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor
-    near FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On
-    it the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
+    `workspace`: scratch bytes that a tactic may use, None: any number; `activations`: bytes that tensors and scratch may take
+    together, for which the batch runs in pieces if need be. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with
+    which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near
+    FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On it
+    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
     `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
+    _check_arguments(
+        save_pruned, timing_cache=timing_cache, workspace=workspace, activations=activations, log=log, progress=progress
+    )
     target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
     mode, asked = _mode(sparsity), _risk(risk, target)
     source, progress = source_of(model, example_inputs), logged(progress)
@@ -99,9 +104,9 @@ def build(
     loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
     fitted, exact, loaded = _fitted(loaded, wanted, sizes, calibration, progress)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
-    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, pieces=not batch_invariant)
+    planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, not batch_invariant, activations)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
-    flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant)
+    flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant, activations)
     engine = _packed(source, planned, _explained(loaded, planned, planner, log), flags, profiles, planner, embed_cubins)
     return _reported(engine, save_pruned, pruned)
 
@@ -238,9 +243,12 @@ def _mode(sparsity: str) -> Sparsity:
 def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
     """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
     paths, cache = (str, os.PathLike), given["timing_cache"]
+    for name in ("workspace", "activations"):
+        if isinstance(nbytes := given[name], int) and not 0 <= nbytes <= LARGEST:
+            raise ValueError(f"{name}: expected 0 to {LARGEST} bytes, got {nbytes}")
     for name, wanted, fits in (
         ("timing_cache", "a path, None or False", cache is None or cache is False or isinstance(cache, paths)),
-        ("workspace", "a number of bytes or None", given["workspace"] is None or type(given["workspace"]) is int),
+        *((n, "a number of bytes or None", type(given[n]) in (int, type(None))) for n in ("workspace", "activations")),
         ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
         ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),
     ):
@@ -291,6 +299,9 @@ def _packed(
     for p in planned:
         planner.progress(Progress("pack", p.table.network.name))
         parts.append(assemble.assemble(p.table, p.chosen))
+        takes = parts[-1][0].memory.activation_bytes
+        if planner.activations is not None and takes > planner.activations:
+            raise planner.too_large(p.table.network, takes, tried=False)
     arena, sections, renamed = join([(arena, data.sections) for data, arena in parts])
     plans = [
         stages.plan_record(data, found, p.reached, what_if.store(p.table), names)

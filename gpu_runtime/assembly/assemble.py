@@ -94,6 +94,13 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     return data, arena
 
 
+def arena_bytes(table: Table, chosen: plan.Plan) -> int:
+    """What the plan's activations take, as in Memory, without packing weights."""
+    table, chosen = unrolled(table, chosen)
+    home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
+    return _place(table, _order(table, chosen), home, alias)[0].total_bytes
+
+
 def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(the packed weights by section, the names of sections of further pieces of a batch -> those of the first with the same
     bytes)."""

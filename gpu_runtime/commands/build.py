@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,11 +86,12 @@ class Asked:
         "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: this machine's GPU of that number, with "
         "measured times. Default: the current GPU, measured; without a GPU, h200.",
     )
-    pools: str = flag(
+    pools: tuple[str, ...] = flag(
         "--memPoolSize",
-        default="",
-        metavar="workspace:MIB",
-        help="Scratch memory that a kernel may use, in MiB (or 64K, 1.5G); without it, any amount.",
+        multiple=True,
+        metavar="POOL:MIB",
+        help="Memory in MiB (or 64K, 1.5G), else any amount: workspace:64, scratch that a kernel may use; activations:512, all "
+        "tensors and scratch, for which the batch runs in pieces if need be; a comma between both.",
     )
     risk: float = given(risk_option)
     calibration: str | None = flag(
@@ -244,7 +245,7 @@ def _built(
     """The engine; Ctrl-C ends the timing of tactics first."""
     from gpu_runtime.target import tuning
 
-    workspace, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
+    pools, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
     with Interrupts(progress, tuning(asked.level, asked.tuning_time).ended) as told:
         return build(
             source,
@@ -261,7 +262,7 @@ def _built(
             exhaustive=asked.exhaustive,
             optimization_level=asked.level,
             tuning_time=told.ended,
-            workspace=workspace,
+            **pools,
             risk=asked.risk,
             calibration=inputs,
             log=say if asked.verbose else None,
@@ -333,15 +334,17 @@ OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_la
 # fmt: on
 
 
-def _check_loaded(wanted: Wanted) -> None:
-    """UsageError for options of a build that read or write a file of its own; the others are told to be of no use."""
+def _check_loaded(wanted: Wanted, pools: Sequence[str]) -> None:
+    """UsageError for options of a build that read or write a file of its own, or limit memory; the others are told to be of no
+    use."""
     context = click.get_current_context()
     typed = {
         p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
         for p in context.command.params
         if p.name and p.expose_value and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     }
-    if refused := [option for name, option in typed.items() if name in NOT_LOADED]:
+    refused = [option for name, option in typed.items() if name in NOT_LOADED]
+    if refused := [*refused, *(f"--memPoolSize={pool}" for pool in parse_pools(pools) if pool == "activations")]:
         raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
     if ignored := [option for name, option in typed.items() if name not in OF_LOADED and option not in wanted.typed]:
         say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
@@ -350,7 +353,7 @@ def _check_loaded(wanted: Wanted) -> None:
 def _loaded(asked: Asked, name: str) -> None:
     """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
     wanted = asked.wanted
-    _check_loaded(wanted)
+    _check_loaded(wanted, asked.pools)
     if asked.skip_inference:
         _unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])

@@ -181,17 +181,20 @@ def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
 
 
-def parse_pools(text: str) -> int | None:
-    """`workspace:64` (MiB), `workspace:1.5G`, `workspace:512K` -> bytes; None for an empty text. Raises UsageError."""
-    if not text:
-        return None
-    found = re.fullmatch(r"workspace:([0-9]+(?:\.[0-9]+)?)(B|K|M|G)?(?:i?B)?", text, re.I)
-    if not found:
-        raise click.UsageError(
-            f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
-            "pools do not exist here"
-        )
-    return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
+def parse_pools(texts: Iterable[str]) -> dict[str, int]:
+    """`workspace:64` (MiB), `activations:1.5G,workspace:512K` -> bytes by name, as `build` takes them. Raises UsageError."""
+    pools: dict[str, int] = {}
+    for text in (part for given in texts if given for part in given.split(",")):
+        found = re.fullmatch(r"(workspace|activations):([0-9]{1,19}(?:\.[0-9]{1,19})?)(B|K|M|G)?(?:i?B)?", text, re.I)
+        if not found:
+            raise click.UsageError(
+                "--memPoolSize: expected workspace:MIB or activations:MIB, as workspace:512K or activations:64, got "
+                f"{text!r}; other pools do not exist here"
+            )
+        if (name := found[1].lower()) in pools:
+            raise click.UsageError(f"--memPoolSize: {name} is given twice")
+        pools[name] = int(float(found[2]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[3] or "M").upper()])
+    return pools
 
 
 def checked_device(name: str | None, *others: str) -> str | None:

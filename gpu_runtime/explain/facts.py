@@ -8,6 +8,7 @@ from typing import Literal
 from gpu_runtime.explain.figures import SURE, sureness, us_text
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, inner_name
+from gpu_runtime.text import size_text
 
 Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
 SURE_KINDS: dict[str, Kind] = dict(zip(dict(SURE), ("certain", "likely", "toss_up"), strict=True))
@@ -85,9 +86,13 @@ def pieces_text(record: EngineRecord) -> str:
     each = " and ".join(f"{count} pieces of {size} images" for size, count in sizes.items())
     whole_us, share_us = p.rivals.whole_us, sum(layers[i].time_us for row in parts for i in row)
     whole = "" if whole_us is None else f"; with the whole batch in each the plan would take {us_text(whole_us, record.timing)}"
-    share = us_text(share_us, record.timing)
-    text = f"{launched} layers, {share}, run in {each}, so that L2 keeps their tensors{whole}"
-    return f"{text}; other sizes were estimated"
+    text, why = f"{launched} layers, {us_text(share_us, record.timing)}, run in {each}", "so that L2 keeps their tensors"
+    allowed, needed = record.flags.activations, p.rivals.whole_bytes
+    if allowed is None or needed is None:
+        return f"{text}, {why}{whole}; other sizes were estimated"
+    taken = size_text(record.plan.memory.activation_bytes)
+    why = f"so that activations take {taken}: {size_text(allowed)} are allowed, the whole batch takes {size_text(needed)}"
+    return f"{text}, {why}{whole}; of the other pieces that were tried, none that fits is faster"
 
 
 def facts_of(record: EngineRecord) -> list[LayerFacts]:

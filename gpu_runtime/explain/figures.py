@@ -111,12 +111,13 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
     if status is None and any(r.swap for r in plan.solution.replaced):
         return "not the least sum of times: the whole is faster with other tactics"
     if (status or plan.solution.status) == "proven":
+        serial = "serial execution" + ("" if plan.solution.rivals.whole_bytes is None else ", these pieces")
         if tuned:
             bounds = f"{tuned.untimed:,} not timed, bounds at {tuned.sigmas:g} sigma"
-            return f"proven minimal for serial execution and {tuned.timed:,} times; {bounds}"
+            return f"proven minimal for {serial} and {tuned.timed:,} times; {bounds}"
         doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
         priced = ", with --risk's surcharge on doubtful sparse kernels" if doubt else ""
-        return f"proven minimal for serial execution and these times{priced}"
+        return f"proven minimal for {serial} and these times{priced}"
     gap = plan.solution.gap if status is None else None
     return "not proven minimal" + ("" if gap is None else f": a plan that takes up to {100 * gap:.2f} % less may exist")
 

@@ -140,7 +140,7 @@ def _flags(flags: Flags) -> str:
     """As the command line takes them: sizes as `x:1x3x224x224`."""
     sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in flags.shapes.items())
     given = {
-        "memPoolSize": None if flags.workspace is None else f"workspace:{flags.workspace}B",
+        "memPoolSize": flags.pools,
         "shapes": sizes,
         "sparsity": flags.sparsity,
     }

@@ -14,7 +14,7 @@ times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -51,10 +51,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them."""
+    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them; `forced`: those that must."""
 
     sizes: tuple[int, ...]
     blocks: frozenset[int]
+    forced: frozenset[int] = frozenset()
 
 
 def blocks(network: Network) -> tuple[Block, ...]:
@@ -98,21 +99,34 @@ def _able(network: Network, block: Block, images: int) -> bool:
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
     nothing."""
-    network = table.network
-    images = network.inputs[0].shape4[0] if network.inputs else 1
-    if images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
-        return None
-    listed = blocks(network)
-    able = {i for i, block in enumerate(listed) if _able(network, block, images)}
+    images, listed, able = table.network.images, blocks(table.network), _all_able(table.network)
     best, most = None, LEAST_GAIN * chosen.us
-    for pieces in (1 << i for i in range(1, images.bit_length())):
+    for pieces in (1 << i for i in range(1, images.bit_length()) if able):
         sizes = sizes_of(images, pieces)
         gains = {i: _gain(table.device, listed[i], chosen, sizes) for i in able}
         found = {i for i, gain in gains.items() if gain > 0}
         if (total := sum(gains[i] for i in found)) > most:
             between = range(min(found), max(found) + 1)
-            best, most = Pieces(sizes, frozenset(able.intersection(between))), total
+            best, most = Pieces(sizes, able.intersection(between)), total
     return best
+
+
+def smaller(network: Network) -> Iterator[list[Pieces]]:
+    """What makes activations take less memory. For each size of pieces, rising: no block is forced into them, then those with
+    the largest tensors, then more, at last all that are able."""
+    images, listed, able = network.images, blocks(network), _all_able(network)
+    sizes = {t: math.prod(shape) for t, shape in network.tensors.items()}
+    most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in listed[i].ops) for i in able}
+    sets = [frozenset(i for i in able if most[i] >= least) for least in sorted({math.inf, *most.values()}, reverse=True)]
+    for pieces in dict.fromkeys((*(1 << i for i in range(1, images.bit_length())), images)) if able else ():
+        yield [Pieces(sizes_of(images, pieces), able, forced) for forced in sets]
+
+
+def _all_able(network: Network) -> frozenset[int]:
+    """The numbers of the blocks that may run in pieces; none of one image, or where a name could be that of a piece."""
+    if network.images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
+        return frozenset()
+    return frozenset(i for i, block in enumerate(blocks(network)) if _able(network, block, network.images))
 
 
 def _is_odd(name: str) -> bool:
@@ -138,7 +152,8 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
 
 
 def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
-    """The network with the choice, for each of these blocks, to run in pieces; else with the ops of the chosen plan."""
+    """The network with the choice, for each of these blocks that is not forced, to run in pieces; else with the ops of the
+    chosen plan."""
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
@@ -160,7 +175,10 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
         after = ((groups[i + 1], WHOLE),) if i + 1 in groups else ()
         ends = {block.output: (here, *after)} | {t: (here,) for t in own if t in network.output_names}
         ops += [tie(names[t], t, False, when) for t, when in ends.items() if t]
-    return _with(network, ops, bases, [(g, (WHOLE, PIECES)) for g in groups.values()])
+    forced = {groups[i] for i in pieces.forced}
+    left = [op for op in ops if all(g not in forced or option == PIECES for g, option in op.when)]
+    options = [(g, (PIECES,) if g in forced else (WHOLE, PIECES)) for g in groups.values()]
+    return _with(network, left, bases, options).pruned()
 
 
 def _shared(listed: Sequence[Block]) -> set[str]:
@@ -236,13 +254,12 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
         made += _run(listed, parts) if in_pieces else [(replace(op, when=()), entry) for op, entry in listed]
     bases = {name: t for t, named in parts.items() for name, _ in named}
     shares = {name: n for named in parts.values() for name, n in named}
-    images = network.inputs[0].shape4[0]
     hops = [(name, src, dst) for t, src, dst in chosen.reformats for name, _ in parts.get(t, [(t, 0)])]
     before = table.graph.reformat_ps
 
     def reformat_ps(tensor: str, src: Key, dst: Key) -> int | None:
         ps = before(bases.get(tensor, tensor), src, dst)
-        return None if ps is None else ps * shares.get(tensor, images) // images
+        return None if ps is None else ps * shares.get(tensor, network.images) // network.images
 
     flat = _with(replace(network, groups=()), [op for op, _ in made], bases, ())
     graph = replace(table.graph, reformat_ps=reformat_ps, groups=())

@@ -172,7 +172,8 @@ class _Search:
             rival = Running(change(self.best.planned), planner)
             if timer.early:  # while a plan was made again: it may hold what was never verified
                 break
-            if rival.name not in self._tried:
+            takes = rival.engine.plan.memory.activation_bytes
+            if rival.name not in self._tried and (planner.activations is None or takes <= planner.activations):
                 self._tried.add(rival.name)
                 try:
                     self._compare(rival)

@@ -7,6 +7,7 @@ import functools
 import gc
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from cuda_kernels.compile import installed_nvrtc, source_hash
 from cuda_kernels.device import Device
 from gpu_runtime import installed_version
 from gpu_runtime.engine import Engine
+from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import Source, stem_of
@@ -37,7 +39,7 @@ from gpu_runtime.runtime.findings import (
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.target import Tuning, timing_record
-from gpu_runtime.text import clipped, printable
+from gpu_runtime.text import clipped, printable, size_text
 from tactics import predict
 from tactics.format import DTYPES
 
@@ -60,7 +62,7 @@ ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need
 class Planner:
     """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
     all that is said of it are. `ends`: the formats that inputs and outputs may have; `pieces`: whether batches may run in
-    pieces."""
+    pieces; `activations`: bytes that a plan's activations may take, None: any number."""
 
     target: Device
     sparsity: Sparsity
@@ -72,6 +74,7 @@ class Planner:
     risk: float | None = predict.RISK
     tuning: Tuning = Tuning()
     pieces: bool = True
+    activations: int | None = None
 
     def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
         from gpu_runtime.planning import tables
@@ -108,12 +111,51 @@ class Planner:
         found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
         return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
+    def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> Planned:
+        """The plan that is taken, `in_pieces` or not. Where its activations take more than they may, the fastest one found in
+        pieces that fits, see docs/plans.md; ModelError where none does."""
+        from gpu_runtime.assembly import assemble
+        from gpu_runtime.planning import batch_pieces
+
+        free = self.in_pieces(table, chosen)
+        if self.activations is None or not self.pieces or assemble.arena_bytes(*free) <= self.activations:
+            return Planned(*free, reached)
+        allowed, takes = self.activations, [whole := assemble.arena_bytes(table, chosen)]
+        best = (table, chosen) if whole <= allowed else None
+
+        def enough(pieces: batch_pieces.Pieces) -> bool:
+            """Whether the plan fits, or takes no less time than one that does; with more blocks in pieces it takes as much."""
+            nonlocal best
+            found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
+            if best is not None and found[1].total_ps >= best[1].total_ps:
+                return True
+            takes.append(assemble.arena_bytes(*found))
+            if takes[-1] <= allowed:
+                best = found
+            return takes[-1] <= allowed
+
+        for rising in batch_pieces.smaller(table.network):
+            bisect_left(rising, True, key=enough)
+        if best is None:
+            raise self.too_large(table.network, min(takes), tried=len(takes) > 1)
+        return Planned(*best, reached, whole=None if best[1] is chosen else (chosen.us, whole))
+
+    def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
+        """Activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
+        how = "and no layer can run in pieces of the batch" if self.pieces else "and --batchInvariant allows no pieces"
+        how, allowed = "at least, in pieces of the batch" if tried else how, size_text(self.activations or 0)
+        return ModelError(
+            f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {allowed} are allowed: "
+            f"allow as much (--memPoolSize=activations:{least}B), or give a smaller batch"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan that was chosen, and what the network's tensors reach; `own`: the batch's own plan, where one was chosen
     for all batches, and `dense_us`: the time of that one without sparse kernels; `measured_us`, `apart`, `replaced`: of the
-    plan as a whole, where it ran on a GPU."""
+    plan as a whole, where it ran on a GPU; `whole`: microseconds of the plan without pieces and bytes of its activations, where
+    a limit of these is why there are others."""
 
     table: tables.Table
     chosen: Plan
@@ -123,6 +165,7 @@ class Planned:
     measured_us: float | None = None
     apart: tuple[Apart, ...] = ()
     replaced: tuple[Replaced, ...] = ()
+    whole: tuple[float, int] | None = None
 
 
 def load(
@@ -225,7 +268,7 @@ def settle(
     options = alternatives(network)
     table, chosen = planner(shared(options, first) if first else options)
     if calibration is None or found.compared:
-        return Planned(*planner.in_pieces(table, chosen), found)
+        return planner.settled(table, chosen, found)
     from gpu_runtime.precision import cliffs
 
     for done in range(ROUNDS + 1):
@@ -240,7 +283,7 @@ def settle(
         text = "; ".join(result.text(t) for t in result.far[:3])
         warnings.warn(printable(f"{network.name}: on the calibration input, {text}"), RuntimeWarning, stacklevel=5)
     compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
-    return Planned(*planner.in_pieces(table, chosen), replace(found, compared=compared))
+    return planner.settled(table, chosen, replace(found, compared=compared))
 
 
 def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
@@ -275,6 +318,8 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: 
     rivals = others.rivals
     if planned.own:
         rivals = replace(rivals, all_dense_us=planned.dense_us, own_us=planned.own.us)
+    if planned.whole:
+        rivals = replace(rivals, whole_us=planned.whole[0], whole_bytes=planned.whole[1])
     explained = reasons.sparsity(
         table,
         chosen,

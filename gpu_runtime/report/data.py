@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.explain.facts import LayerFacts, facts_of
+from gpu_runtime.explain.facts import LayerFacts, facts_of, pieces_text
 from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text, us_text
 from gpu_runtime.explain.points import batches_text
 from gpu_runtime.explain.wording import layer_facts, network_lines
@@ -254,6 +254,7 @@ def environment(record: EngineRecord) -> list[Named]:
         ("planner", ", ".join(filter(None, (plan.solution.method, plan.solution.status)))),
         ("weights", size_text(record.weight_bytes)),
         ("activations", size_text(plan.memory.activation_bytes)),
+        ("pieces", pieces_text(record)),
         *([("sizes", batches_text(record))] if record.profiles else []),
         ("launches", f"{len(plan.steps)}" + (f", including {library} of a library" if library else "")),
         ("machine code", f"of {record.num_cubins} kernels embedded" if record.num_cubins else "compiled on loading"),
@@ -272,8 +273,8 @@ def command(record: EngineRecord) -> str:
     if flags.shapes:
         sizes = (f"{printable(name)}:{'x'.join(map(str, dims))}" for name, dims in flags.shapes.items())
         words.append(f"--shapes={','.join(sizes)}")
-    if flags.workspace is not None:
-        words.append(f"--memPoolSize=workspace:{flags.workspace}B")
+    if flags.pools:
+        words.append(f"--memPoolSize={flags.pools}")
     if flags.risk is not None and record.timing.is_predicted:
         words.append(f"--risk={flags.risk:g}")
     for option, bounds in (("--inputIOFormats", record.plan.inputs), ("--outputIOFormats", record.plan.outputs)):

@@ -231,7 +231,8 @@ class SingleFormat:
 class Rivals(Shown):
     """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
     library's kernels, null where the network has no convolution that is estimated; `own_us`: of this batch alone, where one
-    tactic per layer computes all batches; `whole_us`: of the whole batch in each layer, where the plan has pieces of it."""
+    tactic per layer computes all batches; `whole_us`: of the whole batch in each layer, where the plan has pieces of it, and
+    `whole_bytes`: what its activations take, where the plan has pieces because they may take less."""
 
     all_dense_us: Number | None = None
     best_single_format: SingleFormat | None = None
@@ -239,6 +240,7 @@ class Rivals(Shown):
     library: LibraryPlan | None = None
     own_us: Number | None = None
     whole_us: Number | None = None
+    whole_bytes: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)

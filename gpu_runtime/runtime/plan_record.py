@@ -272,13 +272,20 @@ class Producer:
 class Flags:
     """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use;
     `risk`: how likely a sparse kernel had to be the faster one, where times are predicted; `batch_invariant`: whether all plans
-    of a profile have the same tactics."""
+    of a profile have the same tactics; `activations`: bytes that the arena of each plan may take."""
 
     sparsity: Text
     shapes: Mapping[Text, tuple[Exponent, ...]] = field(default_factory=dict)
     workspace: Size | None = None
     risk: Number | None = None
     batch_invariant: bool = False
+    activations: Size | None = None
+
+    @property
+    def pools(self) -> str:
+        """As --memPoolSize takes them."""
+        sizes = {"workspace": self.workspace, "activations": self.activations}
+        return ",".join(f"{name}:{nbytes}B" for name, nbytes in sizes.items() if nbytes is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,15 +146,31 @@ def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
-        ("workspace:64", 64 << 20),
-        ("workspace:1.5G", 3 << 29),
-        ("workspace:512KiB", 512 << 10),
-        ("workspace:100B", 100),
-        ("", None),
+        ("workspace:64", {"workspace": 64 << 20}),
+        ("workspace:1.5G", {"workspace": 3 << 29}),
+        ("Workspace:512KiB", {"workspace": 512 << 10}),
+        ("activations:100B", {"activations": 100}),
+        ("activations:64,workspace:0", {"activations": 64 << 20, "workspace": 0}),
+        ("workspace:64 activations:1.5", {"workspace": 64 << 20, "activations": 3 << 19}),
+        ("", {}),
     ],
 )
 def test_pools(text, nbytes):
-    assert parse_pools(text) == nbytes
+    assert parse_pools(text.split()) == nbytes
+
+
+def test_activations_take_no_more_than_the_command_line_says(files, cli):
+    def build(limit: str) -> tuple[int, str, str]:
+        return cli(f"build sparse.onnx -o m.engine --device=h200 --shapes=x:8x1x28x28 {limit}")
+
+    assert build("")[0] == 0
+    whole = gr.load(files / "m.engine").plan.memory.activation_bytes
+    code, out, err = build(f"--memPoolSize=workspace:64 --memPoolSize=activations:{whole - 1}B")
+    engine = gr.load(files / "m.engine")
+    assert code == 0 and engine.plan.memory.activation_bytes < whole and "pieces" in out
+    assert engine.record.flags.workspace == 64 << 20 and engine.record.flags.activations == whole - 1
+    code, out, _ = cli("inspect m.engine")
+    assert code == 0 and f"--memPoolSize=workspace:67108864B,activations:{whole - 1}B" in " ".join(out.split())
 
 
 @pytest.mark.slow

@@ -375,5 +375,12 @@ def test_an_engine_for_another_architecture(files, refused, monkeypatch):
 
 
 def test_a_pool_that_is_none_is_refused(refused):
-    for text in ("64", "tacticDram:64", "workspace:-1", "workspace:many"):
-        refused(f"build tiny.onnx -o old.engine --memPoolSize={text}", "--memPoolSize: expected workspace:MIB", code=2)
+    command = "build tiny.onnx -o old.engine --device=h200 --memPoolSize="
+    for text in ("64", "tacticDram:64", "workspace:-1", "activations:many", f"activations:{'9' * 400}", "workspace:1,,"):
+        refused(command + text, "--memPoolSize: expected workspace:MIB or activations:MIB", code=2)
+    for text in ("activations:1,activations:2", "activations:1 --memPoolSize=Activations:1"):
+        refused(command + text, "--memPoolSize: activations is given twice", code=2)
+    refused(command + "activations:99999999999G", "error: activations: expected 0 to 4611686018427387904 bytes, got ")
+    refused(command + "activations:0", "at batch 1: activations need ", "activations:", "B), or give a smaller batch")
+    text = "--loadEngine reads an engine and builds none: leave out --memPoolSize=activations"
+    refused("build --loadEngine=tiny.engine --memPoolSize=activations:64", text, code=2)

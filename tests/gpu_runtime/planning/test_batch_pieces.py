@@ -1,6 +1,7 @@
 """Batches in pieces: the answers of a whole batch, from layers that run piece by piece, in less memory."""
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import resnet50
+from gpu_runtime.errors import ModelError
+from gpu_runtime.explain import log, report
 from gpu_runtime.explain.facts import layer_rows, pieces_text
 from gpu_runtime.planning import batch_pieces
-from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, Pieces, blocks, offer
+from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, Pieces, blocks, offer, smaller
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.verify import derived
+from gpu_runtime.text import size_text
 from tactics.problems.batches import at_batch, sizes_of
 from tactics.sampling.data import reference
 from tests import drawn
@@ -26,8 +30,8 @@ def weights(*shape: int) -> np.ndarray:
     return (RNG.standard_normal(shape) / 4).astype(np.float32)
 
 
-def residual(batch: int, size: int = 8):
-    """Three convolutions and a sum, a pool, and a fully connected end; the second convolution is an output, too."""
+def residual(batch: int, size: int = 8, outputs: str = "y r"):
+    """Three convolutions and a sum, a pool, and a fully connected end; the second convolution may be an output, too."""
     w = {"a": weights(16, 3, 3, 3), "b": weights(16, 16, 3, 3), "c": weights(16, 16, 1, 1), "d": weights(16, 5)}
     nodes = [
         node("Conv", "x a", "p", pads=(1, 1, 1, 1)),
@@ -39,7 +43,7 @@ def residual(batch: int, size: int = 8):
         node("Flatten", "u", "v"),
         node("MatMul", "v d", "y"),
     ]
-    return model(nodes, {"x": (batch, 3, size, size)}, "y r", w)
+    return model(nodes, {"x": (batch, 3, size, size)}, outputs, w)
 
 
 def forced(monkeypatch, images_of, pick=lambda group: PIECES) -> None:
@@ -174,6 +178,117 @@ def test_a_file_with_other_images_than_its_tensors_is_refused(monkeypatch):
     bad = replace(record, plans=(replace(plan, layers=(*plan.layers[:i], wrong, *plan.layers[i + 1 :])),))
     with pytest.raises(Fault, match="expected an output of the 3 images of its piece, got 2"):
         derived(bad)
+
+
+# ---- a limit of memory
+
+
+def arena_of(engine) -> int:
+    return max(plan.memory.activation_bytes for plan in engine.record.plans)
+
+
+def in_pieces(engine) -> bool:
+    return any(layer.images for plan in engine.record.plans for layer in plan.layers)
+
+
+@pytest.fixture(scope="module")
+def proto():
+    return residual(8, 16, "y")
+
+
+@pytest.fixture(scope="module")
+def free(proto):
+    engine = gr.build(proto, device="h200")
+    assert not in_pieces(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def needed(proto) -> int:
+    """The least number of bytes that the message of a limit which nothing meets names."""
+    with pytest.raises(ModelError, match=r"activations need .* in pieces of the batch, but 0.0 KiB are allowed") as e:
+        gr.build(proto, device="h200", activations=0)
+    return int(re.search(r"--memPoolSize=activations:(\d+)B", str(e.value))[1])
+
+
+def test_a_plan_that_fits_is_the_plan_without_a_limit(proto, free):
+    engine = gr.build(proto, device="h200", activations=arena_of(free))
+    assert engine.record.plans == free.record.plans and engine.record.sections == free.record.sections
+    assert engine.record.flags == replace(free.record.flags, activations=arena_of(free))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
+def test_activations_take_no_more_than_they_may(proto, free, needed, share):
+    allowed = round(needed + share * (arena_of(free) - needed))
+    engine = gr.build(proto, device="h200", activations=allowed)
+    assert arena_of(engine) <= allowed and in_pieces(engine) and engine.plan.solution.status == "proven"
+    rivals, text = engine.plan.solution.rivals, pieces_text(engine.record)
+    assert (rivals.whole_bytes, rivals.whole_us) == (arena_of(free), free.plan.solution.total_us)
+    assert engine.plan.solution.total_us > rivals.whole_us
+    for nbytes in (arena_of(engine), arena_of(free), allowed):
+        assert size_text(nbytes) in text
+    shown = " ".join(report.inspect_text(engine.record).split())
+    assert text in shown and f"--memPoolSize=activations:{allowed}B" in shown and "serial execution, these pieces and" in shown
+    assert "so that activations take" in " ".join(log.log_text(engine.record, 120, 40).split())
+    feeds = {"x": np.random.default_rng(0).uniform(-1, 1, (8, 3, 16, 16)).astype(np.float32)}
+    judge(engine, proto, feeds)
+    outputs = [e.context(device="emulator").run(feeds) for e in (free, engine)]
+    tactics = [{x.op_name: x.tactic for x in e.plan.layers if x.tactic} for e in (free, engine)]
+    for name in outputs[0]:
+        if tactics[0].items() <= tactics[1].items():
+            assert outputs[0][name].tobytes() == outputs[1][name].tobytes()
+        np.testing.assert_allclose(outputs[1][name], outputs[0][name], rtol=2e-2, atol=2e-2)
+
+
+def test_the_plan_is_the_fastest_that_fits(monkeypatch, proto, free, needed):
+    """Of all sets of blocks with the largest tensors, and of all sizes, each built on its own."""
+    allowed = (needed + arena_of(free)) // 2
+    engine = gr.build(proto, device="h200", activations=allowed)
+    tried = [pieces for rising in smaller(network(proto)) for pieces in rising]
+    assert {len(p.sizes) for p in tried} == {2, 4, 8} and all(p.forced <= p.blocks for p in tried)
+    fitting = []
+    monkeypatch.setattr(batch_pieces, "LEAST_GAIN", -1e6)
+    for pieces in tried:
+        monkeypatch.setattr(batch_pieces, "worthwhile", lambda table, chosen, pieces=pieces: pieces)
+        other = gr.build(proto, device="h200")
+        assert all(any(layer.images for layer in other.plan.layers) for _ in pieces.forced)
+        fitting += [other.plan.solution.total_us] if arena_of(other) <= allowed else []
+    assert fitting and engine.plan.solution.total_us == pytest.approx(min(fitting))
+
+
+def test_each_plan_of_a_range_fits(free, needed):
+    shapes = {"x": ((1, 3, 16, 16), (4, 3, 16, 16), (8, 3, 16, 16))}
+    allowed = (needed + arena_of(free)) // 2
+    engine = gr.build(residual("N", 16, "y"), device="h200", shapes=shapes, activations=allowed)
+    assert arena_of(engine) <= allowed and engine.points[-1] == 8 and in_pieces(engine)
+    with pytest.raises(ModelError, match="g at batch 8: activations need .* in pieces"):
+        gr.build(residual("N", 16, "y"), device="h200", shapes=shapes, activations=needed - 1)
+
+
+def test_what_cannot_run_in_pieces_needs_all_of_its_memory(proto, free):
+    one = gr.build(residual(1, 16, "y"), device="h200")
+    odd = residual(8, 16, "y")
+    odd.graph.node[0].name = "conv [0:8]"
+    alike = gr.build(proto, device="h200", batch_invariant=True)
+    cases = [
+        (residual(1, 16, "y"), arena_of(one), {}, "g at batch 1: .* and no layer can run in pieces of the batch"),
+        (odd, arena_of(free), {}, "g at batch 8: .* and no layer can run in pieces of the batch"),
+        (proto, arena_of(alike), {"batch_invariant": True}, "g at batch 8: .* and --batchInvariant allows no pieces"),
+    ]
+    for case, most, options, text in cases:
+        assert arena_of(gr.build(case, device="h200", activations=most, **options)) == most
+        with pytest.raises(ModelError, match=text) as e:
+            gr.build(case, device="h200", activations=most - 1, **options)
+        assert f"activations:{most}B" in str(e.value) and "smaller batch" in str(e.value)
+
+
+def test_a_plan_in_pieces_that_takes_too_much_gets_other_pieces():
+    """On an L4 the fastest plan has pieces already."""
+    fastest = gr.build(resnet50(32), device="l4")
+    engine = gr.build(resnet50(32), device="l4", activations=60 << 20)
+    assert in_pieces(fastest) and arena_of(fastest) > 80 << 20 and arena_of(engine) <= 60 << 20
+    assert engine.plan.solution.rivals.whole_us == pytest.approx(fastest.plan.solution.rivals.whole_us)
+    assert engine.plan.solution.rivals.whole_bytes > 128 << 20
 
 
 def drawn_batch(seed: int):

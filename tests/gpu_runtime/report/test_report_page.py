@@ -103,9 +103,9 @@ def test_what_pruning_took_is_known_per_layer(record):
 def test_the_command_builds_the_engine_again(record, tmp_path):
     words = shlex.split(data.command(record))
     assert words[:2] == ["build-engine", "mnist8.onnx"] and "--sparsity=force" in words and f"--device={SPARSE_DEVICE}" in words
-    flags = replace(record.flags, shapes={"a b": (1, 3, 8, 8)}, workspace=65536)
+    flags = replace(record.flags, shapes={"a b": (1, 3, 8, 8)}, workspace=65536, activations=1 << 20)
     words = shlex.split(data.command(replace(record, flags=flags)))
-    assert "--shapes=a b:1x3x8x8" in words and "--memPoolSize=workspace:65536B" in words
+    assert "--shapes=a b:1x3x8x8" in words and "--memPoolSize=workspace:65536B,activations:1048576B" in words
 
 
 def test_layers_of_two_plans_are_joined_by_name_then_by_node(tmp_path):
