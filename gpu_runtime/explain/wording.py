@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_runtime.explain.facts import ends_of, layer_rows
+from gpu_runtime.explain.facts import ends_of, layer_rows, pieces_text
 from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
@@ -266,9 +266,10 @@ def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRo
 
 
 def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
-    """The account of these layers, after a line on whose plan it is and the network's sentence."""
-    head = wrap(printable(whose_text(record)))
-    return "\n".join([*head, *network_lines(record), "", *(layer_text(row, record) for row in rows)])
+    """The account of these layers, after a line on whose plan it is, the network's sentence and that on pieces of the batch."""
+    head = [*wrap(printable(whose_text(record))), *network_lines(record)]
+    head += wrap(text) if (text := pieces_text(record)) else []
+    return "\n".join([*head, "", *(layer_text(row, record) for row in rows)])
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -37,6 +37,7 @@ from tactics.roofline import moved_us
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
+MOST_PIECES = 128  # for the sake of memory: each is layers of its own
 TAKEN = re.compile(rf"{SUFFIX}|^images of | \[\d+:\d+\]| of its pieces$")
 _Made = tuple[Op[Problem], Entry]
 
@@ -99,34 +100,34 @@ def _able(network: Network, block: Block, images: int) -> bool:
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
     nothing."""
-    images, listed, able = table.network.images, blocks(table.network), _all_able(table.network)
+    images, able = table.network.images, able_blocks(table.network)
     best, most = None, LEAST_GAIN * chosen.us
     for pieces in (1 << i for i in range(1, images.bit_length()) if able):
         sizes = sizes_of(images, pieces)
-        gains = {i: _gain(table.device, listed[i], chosen, sizes) for i in able}
+        gains = {i: _gain(table.device, block, chosen, sizes) for i, block in able.items()}
         found = {i for i, gain in gains.items() if gain > 0}
         if (total := sum(gains[i] for i in found)) > most:
             between = range(min(found), max(found) + 1)
-            best, most = Pieces(sizes, able.intersection(between)), total
+            best, most = Pieces(sizes, frozenset(able.keys() & between)), total
     return best
 
 
 def smaller(network: Network) -> Iterator[list[Pieces]]:
-    """What makes activations take less memory. For each size of pieces, rising: no block is forced into them, then those with
-    the largest tensors, then more, at last all that are able."""
-    images, listed, able = network.images, blocks(network), _all_able(network)
+    """What makes activations take less memory. For 2, 4, 8, ... pieces, MOST_PIECES at most: no block is forced into them, then
+    those with the largest tensors, then more, at last all that are able."""
+    able, last = able_blocks(network), min(network.images, MOST_PIECES)
     sizes = {t: math.prod(shape) for t, shape in network.tensors.items()}
-    most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in listed[i].ops) for i in able}
+    most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in block.ops) for i, block in able.items()}
     sets = [frozenset(i for i in able if most[i] >= least) for least in sorted({math.inf, *most.values()}, reverse=True)]
-    for pieces in dict.fromkeys((*(1 << i for i in range(1, images.bit_length())), images)) if able else ():
-        yield [Pieces(sizes_of(images, pieces), able, forced) for forced in sets]
+    for pieces in sorted({*(1 << i for i in range(1, last.bit_length())), last}) if able else ():
+        yield [Pieces(sizes_of(network.images, pieces), frozenset(able), forced) for forced in sets]
 
 
-def _all_able(network: Network) -> frozenset[int]:
-    """The numbers of the blocks that may run in pieces; none of one image, or where a name could be that of a piece."""
+def able_blocks(network: Network) -> dict[int, Block]:
+    """The blocks that may run in pieces by number; none of one image, or where a name could be that of a piece."""
     if network.images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
-        return frozenset()
-    return frozenset(i for i, block in enumerate(blocks(network)) if _able(network, block, network.images))
+        return {}
+    return {i: block for i, block in enumerate(blocks(network)) if _able(network, block, network.images)}
 
 
 def _is_odd(name: str) -> bool:
@@ -178,7 +179,8 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
     forced = {groups[i] for i in pieces.forced}
     left = [op for op in ops if all(g not in forced or option == PIECES for g, option in op.when)]
     options = [(g, (PIECES,) if g in forced else (WHOLE, PIECES)) for g in groups.values()]
-    return _with(network, left, bases, options).pruned()
+    made = _with(network, left, bases, options)
+    return made.pruned() if forced else made
 
 
 def _shared(listed: Sequence[Block]) -> set[str]:

@@ -124,9 +124,13 @@ class Planner:
         best = (table, chosen) if whole <= allowed else None
 
         def enough(pieces: batch_pieces.Pieces) -> bool:
-            """Whether the plan fits, or takes no less time than one that does; with more blocks in pieces it takes as much."""
+            """Whether no more blocks are to run in pieces: the plan fits, or takes no less time than one that does, as it would
+            with more of them, or no tactic runs one of them in pieces."""
             nonlocal best
-            found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
+            try:
+                found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
+            except ModelError:
+                return True
             if best is not None and found[1].total_ps >= best[1].total_ps:
                 return True
             takes.append(assemble.arena_bytes(*found))

@@ -161,7 +161,7 @@ def test_pools(text, nbytes):
 
 def test_activations_take_no_more_than_the_command_line_says(files, cli):
     def build(limit: str) -> tuple[int, str, str]:
-        return cli(f"build sparse.onnx -o m.engine --device=h200 --shapes=x:8x1x28x28 {limit}")
+        return cli(f"build sparse.onnx -o m.engine --device=h200 {SHAPES} {limit}")
 
     assert build("")[0] == 0
     whole = gr.load(files / "m.engine").plan.memory.activation_bytes

@@ -12,12 +12,13 @@ from benchmarks.networks import resnet50
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, report
 from gpu_runtime.explain.facts import layer_rows, pieces_text
-from gpu_runtime.planning import batch_pieces
+from gpu_runtime.planning import batch_pieces, tables
 from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, Pieces, blocks, offer, smaller
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.verify import derived
 from gpu_runtime.text import size_text
 from tactics.problems.batches import at_batch, sizes_of
+from tactics.problems.problem import ConvProblem, MatmulProblem
 from tactics.sampling.data import reference
 from tests import drawn
 from tests.engines import judge
@@ -254,6 +255,28 @@ def test_the_plan_is_the_fastest_that_fits(monkeypatch, proto, free, needed):
         assert all(any(layer.images for layer in other.plan.layers) for _ in pieces.forced)
         fitting += [other.plan.solution.total_us] if arena_of(other) <= allowed else []
     assert fitting and engine.plan.solution.total_us == pytest.approx(min(fitting))
+
+
+def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch, proto, free):
+    of_pieces = tables._of_pieces
+
+    def without_dense(problem, *others):
+        return (
+            {}
+            if isinstance(problem, MatmulProblem | ConvProblem) and problem.out_shape[1] == 5
+            else of_pieces(problem, *others)
+        )
+
+    monkeypatch.setattr(tables, "_of_pieces", without_dense)
+    engine = gr.build(proto, device="h200", activations=arena_of(free) - 1)
+    assert arena_of(engine) < arena_of(free) and in_pieces(engine)
+    with pytest.raises(ModelError, match="at least, in pieces"):
+        gr.build(proto, device="h200", activations=1)
+
+
+def test_a_large_batch_has_some_pieces_at_most():
+    sizes = [len(p.sizes) for rising in smaller(network(residual(1000, 4, "y"))) for p in rising[:1]]
+    assert sizes == [2, 4, 8, 16, 32, 64, 128] and [len(r[0].sizes) for r in smaller(network(residual(6)))] == [2, 4, 6]
 
 
 def test_each_plan_of_a_range_fits(free, needed):
