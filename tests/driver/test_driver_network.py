@@ -87,6 +87,28 @@ def pieces() -> None:
             assert relative_error(context.run({"x": x})["y"], expected) < 2e-3
 
 
+def limited() -> None:
+    """A batch in pieces since its activations may take no more: measured, alone and as a whole, and run."""
+    rng = np.random.default_rng(2)
+    weights = {"a": rng.standard_normal((32, 8, 3, 3)) * 0.1, "b": rng.standard_normal((8, 32, 3, 3)) * 0.1}
+    layers = [node("Conv", "x a", "c", pads=[1] * 4), node("Relu", "c", "r"), node("Conv", "r b", "y", pads=[1] * 4)]
+    proto = model(layers, {"x": (4, 8, 6, 6)}, "y", {k: w.astype(np.float32) for k, w in weights.items()})
+    with fewer_tactics():
+        whole = gr.build(proto, timing_cache=False)
+        allowed = whole.plan.memory.activation_bytes - 1
+        engine = gr.build(proto, timing_cache=False, activations=allowed)
+    assert not any(layer.images for layer in whole.plan.layers) and any(layer.images for layer in engine.plan.layers)
+    assert engine.record.device.measured and engine.plan.solution.measured_us and engine.plan.solution.status == "proven"
+    assert engine.plan.memory.activation_bytes <= allowed < engine.plan.solution.rivals.whole_bytes
+    x = rng.uniform(-1, 1, (4, 8, 6, 6)).astype(np.float32)
+    with engine.context() as context:
+        assert relative_error(context.run({"x": x})["y"], ort_run(proto, {"x": x})["y"]) < 2e-3
+
+
+def test_a_batch_in_pieces_for_want_of_memory_is_measured():
+    passes(limited, checks=False)
+
+
 def test_a_batch_in_pieces_is_measured_beside_the_whole_batch():
     passes(pieces, checks=False)
 
