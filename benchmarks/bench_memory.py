@@ -1,0 +1,96 @@
+"""What a limit of the memory for activations costs: plans whose batch runs in pieces that fit, beside those without a limit.
+
+    python -m benchmarks.bench_memory [--device h200,l4] [--batch 32] [--share 0.5,0.25] [--table] [NAME ...]
+
+NAME: as benchmarks.bench_plan has it; without, four known networks. `--share`: of what the plan takes without a limit, how
+much is allowed. Rows are added to benchmarks/results/memory.jsonl, and none is made again. `--table` prints the file. Weights
+are not pruned, and no plan is sparse.
+"""
+
+import json
+import tempfile
+import time
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+import gpu_runtime as gr
+from benchmarks.bench_pieces import EIGHT, MIB, opened
+from gpu_runtime.errors import ModelError
+from gpu_runtime.text import table
+
+RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
+Row = dict[str, Any]
+
+
+def rows(name: str, batch: int, device: str, shares: list[float]) -> list[Row]:
+    """Microseconds, bytes of the arena, images of a piece, and the build's seconds: without a limit, then for each share."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, shapes = opened(name, batch, Path(folder))
+        found: list[Row] = []
+        for share in (None, *shares):
+            begun, allowed = time.process_time(), None if share is None else round(share * found[0]["arena"])
+            row: Row = {"network": name, "batch": batch, "device": device, "share": share}
+            try:
+                engine = gr.build(model, device=device, shapes=shapes, activations=allowed)
+            except ModelError as e:
+                found.append(row | {"error": str(e)})
+                continue
+            images = [layer.images[1] for layer in engine.plan.layers if layer.images]
+            row |= {
+                "us": engine.plan.solution.total_us,
+                "arena": engine.plan.memory.activation_bytes,
+                "images": max([0, *images]),
+            }
+            found.append(row | {"s": time.process_time() - begun})
+    return found
+
+
+def known() -> list[Row]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def text(found: list[Row]) -> list[str]:
+    header = ["network", "batch", "GPU", "MiB allowed", "MiB", "us", "cost", "images"]
+    free, made = {}, []
+    for row in found:
+        key = row["network"], row["batch"], row["device"]
+        if row["share"] is None:
+            free[key] = row
+        allowed = "any" if row["share"] is None else f"{row['share'] * free[key]['arena'] / MIB:.1f}"
+        if "error" in row:
+            made.append([key[0], str(key[1]), key[2], allowed, "none fits", "-", "-", "-"])
+            continue
+        cost = f"{100 * (row['us'] / free[key]['us'] - 1):.1f} %"
+        made.append([key[0], str(key[1]), key[2], allowed, f"{row['arena'] / MIB:.1f}", f"{row['us']:.0f}", cost])
+        made[-1].append(str(row["images"] or "-"))
+    return table(header, made, right=(1, *range(3, len(header))))
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--device", "devices", default="h200,l4", show_default=True)
+@click.option("--batch", "batches", default="32", show_default=True)
+@click.option("--share", "shares", default="0.75,0.5,0.25", show_default=True)
+@click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
+def main(names: tuple[str, ...], devices: str, batches: str, shares: str, only_table: bool) -> None:
+    cases = list(product(names or EIGHT[:4], map(int, batches.split(",")), devices.split(",")))
+    for case in () if only_table else cases:
+        if any((row["network"], row["batch"], row["device"]) == case for row in known()):
+            continue
+        made = rows(*case, [float(share) for share in shares.split(",")])
+        with RESULTS.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in made)
+        click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
+    shown = [row for row in known() if (row["network"], row["batch"], row["device"]) in cases]
+    order = {case: i for i, case in enumerate(cases)}
+    click.echo("\n".join(text(sorted(shown, key=lambda r: order[r["network"], r["batch"], r["device"]]))))
+
+
+if __name__ == "__main__":
+    main()
