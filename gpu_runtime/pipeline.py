@@ -93,33 +93,32 @@ def build(
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    _check_arguments(
-        save_pruned, timing_cache=timing_cache, workspace=workspace, activations=activations, log=log, progress=progress
-    )
+    _check_arguments(save_pruned, timing_cache, workspace=workspace, activations=activations, log=log, progress=progress)
     target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
     mode, asked = _mode(sparsity), _risk(risk, target)
     source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
     pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
-    loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, shapes), sparsity == "force", pruned)
-    fitted, exact, loaded = _fitted(loaded, wanted, sizes, calibration, progress)
+    fitted, exact, loaded = _fitted(source, wanted, shapes, pruned, sparsity == "force", calibration, progress)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, not batch_invariant, activations)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
-    flags = Flags(mode, points.optimal(wanted, shapes), workspace, asked, batch_invariant, activations)
-    engine = _packed(source, planned, _explained(loaded, planned, planner, log), flags, profiles, planner, embed_cubins)
-    return _reported(engine, save_pruned, pruned)
+    explained, given = _explained(loaded, planned, planner, log), points.optimal(wanted, shapes)
+    return _reported(_packed(source, planned, explained, given, profiles, planner, embed_cubins), save_pruned, pruned)
 
 
 def _fitted(
-    loaded: importer.Loaded,
+    source: Path | Source,
     wanted: Sequence[points.Asked],
-    sizes: Sequence[points.Shapes | None],
+    given: Shapes | Sequence[Shapes] | None,
+    pruned: BinaryIO | None,
+    prune: bool,
     calibration: Mapping[str, Any] | None,
     progress: Listener,
 ) -> tuple[list[Fitted], list[str | None], importer.Loaded]:
     """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any; and
     what was loaded without the weights that take memory."""
+    loaded, sizes = stages.load(source, lambda m: points.sizes(m, wanted, given), prune, pruned)
     plain: list[Network] = []
     for shapes in sizes:
         lowered = stages.lowered(loaded, shapes, progress)
@@ -240,9 +239,9 @@ def _mode(sparsity: str) -> Sparsity:
     raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
 
 
-def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
+def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, cache: object, **given: object) -> None:
     """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
-    paths, cache = (str, os.PathLike), given["timing_cache"]
+    paths, given["timing_cache"] = (str, os.PathLike), cache
     for name in ("workspace", "activations"):
         if isinstance(nbytes := given[name], int) and not 0 <= nbytes <= LARGEST:
             raise ValueError(f"{name}: expected 0 to {LARGEST} bytes, got {nbytes}")
@@ -286,7 +285,7 @@ def _packed(
     source: Path | Source,
     planned: Sequence[Planned],
     explained: Sequence[Explained],
-    flags: Flags,
+    shapes: points.Shapes,
     profiles: tuple[Profile, ...],
     planner: Planner,
     embed_cubins: bool,
@@ -307,6 +306,7 @@ def _packed(
         stages.plan_record(data, found, p.reached, what_if.store(p.table), names)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
+    flags = Flags(planner.sparsity, shapes, planner.scratch, planner.risk, not planner.pieces, planner.activations)
     record = stages.engine_record(model, planner.target, flags, sections, plans, profiles, planner.timer.driver)
     try:
         record = seal(record, arena)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,8 +90,7 @@ class Asked:
         "--memPoolSize",
         multiple=True,
         metavar="POOL:MIB",
-        help="Memory in MiB (or 64K, 1.5G), else any amount: workspace:64, scratch that a kernel may use; activations:512, all "
-        "tensors and scratch, for which the batch runs in pieces if need be; a comma between both.",
+        help="Limits in MiB (or 64K, 1.5G): workspace:64, scratch of a kernel; activations:512, tensors, by pieces of a batch.",
     )
     risk: float = given(risk_option)
     calibration: str | None = flag(
@@ -334,17 +333,15 @@ OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_la
 # fmt: on
 
 
-def _check_loaded(wanted: Wanted, pools: Sequence[str]) -> None:
-    """UsageError for options of a build that read or write a file of its own, or limit memory; the others are told to be of no
-    use."""
+def _check_loaded(wanted: Wanted, limited: bool) -> None:
+    """UsageError for options of a build that name a file of its own or are to limit memory; others are told to be of no use."""
     context = click.get_current_context()
     typed = {
         p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
         for p in context.command.params
         if p.name and p.expose_value and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     }
-    refused = [option for name, option in typed.items() if name in NOT_LOADED]
-    if refused := [*refused, *(f"--memPoolSize={pool}" for pool in parse_pools(pools) if pool == "activations")]:
+    if refused := [o for name, o in typed.items() if name in NOT_LOADED or (name == "pools" and limited)]:
         raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
     if ignored := [option for name, option in typed.items() if name not in OF_LOADED and option not in wanted.typed]:
         say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
@@ -353,7 +350,7 @@ def _check_loaded(wanted: Wanted, pools: Sequence[str]) -> None:
 def _loaded(asked: Asked, name: str) -> None:
     """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
     wanted = asked.wanted
-    _check_loaded(wanted, asked.pools)
+    _check_loaded(wanted, limited="activations" in parse_pools(asked.pools))
     if asked.skip_inference:
         _unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])

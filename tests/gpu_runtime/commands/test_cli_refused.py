@@ -382,5 +382,5 @@ def test_a_pool_that_is_none_is_refused(refused):
         refused(command + text, "--memPoolSize: activations is given twice", code=2)
     refused(command + "activations:99999999999G", "error: activations: expected 0 to 4611686018427387904 bytes, got ")
     refused(command + "activations:0", "at batch 1: activations need ", "activations:", "B), or give a smaller batch")
-    text = "--loadEngine reads an engine and builds none: leave out --memPoolSize=activations"
+    text = "--loadEngine reads an engine and builds none: leave out --memPoolSize"
     refused("build --loadEngine=tiny.engine --memPoolSize=activations:64", text, code=2)
