@@ -179,8 +179,7 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
     forced = {groups[i] for i in pieces.forced}
     left = [op for op in ops if all(g not in forced or option == PIECES for g, option in op.when)]
     options = [(g, (PIECES,) if g in forced else (WHOLE, PIECES)) for g in groups.values()]
-    made = _with(network, left, bases, options)
-    return made.pruned() if forced else made
+    return _with(network, left, bases, options)
 
 
 def _shared(listed: Sequence[Block]) -> set[str]:

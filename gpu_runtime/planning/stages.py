@@ -147,10 +147,10 @@ class Planner:
     def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
         """Activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
         how = "and no layer can run in pieces of the batch" if self.pieces else "and --batchInvariant allows no pieces"
-        how, allowed = "at least, in pieces of the batch" if tried else how, size_text(self.activations or 0)
+        how, allowed = "at least, in pieces of the batch" if tried else how, self.activations or 0
         return ModelError(
-            f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {allowed} are allowed: "
-            f"allow as much (--memPoolSize=activations:{least}B), or give a smaller batch"
+            f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {size_text(allowed)} "
+            f"({allowed} bytes) are allowed: allow as much (--memPoolSize=activations:{least}B), or give a smaller batch"
         )
 
 

@@ -3,12 +3,14 @@
 import random
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import resnet50
+from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, report
 from gpu_runtime.explain.facts import layer_rows, pieces_text
@@ -18,7 +20,6 @@ from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.verify import derived
 from gpu_runtime.text import size_text
 from tactics.problems.batches import at_batch, sizes_of
-from tactics.problems.problem import ConvProblem, MatmulProblem
 from tactics.sampling.data import reference
 from tests import drawn
 from tests.engines import judge
@@ -207,7 +208,9 @@ def free(proto):
 @pytest.fixture(scope="module")
 def needed(proto) -> int:
     """The least number of bytes that the message of a limit which nothing meets names."""
-    with pytest.raises(ModelError, match=r"activations need .* in pieces of the batch, but 0.0 KiB are allowed") as e:
+    with pytest.raises(
+        ModelError, match=r"activations need .* in pieces of the batch, but 0.0 KiB \(0 bytes\) are allowed"
+    ) as e:
         gr.build(proto, device="h200", activations=0)
     return int(re.search(r"--memPoolSize=activations:(\d+)B", str(e.value))[1])
 
@@ -257,21 +260,36 @@ def test_the_plan_is_the_fastest_that_fits(monkeypatch, proto, free, needed):
     assert fitting and engine.plan.solution.total_us == pytest.approx(min(fitting))
 
 
-def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch, proto, free):
-    of_pieces = tables._of_pieces
+def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch):
+    sizes = (3, 12, 32, 32, 8)
+    w = {f"w{i}": weights(k, c, 3, 3) for i, (c, k) in enumerate(pairwise(sizes))}
+    nodes = [node("Conv", f"t{i} w{i}", f"t{i + 1}", pads=(1, 1, 1, 1)) for i in range(4)]
+    w |= {"u": weights(6, 8, 1, 1), "v": weights(5, 6, 1, 1)}
+    nodes += [node("GlobalAveragePool", "t4", "p"), node("Conv", "p u", "q"), node("Conv", "q v", "y")]
+    proto = model(nodes, {"t0": (8, 3, 16, 16)}, "y", w)
+    whole, of_pieces = gr.build(proto, device="h200"), tables._of_pieces
 
-    def without_dense(problem, *others):
-        return (
-            {}
-            if isinstance(problem, MatmulProblem | ConvProblem) and problem.out_shape[1] == 5
-            else of_pieces(problem, *others)
-        )
+    def without_first(problem, *others):
+        return {} if problem.out_shape[1] == 12 else of_pieces(problem, *others)
 
-    monkeypatch.setattr(tables, "_of_pieces", without_dense)
-    engine = gr.build(proto, device="h200", activations=arena_of(free) - 1)
-    assert arena_of(engine) < arena_of(free) and in_pieces(engine)
+    monkeypatch.setattr(tables, "_of_pieces", without_first)
+    engine = gr.build(proto, device="h200", activations=arena_of(whole) - 1)
+    assert {layer.op_name for layer in engine.plan.layers if layer.images and layer.tactic} >= {"t2", "t3"}
+    assert not any(layer.images and layer.tactic for layer in engine.plan.layers if layer.op_name == "t1")
     with pytest.raises(ModelError, match="at least, in pieces"):
         gr.build(proto, device="h200", activations=1)
+
+
+def test_the_whole_batch_is_taken_where_it_fits_and_the_fastest_pieces_do_not(monkeypatch, proto, free):
+    arena_bytes, first = assemble.arena_bytes, [1 << 40]
+    monkeypatch.setattr(assemble, "arena_bytes", lambda *plan: first.pop() if first else arena_bytes(*plan))
+    engine = gr.build(proto, device="h200", activations=arena_of(free))
+    assert not first and engine.record.plans == free.record.plans
+
+
+def test_blocks_with_larger_tensors_are_forced_first(proto):
+    for rising in smaller(network(proto)):
+        assert [sorted(p.forced) for p in rising] == [[], [1], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_a_large_batch_has_some_pieces_at_most():
