@@ -1,0 +1,57 @@
+"""Reformats, slices and pieces of Concat: whole sectors on both sides, few instructions, enough bytes in flight."""
+
+import itertools
+
+import pytest
+
+from cuda_kernels.device import ARCHITECTURES, named
+from tactics.candidates import candidates
+from tactics.format import Format, num_bytes
+from tactics.launches import launches
+from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
+from tactics.tactic import Tactic
+from tests.compiled import takes
+from tests.problems import check
+
+DEVICE = named("h200")
+FORMATS = ("fp16:chw", "fp16:hwc8", "fp16:chw32", "fp32:chw", "fp32:hwc")
+REFORMATS = {
+    f"{src} {dst}": ReformatProblem(1, 64, 16, 12, src, dst)
+    for src, dst in itertools.permutations(FORMATS, 2)
+    if not (src.startswith("fp32") and dst.startswith("fp32"))
+} | {
+    "image": ReformatProblem(1, 3, 32, 20, "fp32:chw", "fp16:chw"),
+    "bytes": ReformatProblem(1, 3, 32, 20, "uint8:chw", "fp16:chw"),
+    "bytes as vectors": ReformatProblem(1, 3, 32, 20, "uint8:chw", "fp16:hwc8"),
+    "small planes": ReformatProblem(8, 24, 7, 7, "fp16:chw", "fp32:chw"),
+    "classes": ReformatProblem(4, 1000, 1, 1, "fp16:chw", "fp32:chw"),
+    "classes of vectors": ReformatProblem(4, 1000, 1, 1, "fp16:hwc8", "fp32:chw"),
+}
+MOVES = {
+    "slice": MoveProblem(1, 128, 8, 12, "window", (64, 8, 12), start=(32, 0, 0)),
+    "shuffle": MoveProblem(1, 256, 4, 6, "d2s_dcr", (64, 8, 12), step=(1, 2, 2)),
+    "unshuffle": MoveProblem(1, 64, 8, 12, "s2d_dcr", (256, 4, 6), step=(1, 2, 2)),
+    "piece": ConcatProblem((16, 48), (2, 8, 12)),
+}
+
+
+def tactics(problem):
+    """A reformat's own; of others those between vectors, and between planes where these stay as they are."""
+    pairs = [("hwc8", "hwc8"), ("hwc16", "chw32"), *([] if "2s" in str(problem) or "2d" in str(problem) else [("chw", "chw")])]
+    found = candidates(problem, DEVICE)
+    if isinstance(problem, ReformatProblem):
+        return found
+    return [t for t in found if t.kernel == "move" and (t.ins[-1].layout, t.out.layout) in pairs and len({*t.ins}) == 1]
+
+
+@pytest.mark.parametrize("name", [*REFORMATS, *MOVES])
+def test_each_sector_is_touched_once(name):
+    """By one request of one warp. What a slice leaves out is not touched."""
+    problem = (REFORMATS | MOVES)[name]
+    for tactic in tactics(problem):
+        sizes = [num_bytes(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True)]
+        least = 2 * sizes[-1] if name == "slice" else sum(sizes)
+        if isinstance(problem, ConcatProblem):  # a launch each; the counters are the last one's
+            least = 2 * num_bytes(tactic.ins[1], problem.in_shapes[1])
+        _, stats = check(problem, tactic, DEVICE)
+        assert stats.sectors * 32 <= 1.02 * least, f"{tactic}: {stats.sectors * 32 / least:.2f} of the bytes"
