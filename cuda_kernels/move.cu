@@ -19,6 +19,7 @@
 
 enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD, KIND_S2D_DCR, KIND_S2D_CRD, KIND_CHANNELS, KIND_PART };
 constexpr int N = (IN_VEC && IN_TYPE == 1) || (OUT_VEC && OUT_F32) ? 4 : 8;
+constexpr int SIZE = IN_TYPE == 2 ? 1 : IN_TYPE == 1 ? 4 : 2;  // bytes of an input element
 constexpr bool TO_SPACE = KIND == KIND_D2S_DCR || KIND == KIND_D2S_CRD, TO_DEPTH = KIND == KIND_S2D_DCR || KIND == KIND_S2D_CRD;
 
 // A division of less than 2^31 by a number that the host knows: multiply, shift; and for the rest, multiply and add.
@@ -98,7 +99,6 @@ __device__ __forceinline__ int read(const MoveParams& p, const Item& at, uint4& 
   if (TO_DEPTH) high = p.inner.divide(at.c, low);
   const int c = channel(p, at, at.c, high, low, h, w);
   const int known = KIND == KIND_PART ? at.inside ? p.filled - at.c : 0 : at.inside && c >= 0 ? p.c - c : 0;
-  constexpr int SIZE = IN_TYPE == 2 ? 1 : IN_TYPE == 1 ? 4 : 2;
   const void* from = static_cast<const char*>(p.x) + static_cast<long long>(offset<IN_LINEAR>(p.in, at.image, c, h * p.w + w)) * SIZE;
   if (N * SIZE == 16) {
     bits = ldg_128_if(known > 0, from);
@@ -111,32 +111,48 @@ __device__ __forceinline__ int read(const MoveParams& p, const Item& at, uint4& 
   return known;
 }
 
+// The bits of an input element, or 0; and their value.
+__device__ __forceinline__ u32 read_if(bool ok, const MoveParams& p, int from) {
+#define LOAD(TYPE) \
+  asm("{ .reg .pred q; setp.ne.b32 q, %2, 0; mov.b32 %0, 0; @q ld.global." TYPE " %0, [%1]; }" \
+      : "=&r"(bits) : "l"(static_cast<const char*>(p.x) + static_cast<long long>(from) * SIZE), "r"(static_cast<u32>(ok)))
+  u32 bits;
+  if (IN_TYPE == 0) LOAD("u16");
+  if (IN_TYPE == 1) LOAD("b32");
+  if (IN_TYPE == 2) LOAD("u8");
+  return bits;
+}
+__device__ __forceinline__ float number(u32 bits) {
+  if (IN_TYPE == 0) return __half2float(__ushort_as_half(bits));
+  return IN_TYPE == 1 ? __uint_as_float(bits) : static_cast<float>(bits);
+}
+
 __device__ __forceinline__ void convert(const uint4& bits, float (&v)[N]) {
   const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    if (IN_TYPE == 0) v[j] = __half2float(__ushort_as_half(words[j / 2] >> j % 2 * 16 & 65535));
-    if (IN_TYPE == 1) v[j] = __uint_as_float(words[j % 4]);
-    if (IN_TYPE == 2) v[j] = static_cast<float>(words[j / 4] >> j % 4 * 8 & 255);
+    if (IN_TYPE == 0) v[j] = number(words[j / 2] >> j % 2 * 16 & 65535);
+    if (IN_TYPE == 1) v[j] = number(words[j % 4]);
+    if (IN_TYPE == 2) v[j] = number(words[j / 4] >> j % 4 * 8 & 255);
   }
 }
 
 __device__ __forceinline__ void read_each(const MoveParams& p, const Item& at, float (&v)[N]) {
   int high = 0, low = 0;
+  u32 bits[N], known = 0;  // all elements are on their way before one is converted
   if (TO_DEPTH || KIND == KIND_CHANNELS) high = p.inner.divide(at.c, low);
+  const int first = offset<IN_LINEAR>(p.in, at.image, p.start_c + at.c, at.w);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     int h = at.h, w = at.w;
-    const int c = channel(p, at, at.c + j, high, low, h, w);
-    v[j] = p.fill;
-    if (at.inside && at.c + j < p.filled && (KIND == KIND_PART || (c >= 0 && c < p.c))) {
-      const int from = offset<IN_LINEAR>(p.in, at.image, c, h * p.w + w);
-      if (IN_TYPE == 0) v[j] = __half2float(static_cast<const __half*>(p.x)[from]);
-      if (IN_TYPE == 1) v[j] = static_cast<const float*>(p.x)[from];
-      if (IN_TYPE == 2) v[j] = static_cast<float>(static_cast<const unsigned char*>(p.x)[from]);
-    }
+    const int c = channel(p, at, at.c + j, high, low, h, w), from = offset<IN_LINEAR>(p.in, at.image, c, h * p.w + w);
+    const bool ok = at.inside && at.c + j < p.filled && (KIND == KIND_PART || (c >= 0 && c < p.c));
+    known |= static_cast<u32>(ok) << j;
+    bits[j] = read_if(ok, p, IN_LINEAR && KIND == KIND_PART ? first + j * p.in.block : from);
     if (++low == p.inner.by) low = 0, ++high;
   }
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] = KIND == KIND_PART || (known >> j & 1) ? number(bits[j]) : p.fill;
 }
 
 __device__ __forceinline__ int place(const MoveParams& p, const Item& at, int j = 0) {
@@ -176,7 +192,7 @@ __device__ __forceinline__ void write(const MoveParams& p, const Item& at, const
   if (OUT_F32) watch.see(zero);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 8) move(const __grid_constant__ MoveParams p) {
+extern "C" __global__ void __launch_bounds__(256, KIND == KIND_PART ? 8 : 6) move(const __grid_constant__ MoveParams p) {
   release_next_launch();
   wait_for_previous_launch();
   Item at[ITEMS];
@@ -206,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(256, 8) move(const __grid_constant_
       for (int j = 0; j < N; ++j)
         if (j >= known[i]) v[j] = p.fill;
     }
-    if (at[i].c + N > p.filled) {
+    if ((IN_VEC || KIND != KIND_PART) && at[i].c + N > p.filled) {
 #pragma unroll
       for (int j = 0; j < N; ++j)
         if (at[i].c + j >= p.filled) v[j] = 0.f;
