@@ -39,9 +39,8 @@ struct MoveParams {
   const void* x;
   void* y;
   View in, out;
-  int n, c, h, w;          // input
-  int out_c;               // of this launch's part of the output; channels past `filled` (format padding) get zeros
-  int filled, first_c, first_pixel;  // first_c, first_pixel: where the part begins in the output
+  int n, c, h, w;                           // input
+  int out_c, filled, first_c, first_pixel;  // this launch's part of the output: where it begins; zeros from `filled` on
   int start_c, start_h, start_w, step_c, step_h, step_w;
   float fill;
   Divisor fast, pixels, runs, width;  // as above; of the output: pixels, runs of fast * N channels, columns
@@ -69,10 +68,10 @@ __device__ __forceinline__ Item item(const MoveParams& p, int id) {
   at.c = (high * p.fast.by + low) * N;
   at.h = 0, at.w = p.start_w + at.pixel, at.inside = at.image < p.n;
   if (KIND == KIND_PART) return at;
-  const int oh = p.width.divide(at.pixel, column), ow = column;
-  at.h = KIND == KIND_CHANNELS ? oh : p.start_h + oh * p.step_h, at.w = KIND == KIND_CHANNELS ? ow : p.start_w + ow * p.step_w;
+  const int oh = p.width.divide(at.pixel, column);
+  at.h = p.start_h + oh * p.step_h, at.w = p.start_w + column * p.step_w;
   if (KIND == KIND_UPSAMPLE || TO_SPACE) {
-    at.h = p.rows.divide(oh, row), at.w = p.columns.divide(ow, column);
+    at.h = p.rows.divide(oh, row), at.w = p.columns.divide(column, column);
     at.corner = row * p.columns.by + column;
   }
   at.inside = at.inside && static_cast<u32>(at.h) < static_cast<u32>(p.h) && static_cast<u32>(at.w) < static_cast<u32>(p.w);
@@ -89,8 +88,11 @@ __device__ __forceinline__ int channel(const MoveParams& p, const Item& at, int 
   if (KIND == KIND_CHANNELS) return low * p.step_c + high;
   if (KIND == KIND_D2S_DCR) return at.corner * p.filled + c;
   if (KIND == KIND_D2S_CRD) return c * p.inner.by + at.corner;
-  if (KIND == KIND_PART) return p.start_c + c;
-  return KIND == KIND_UPSAMPLE ? c : p.start_c + c * p.step_c;
+  return p.start_c + c * p.step_c;
+}
+
+__device__ __forceinline__ const void* address(const MoveParams& p, int from) {
+  return static_cast<const char*>(p.x) + static_cast<long long>(from) * SIZE;
 }
 
 // Reads an item's channels, as they lie, to `bits`: how many the input has, from its first on.
@@ -99,7 +101,7 @@ __device__ __forceinline__ int read(const MoveParams& p, const Item& at, uint4& 
   if (TO_DEPTH) high = p.inner.divide(at.c, low);
   const int c = channel(p, at, at.c, high, low, h, w);
   const int known = KIND == KIND_PART ? at.inside ? p.filled - at.c : 0 : at.inside && c >= 0 ? p.c - c : 0;
-  const void* from = static_cast<const char*>(p.x) + static_cast<long long>(offset<IN_LINEAR>(p.in, at.image, c, h * p.w + w)) * SIZE;
+  const void* from = address(p, offset<IN_LINEAR>(p.in, at.image, c, h * p.w + w));
   if (N * SIZE == 16) {
     bits = ldg_128_if(known > 0, from);
   } else if (N * SIZE == 8) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ int read(const MoveParams& p, const Item& at, uint4& 
 __device__ __forceinline__ u32 read_if(bool ok, const MoveParams& p, int from) {
 #define LOAD(TYPE) \
   asm("{ .reg .pred q; setp.ne.b32 q, %2, 0; mov.b32 %0, 0; @q ld.global." TYPE " %0, [%1]; }" \
-      : "=&r"(bits) : "l"(static_cast<const char*>(p.x) + static_cast<long long>(from) * SIZE), "r"(static_cast<u32>(ok)))
+      : "=&r"(bits) : "l"(address(p, from)), "r"(static_cast<u32>(ok)))
   u32 bits;
   if (IN_TYPE == 0) LOAD("u16");
   if (IN_TYPE == 1) LOAD("b32");
@@ -162,32 +164,30 @@ __device__ __forceinline__ int place(const MoveParams& p, const Item& at, int j 
 __device__ __forceinline__ void write(const MoveParams& p, const Item& at, const float (&v)[N], Watch& watch) {
   __half* const half = static_cast<__half*>(p.y);
   float* const single = static_cast<float*>(p.y);
-  const int to = place(p, at);
   float zero = 0.f;  // or NaN, as Watch has it
 #pragma unroll
   for (int j = 0; j < N; ++j)
     if (OUT_F32) zero = fmaf(0.f, v[j], zero);
   if (OUT_VEC && OUT_F32) {
-    stg_128(single + to, {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])});
+    stg_128(single + place(p, at), {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])});
   } else if (OUT_VEC) {
     __half2 pairs[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j += 2) pairs[j / 2] = __floats2half2_rn(v[j], v[j + 1]), watch.see(pairs[j / 2]);
     const uint4& bits = *reinterpret_cast<const uint4*>(pairs);
     if (N == 8)
-      stg_128(half + to, bits);
+      stg_128(half + place(p, at), bits);
     else
-      *reinterpret_cast<uint2*>(half + to) = {bits.x, bits.y};
+      *reinterpret_cast<uint2*>(half + place(p, at)) = {bits.x, bits.y};
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     if (OUT_VEC || at.c + j >= p.out_c) break;
-    const int one = place(p, at, j);
     const __half rounded = __float2half_rn(v[j]);
     if (OUT_F32)
-      single[one] = v[j];
+      single[place(p, at, j)] = v[j];
     else
-      half[one] = rounded, watch.see(rounded);
+      half[place(p, at, j)] = rounded, watch.see(rounded);
   }
   if (OUT_F32) watch.see(zero);
 }

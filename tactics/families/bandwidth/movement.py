@@ -220,7 +220,13 @@ def _move_launch(
         x, y = Strides(x.n, 1, x.block, 0), Strides(y.n, 1, y.block, 0)
     pixels = out_h * out_w
     (x_together, x_vec), (y_together, y_vec) = _together(x, h * w, not strided), _together(y, pixels, not strided)
-    eights = {"part": start[0] % 8 == 0, "window": (step[0], start[0] % 8) == (1, 0), "upsample": True, "d2s_dcr": part_c % 8 == 0, "s2d_dcr": c % 8 == 0}
+    eights = {
+        "part": start[0] % 8 == 0,
+        "window": (step[0], start[0] % 8) == (1, 0),
+        "upsample": True,
+        "d2s_dcr": part_c % 8 == 0,
+        "s2d_dcr": c % 8 == 0,
+    }
     in_vec, out_vec = x_vec and eights.get(kind, False), y_vec and first_c % 8 == 0 and covered % 8 == 0
     wide = (in_vec and x_fmt.dtype == "fp32") or (out_vec and y_fmt.dtype == "fp32")
     groups = -(-covered // (4 if wide else 8))
@@ -243,7 +249,7 @@ def _move_launch(
     rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
     inner = {"s2d_dcr": c, "channels": rows}.get(kind, rows * rows)
     if kind == "channels":
-        step = (c // rows, *step[1:])
+        step = (c // rows, 1, 1)
     args |= ints(n=n, c=c, h=h, w=w, out_c=covered, filled=part_c, first_c=first_c, first_pixel=first_pixel)
     for name, numbers in (("start", start), ("step", step)):
         args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
@@ -291,7 +297,10 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
     elif isinstance(problem, PoolProblem):
         return _pooled(problem, problem, tactic, device, steps[0])
-    return moved(problem, tactic, device, steps, _per_element(problem), turns)
+    else:
+        work = sum(s.grid[0] * s.block[0] * _instructions_of_a_thread(dict(s.values)) for s in steps)
+        return streamed(device, steps, *traffic(problem.all_shapes, tactic), work)
+    return moved(problem, tactic, device, steps, per_window(2.0, problem.r * problem.s, problem), turns)
 
 
 def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, step: Launch) -> Counts:
@@ -341,9 +350,11 @@ def _instructions(fmt: Format, shape: Shape4) -> float:
     return size / 4 if LAYOUTS[fmt.layout].vector >= 8 and fmt.dtype == "fp16" else size
 
 
-def _per_element(problem: Problem) -> float:
-    """Instructions per element beside the access itself."""
-    return per_window(2.0, problem.r * problem.s, problem) if isinstance(problem, PoolProblem) else 8.0
+def _instructions_of_a_thread(values: Mapping[str, int]) -> int:
+    """Of move.cu, as compiled for sm_90a: of each item its place, and each side's accesses; the more the less a kind leaves."""
+    kind = MOVE_KINDS[values["KIND"]]
+    places = 0 if kind == "part" else 40 if kind in ("window", "upsample") else 170
+    return int(values["ITEMS"] * (75 + places + 45 * (not values["IN_VEC"]) + 50 * (not values["OUT_VEC"])))
 
 
 def per_window(each: float, taps: int, problem: PoolProblem | ResizeProblem) -> float:

@@ -4,13 +4,10 @@ import itertools
 
 import pytest
 
-from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.device import named
 from tactics.candidates import candidates
-from tactics.format import Format, num_bytes
-from tactics.launches import launches
+from tactics.format import num_bytes
 from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
-from tactics.tactic import Tactic
-from tests.compiled import takes
 from tests.problems import check
 
 DEVICE = named("h200")
