@@ -4,10 +4,14 @@ import itertools
 
 import pytest
 
+from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from tactics.candidates import candidates
 from tactics.format import num_bytes
+from tactics.launches import launches
 from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
+from tactics.roofline import LATENCY_CLK, resident, sm_l2
+from tests.compiled import measured
 from tests.problems import check
 
 DEVICE = named("h200")
@@ -52,3 +56,26 @@ def test_each_sector_is_touched_once(name):
             least = 2 * num_bytes(tactic.ins[1], problem.in_shapes[1])
         _, stats = check(problem, tactic, DEVICE)
         assert stats.sectors * 32 <= 1.02 * least, f"{tactic}: {stats.sectors * 32 / least:.2f} of the bytes"
+
+
+LARGE = {
+    "vectors": ("fp16:chw32", "fp16:hwc8", 150),
+    "to planes": ("fp16:hwc8", "fp16:chw", 190),
+    "from planes": ("fp16:chw", "fp16:hwc8", 150),
+    "planes": ("fp16:chw", "fp32:chw", 190),
+    "image": ("fp32:chw", "fp16:chw", 190),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_enough_is_on_its_way(name):
+    """Of a batch of 32, on a full SM: as many bytes as L2 sends it while a load waits. Of a thread's item the machine code has
+    few instructions: an SM issues 128 a clock, and L2 sends it 38 bytes."""
+    source, out, most = LARGE[name]
+    problem = ReformatProblem(32, 64, 56, 56, source, out)
+    (step,) = launches(problem, candidates(problem, DEVICE)[0])
+    values = dict(step.values)
+    code = measured(compile_kernel("move", step.values, DEVICE.sm))
+    item = 8 if name == "planes" else 16  # bytes that are read: of FP32 outputs, four elements
+    flying = resident(DEVICE, 256, code.regs, 0) * 256 * item * values["ITEMS"]
+    assert flying >= LATENCY_CLK * sm_l2(DEVICE, DEVICE.num_sms) and code.instructions / values["ITEMS"] <= most
