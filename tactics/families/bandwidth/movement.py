@@ -177,6 +177,24 @@ def _divisors(**numbers: int) -> Args:
     return args
 
 
+def _kind_args(kind: str, c: int, start: Triple, step: Triple) -> Args:
+    """Which places of the input's `c` channels a kind reads."""
+    rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
+    args = _divisors(rows=rows, columns=columns, inner={"s2d_dcr": c, "channels": rows}.get(kind, rows * rows))
+    if kind == "channels":
+        step = (c // rows, 1, 1)
+    for name, numbers in (("start", start), ("step", step)):
+        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
+    return args
+
+
+def _in_eights(kind: str, c: int, part_c: int, start: Triple, step: Triple) -> bool:
+    """Whether each eight of output channels is an eight of the input's."""
+    if kind in ("d2s_dcr", "s2d_dcr"):
+        return (part_c if kind == "d2s_dcr" else c) % 8 == 0
+    return kind in ("part", "window", "upsample") and step[0] == 1 and start[0] % 8 == 0
+
+
 def _together(s: Strides, pixels: int, alone: bool) -> tuple[bool, bool]:
     """Whether a pixel's channels lie together, and whether also at multiples of 16 bytes, each eight."""
     together = s.log2v == 0 and s.block == 1
@@ -209,10 +227,8 @@ def _move_launch(
     if stays and step[0] == 1 and 0 <= start[0] <= c - part_c:
         kind = "part"
     if stays and not strided and (start[0], step[0]) == (0, 1) and in_shape == whole and x == y and x.log2v == 0:
-        flat = math.prod(whole)  # all of a tensor
-        if flat % 8 == 0:
-            n, c, h, w, out_h, out_w = 1, flat, 1, 1, 1, 1
-            part_c = covered = flat
+        if (flat := math.prod(whole)) % 8 == 0:  # elements as they lie
+            n, h, w, out_h, out_w, c, part_c, covered = 1, 1, 1, 1, 1, flat, flat, flat
             x = y = Strides(flat, 1, flat, 0)
     elif stays and not strided and x.log2v == y.log2v == 0 and x.pixel == y.pixel == 1 and h * w % 8 == 0:
         start, step, first_c, first_pixel = (0, 0, start[0]), (1, 1, step[0]), 0, first_c  # planes: pixels are channels
@@ -220,14 +236,7 @@ def _move_launch(
         x, y = Strides(x.n, 1, x.block, 0), Strides(y.n, 1, y.block, 0)
     pixels = out_h * out_w
     (x_together, x_vec), (y_together, y_vec) = _together(x, h * w, not strided), _together(y, pixels, not strided)
-    eights = {
-        "part": start[0] % 8 == 0,
-        "window": (step[0], start[0] % 8) == (1, 0),
-        "upsample": True,
-        "d2s_dcr": part_c % 8 == 0,
-        "s2d_dcr": c % 8 == 0,
-    }
-    in_vec, out_vec = x_vec and eights.get(kind, False), y_vec and first_c % 8 == 0 and covered % 8 == 0
+    in_vec, out_vec = x_vec and _in_eights(kind, c, part_c, start, step), y_vec and first_c % 8 == 0 and covered % 8 == 0
     wide = (in_vec and x_fmt.dtype == "fp32") or (out_vec and y_fmt.dtype == "fp32")
     groups = -(-covered // (4 if wide else 8))
     fast = groups if x_together and y_together else min(groups, 2) if x_together or y_together else 1
@@ -245,15 +254,9 @@ def _move_launch(
         "ITEMS": items,
     }
     args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", x) | view_args("out", y)
-    args |= floats(fill=fill)
-    rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
-    inner = {"s2d_dcr": c, "channels": rows}.get(kind, rows * rows)
-    if kind == "channels":
-        step = (c // rows, 1, 1)
+    args |= floats(fill=fill) | _kind_args(kind, c, start, step)
     args |= ints(n=n, c=c, h=h, w=w, out_c=covered, filled=part_c, first_c=first_c, first_pixel=first_pixel)
-    for name, numbers in (("start", start), ("step", step)):
-        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
-    args |= _divisors(fast=fast, pixels=pixels, runs=runs, width=out_w, rows=rows, columns=columns, inner=inner)
+    args |= _divisors(fast=fast, pixels=pixels, runs=runs, width=out_w)
     return launch("move", values, grid(-(-threads // items)), 256, 0, args)
 
 

@@ -36,6 +36,24 @@ MOVES = {
 }
 
 
+PLANES = {
+    "in the middle": MoveProblem(2, 21, 4, 6, "window", (7, 4, 6), start=(5, 0, 0)),
+    "one in three": MoveProblem(2, 21, 4, 6, "window", (7, 4, 6), start=(1, 0, 0), step=(3, 1, 1)),
+    "backwards": MoveProblem(2, 21, 4, 6, "window", (21, 4, 6), start=(20, 0, 0), step=(-1, 1, 1)),
+    "padded": MoveProblem(2, 12, 4, 6, "window", (20, 4, 6), start=(-4, 0, 0), fill=1.5),
+    "pieces": ConcatProblem((5, 16, 3), (2, 4, 6)),
+    "pieces of odd planes": ConcatProblem((5, 16, 3), (2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", PLANES)
+def test_whole_planes_are_rows_of_elements(name):
+    """Which the kernel moves as channels of a pixel, where they are eights; from and to other layouts all the same."""
+    for tactic in candidates(PLANES[name], DEVICE):
+        if tactic.kernel == "move" and {f.layout for f in (*tactic.ins, tactic.out)} <= {"chw", "hwc8"}:
+            check(PLANES[name], tactic, DEVICE)
+
+
 def tactics(problem):
     """A reformat's own; of others those between vectors, and between planes where these stay as they are."""
     pairs = [("hwc8", "hwc8"), ("hwc16", "chw32"), *([] if "2s" in str(problem) or "2d" in str(problem) else [("chw", "chw")])]
