@@ -1,13 +1,15 @@
 """Reformats, slices and pieces of Concat: whole sectors on both sides, few instructions, enough bytes in flight."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
+from gpu_runtime.runtime.feeds import reformats
 from tactics.candidates import candidates
-from tactics.format import num_bytes
+from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
 from tactics.roofline import LATENCY_CLK, resident, sm_l2
@@ -97,3 +99,13 @@ def test_enough_is_on_its_way(name):
     item = 8 if name == "planes" else 16  # bytes that are read: of FP32 outputs, four elements
     flying = resident(DEVICE, 256, code.regs, 0) * 256 * item * values["ITEMS"]
     assert flying >= LATENCY_CLK * sm_l2(DEVICE, DEVICE.num_sms) and code.instructions / values["ITEMS"] <= most
+
+
+@pytest.mark.parametrize("layout, shape", [("hwc8", (4, 1000, 1, 1)), ("hwc", (4, 1, 8, 8)), ("hwc8", (4, 16, 8, 8))], ids=str)
+def test_arrays_of_a_caller_begin_anywhere(layout, shape):
+    """Their side is linear, at a multiple of its elements only: no access there is wider than one."""
+    end = SimpleNamespace(name="x", dtype="fp16", format=Format("fp16", layout), shape4=shape)
+    for (_, inward), step in reformats(SimpleNamespace(inputs=(end,), outputs=(end,))).items():
+        values = dict(step.values)
+        assert not values["IN_VEC" if inward else "OUT_VEC"]
+        assert values["OUT_VEC" if inward else "IN_VEC"] == (layout == "hwc8")
