@@ -26,8 +26,14 @@ struct SparseProduct {
   static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + E_BYTES;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
   static constexpr int STEPS = 2 * PARTS;
-  static constexpr bool LAST_TURN_APART = MT * NT < 32, WEIGHTS_FIRST = false;
-  static constexpr u32 FENCES = LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1;
+  static constexpr bool LAST_TURN_APART = MT * NT < 32;
+  // Whether copies lie apart, weights early in a turn and pixels late: a third stage gives them time to arrive. Where this gains
+  // was found by simulation (benchmarks/NOTES.md).
+  static constexpr bool APART = LARGE && STAGES > 2 && !(IN_LINEAR || PRO || GATE || NORM) &&
+                                (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 900 && BM == 128 && NT == 8) ||
+                                 (__CUDA_ARCH__ == 1000 && THREADS == 256));
+  static constexpr Turn TURN = APART ? Turn{BN == 256 ? 6 : 5, 9, 0, 3, 3, BN == 256 ? 4 : 5}
+                                     : Turn{1, 1, 1, 1, 2, LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1};
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];
   u32 e[MT], next_e[MT];

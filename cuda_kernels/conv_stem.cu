@@ -36,7 +36,7 @@ static_assert(IN_TYPE >= 0 && IN_TYPE <= 2, "input elements are FP16, FP32 or un
 struct StemParams {
   ConvParams c;     // x_block, x_pixel: strides of a channel and of a pixel (V = 1)
   const u32* taps;  // [STEPS][4 lanes t][2 or, not PAIRED, 4]: byte offset in the patch of each slot; masks of steps from FULL on
-  int tiles, per_block, tiles_h, tiles_w;  // all tiles; of a block; of an image
+  int per_block, longer, tiles_h, tiles_w;  // tiles of a block; how many blocks have one more; of an image
   int cols, shift;                         // columns in use; columns in front of the first window
 #if POOL
   int pool_r, pool_s, pool_stride_h, pool_stride_w, pool_pad_t, pool_pad_l, pool_h, pool_w;
@@ -376,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(cons
   const u32 patches = weights + BM / 16 * A_TILE, staging = patches + 2 * PATCH_BYTES;
 
   // Which tiles: a run of neighbours, channels fastest, so that blocks sharing patches are neighbours.
-  const int m_tiles = (p.c.y_c + BM - 1) / BM, m0 = blockIdx.x % m_tiles * BM, first = blockIdx.x / m_tiles * p.per_block;
+  const int m_tiles = (p.c.y_c + BM - 1) / BM, m0 = blockIdx.x % m_tiles * BM, run = blockIdx.x / m_tiles;
+  const int first = run * p.per_block + min(run, p.longer);
   load_weights(p, taps, biases, weights, m0);
   wait_for_previous_launch();
   const int row = first / p.tiles_w, image = row / p.tiles_h;
@@ -386,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(cons
   __syncthreads();
 
   u32 patch = patches;
-  for (int left = min(p.per_block, p.tiles - first);; --left) {
+  for (int left = p.per_block + (run < p.longer);; --left) {
     float acc[MT][NT][4];
     multiply_all(acc, taps, biases, weights, patch);
 

@@ -1,7 +1,7 @@
 // pool_global: max or average over whole images, one value per channel, FP32 inside.
 //
-// V >= 8: a block takes 8 neighbouring vectors of 8 channels (128 bytes per pixel) and 32 pixels at a time, then the 32
-// partial results are combined through shared memory. Linear: a warp takes one channel, lanes along pixels. Few channels make few
+// V >= 8: a block takes 8 neighbouring vectors of 8 channels (128 bytes per pixel) and 32 pixels at a time. Of the 32
+// partial results four are combined within a warp, the eight of its warps by a thread for each channel. Linear: a warp takes one channel, lanes along pixels. Few channels make few
 // blocks, which wait for memory: each thread has AHEAD loads in flight, added up in the order of their pixels.
 //
 // Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
   wait_for_previous_launch();
   const float start = AVG ? 0.f : MINUS_INFINITY;
   if constexpr (VEC == 8) {
-    __shared__ float part[32][8][9];  // [pixel lane][vector][channel], padded against bank conflicts
+    __shared__ float part[8][64];  // of a warp's pixels, each channel: turned by 4 in every second four vectors, for the banks
     const int vec = threadIdx.x % 8, lane = threadIdx.x / 8, tiles = (p.groups + 7) / 8;
     const int group = blockIdx.x % tiles * 8 + vec, image = blockIdx.x / tiles;
     float v[8];
@@ -47,15 +47,19 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
         }
       }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) part[lane][vec][j] = v[j];
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int d = 8; d < 32; d *= 2) v[j] = merge(v[j], __shfl_xor_sync(0xffffffffu, v[j], d));
+      if (lane % 4 == 0) part[lane / 4][vec * 8 + (j ^ (vec & 4))] = v[j];
+    }
     __syncthreads();
-    if (lane == 0 && group < p.groups) {
-      for (int i = 1; i < 32; ++i)
+    const int own = threadIdx.x / 8, channel = threadIdx.x % 8, of = blockIdx.x % tiles * 8 + own;  // one of 64 channels
+    if (own < 8 && of < p.groups) {
+      float sum = part[0][own * 8 + (channel ^ (own & 4))];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = merge(v[j], part[i][vec][j]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = group >= p.in_groups ? 0.f : AVG ? v[j] * p.scale : v[j];  // format padding
-      store_vec(p.y + p.out.at(image, group * 8, 0), v, p.nonfinite);
+      for (int i = 1; i < 8; ++i) sum = merge(sum, part[i][own * 8 + (channel ^ (own & 4))]);
+      sum = of >= p.in_groups ? 0.f : AVG ? sum * p.scale : sum;  // format padding
+      store_half(p.y + p.out.at(image, of * 8 + channel, 0), sum, p.nonfinite);
     }
   } else {
     const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;

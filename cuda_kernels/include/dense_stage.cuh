@@ -12,7 +12,7 @@ struct DenseProduct {
   static constexpr int PAIRS = NT / 2 / PARTS;  // of 8 pixels
   static constexpr int STEPS = BK / 16 * PARTS;
   static constexpr u32 FENCES = MT * NT >= 32 || THREADS == 256 ? (1u << STEPS) - 1 : 0;
-  static constexpr bool WEIGHTS_FIRST = BM == 128 && BN == 128 && BK == 32;
+  static constexpr Turn TURN = BM == 128 && BN == 128 && BK == 32 ? Turn{2, 2, 0, 0, 0, FENCES} : Turn{1, 1, 1, 1, 0, FENCES};
   u32 a_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PAIRS];
   Prologue low[2], high[2];

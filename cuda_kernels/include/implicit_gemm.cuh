@@ -26,15 +26,33 @@ struct WeightLoader {
 
   // The next stage's, if `wanted`.
   __device__ __forceinline__ void load(u32 smem, bool wanted) {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) piece(smem, wanted, i);
+  }
+
+  // One copy of it, in order.
+  __device__ __forceinline__ void piece(u32 smem, bool wanted, int i) {
     const int first = threadIdx.x / LANES * OWN;
     const u32 to = smem + (first * LANES + threadIdx.x % LANES) * 16;
+    cp_async_16_if(wanted && (ALL >= TEAMS || first < ALL), to + i * LANES * 16, from[i / RUNS] + i % RUNS * LANES * 16, 16);
+    if (i < OWN - 1) return;
 #pragma unroll
-    for (int i = 0; i < OWN; ++i)
-      cp_async_16_if(wanted && (ALL >= TEAMS || first < ALL), to + i * LANES * 16, from[i / RUNS] + i % RUNS * LANES * 16, 16);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) from[i] += BYTES;
+    for (int j = 0; j < TILES; ++j) from[j] += BYTES;
   }
 };
+
+// Where in a turn a thread's copies stand, evenly from a first to a last place, and its load of metadata. Place 3 s is ahead of
+// the loads of step s, 3 s + 1 between these and the step's products, 3 s + 2 behind the products. Of copies that stand together
+// the port of shared memory is taken at once, and loads wait for it (benchmarks/NOTES.md).
+struct Turn {
+  int pixels, last_pixels, weights, last_weights, metadata;
+  u32 fences;  // where a NOP changes ptxas's order for the better: bit s ahead of step s's loads, bit 8 + s behind them
+
+  constexpr int last() const { return last_pixels > last_weights ? last_pixels : last_weights; }
+};
+
+// The place of piece `i` of `count`: pieces 0 to 3 from place 1 to 9 stand at 1, 3, 6 and 9.
+constexpr int place_of(int first, int last, int i, int count) { return first + i * (last - first) / (count > 1 ? count - 1 : 1); }
 
 // A stage in shared memory: weights | metadata | pixels | prologue. Behind all stages, or behind the staging tile if that is
 // larger: the table of rows, where the residual comes early.
@@ -55,10 +73,7 @@ struct Stage {
 //   E_BYTES                  of metadata in a stage of shared memory: none, where it comes to registers without
 //   STEPS                    of a stage, an even number
 //   LAST_TURN_APART          whether its loop keeps its speed where the last turn is written behind it
-//   WEIGHTS_FIRST            whether a turn begins with its copies of weights and those of pixels follow the first step's products,
-//                            instead of both ahead of these
-//   FENCES                   where a NOP changes the order that ptxas gives loads and products, for the better: bit s ahead of
-//                            step s, bit 8 + s between its loads and its products
+//   TURN                     where copies and loads of metadata stand
 //   fetch(stage, step)       loads a step's fragments from shared memory into one of two sets of registers, in turn
 //   multiply(p, step, acc)   adds the products of that step
 //   next_metadata(more)      loads that of the next stage, if there is one, where it comes without shared memory
@@ -78,6 +93,8 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
   constexpr int A_TILE = Product::A_TILE, E_PAIR = Product::E_PAIR, E_BYTES = Product::E_BYTES, STEPS = Product::STEPS;
   constexpr int E_AT = In::E_AT, B_AT = In::B_AT, STAGE_BYTES = In::BYTES, LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
   constexpr bool EARLY = In::EARLY && !ONE_M_TILE;
+  constexpr Turn TURN = Product::TURN;
+  static_assert(TURN.last() <= 3 * (STEPS - 1), "copies are ahead of the barrier");
   static_assert(STEPS % 2 == 0, "a stage's first step has the same registers in every turn");
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
@@ -106,14 +123,26 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
       load_constants(p, share.first + tile, to + B_AT + B_BYTES, wanted);
     };
     auto load_pixels = [&](int tile, u32 to, bool wanted) {
-      pixels.load(p, to + B_AT, wanted);
+#pragma unroll
+      for (int i = 0; i < Pixels::OWN; ++i) pixels.piece(p, to + B_AT, wanted, i);
       load_gate(p, share.first + tile, to + B_AT + B_BYTES, wanted);
     };
-    auto load_rest = [&](int tile, u32 here, u32 to, bool more) {
-      load_pixels(tile + STAGES - 1, to, more);
-      if (!Product::WEIGHTS_FIRST) load_weights(tile + STAGES - 1, to, more);
-      cp_async_commit();
-      sums.add(p, tile, here + B_AT);
+    // What stands at a place of turn `tile`.
+    auto load_at = [&](int place, int tile, u32 here, u32 to, bool more) {
+#pragma unroll
+      for (int i = 0; i < Pixels::OWN; ++i)
+        if (place_of(TURN.pixels, TURN.last_pixels, i, Pixels::OWN) == place) pixels.piece(p, to + B_AT, more, i);
+#pragma unroll
+      for (int i = 0; i < weights.OWN; ++i)
+        if (place_of(TURN.weights, TURN.last_weights, i, weights.OWN) == place) weights.piece(to, more, i);
+      if (E_BYTES && place == TURN.last_weights) metadata.load(to + E_AT, more);
+      if (place == TURN.last()) {
+        load_gate(p, share.first + tile + STAGES - 1, to + B_AT + B_BYTES, more);
+        load_constants(p, share.first + tile + STAGES - 1, to + B_AT + B_BYTES, more);
+        cp_async_commit();
+        sums.add(p, tile, here + B_AT);
+      }
+      if (place == TURN.metadata) product.next_metadata(tile + 1 < share.count);
     };
     auto behind = [](u32 stage) { return stage == LAST_STAGE ? 0 : stage + STAGE_BYTES; };
     auto wait_for_stage = [&] {
@@ -144,8 +173,8 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
       const u32 next = EARLY || tile + 1 < share.count ? smem + read : here;  // after the last turn nobody multiplies what is fetched
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
-        if (step == 0 && Product::WEIGHTS_FIRST) load_weights(tile + STAGES - 1, to, more);
-        if (Product::FENCES >> step & 1) __syncwarp();
+        load_at(step * 3, tile, here, to, more);
+        if (TURN.fences >> step & 1) __syncwarp();
         if (step < STEPS - 1) {
           product.fetch(here, step + 1);
         } else {
@@ -153,11 +182,10 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
           wait_for_stage();
           product.fetch(next, 0);
         }
-        if (step == 0 && !Product::WEIGHTS_FIRST) load_rest(tile, here, to, more);
-        if (Product::FENCES >> (8 + step) & 1) __syncwarp();
+        load_at(step * 3 + 1, tile, here, to, more);
+        if (TURN.fences >> (8 + step) & 1) __syncwarp();
         product.multiply(p, step, acc);
-        if (step == 0 && Product::WEIGHTS_FIRST) load_rest(tile, here, to, more);
-        if (step == 0) product.next_metadata(tile + 1 < share.count);
+        load_at(step * 3 + 2, tile, here, to, more);
       }
     }
     if (EARLY) {

@@ -5,12 +5,14 @@
 
 // Vector formats: a thread owns one chunk column and every (THREADS / CHUNKS)-th pixel of the tile. At most 15 x 15 taps.
 struct PixelLoader {
-  static constexpr int ROWS = BN * CHUNKS / THREADS;
+  static constexpr int ROWS = BN * CHUNKS / THREADS, OWN = ROWS;  // copies of a stage
   static_assert(THREADS / CHUNKS % 8 == 0, "a thread's rows have one phase of the swizzle: they are constants apart");
   int row_offset[ROWS];  // element offset of tap (0, 0), channel 0; 32 bits: the host refuses larger tensors
   u32 row_taps[ROWS];    // which taps lie inside the image: bit r for kernel row r, bit 16 + s for column s
   int r, s, c8;          // where this thread's chunk column stands in K
   int r_step, s_step, c8_step;  // CHUNKS further in K, as digits of that number: a stage spans taps where channels are few
+  const __half* from;           // of the stage being copied
+  u32 need, to;
 
   // Bit t: 0 <= first + t * step < size, for t < taps.
   static __device__ __forceinline__ u32 inside(int first, int step, int taps, int size) {
@@ -49,26 +51,27 @@ struct PixelLoader {
     r += r_step + next_row;
   }
 
-  // Nothing is copied unless `wanted`; outside of the image zeros are, and the address is not read.
-  __device__ __forceinline__ void load(const ConvParams& p, u32 smem, bool wanted) {
-    const int c = c8 * 8;
-    const int tap = (r * p.dil_h * p.w_in + s * p.dil_w) * p.x_pixel + (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
-    const __half* from = element_at(p.x, tap);
-    const u32 need = 1u << min(r, 15) | 0x10000u << s;  // past the end of K: bit 15 is never set
-    const u32 to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i)
-      cp_async_16_if(wanted, to + i * THREADS * 16, element_at(from, row_offset[i]), (need & ~row_taps[i]) == 0 ? 16 : 0);
-    advance(p);
+  // Copy `i` of the next stage, in order. Nothing is copied unless `wanted`; outside of the image zeros are, and the address is
+  // not read.
+  __device__ __forceinline__ void piece(const ConvParams& p, u32 smem, bool wanted, int i) {
+    if (i == 0) {
+      const int c = c8 * 8;
+      const int channel = (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
+      from = element_at(p.x, (r * p.dil_h * p.w_in + s * p.dil_w) * p.x_pixel + channel);
+      need = 1u << min(r, 15) | 0x10000u << s;  // past the end of K: bit 15 is never set
+      to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    }
+    cp_async_16_if(wanted, to + i * THREADS * 16, element_at(from, row_offset[i]), (need & ~row_taps[i]) == 0 ? 16 : 0);
+    if (i == OWN - 1) advance(p);
   }
 
   __device__ __forceinline__ void finish(u32, bool) {}
 };
 
-// Linear input: neighbouring threads take neighbouring pixels, 8 plain loads per chunk; `load` fetches into
+// Linear input: neighbouring threads take neighbouring pixels, 8 plain loads per chunk; `piece` fetches into
 // registers before the stage's arithmetic and `finish` writes them to shared memory after it.
 struct LinearLoader {
-  static constexpr int ITEMS = BN * CHUNKS / THREADS;
+  static constexpr int ITEMS = BN * CHUNKS / THREADS, OWN = 1;  // loads of all at once
   uint4 held[ITEMS];
   int pixel0, tile;
 
@@ -76,7 +79,7 @@ struct LinearLoader {
     pixel0 = first_pixel, tile = first_tile;
   }
 
-  __device__ __forceinline__ void load(const ConvParams& p, u32, bool wanted) {
+  __device__ __forceinline__ void piece(const ConvParams& p, u32, bool wanted, int) {
     if (!wanted) return;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {

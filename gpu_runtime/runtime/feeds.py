@@ -22,7 +22,7 @@ from gpu_runtime.runtime.plan_record import Bound, PlanRecord
 from tactics.format import DTYPES, Format, from_memory, to_memory
 from tactics.launches import launches
 from tactics.problems.problem import ReformatProblem
-from tactics.step import Launch
+from tactics.step import Launch, own_strides
 from tactics.tactic import Tactic
 
 KERNEL_TYPES = ("fp16", "fp32")  # that move.cu writes
@@ -119,7 +119,8 @@ def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
                 ends = (Format(info.dtype, "chw"), info.format)
                 source, to = ends if inward else ends[::-1]
                 problem = ReformatProblem(*info.shape4, str(source), str(to))
-                (step,) = launches(problem, Tactic("move", None, (source,), to))
+                tactic = Tactic("move", None, (source,), to)
+                (step,) = launches(problem, tactic, own_strides(problem, tactic))  # a caller's array begins anywhere
                 assert isinstance(step, Launch)
                 found[info.name, inward] = step
     return found

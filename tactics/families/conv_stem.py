@@ -282,9 +282,9 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
 
 
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
-    """Blocks that share the pixels' tiles: about as many as are resident at once, each with the same number."""
-    at_once = max(1, SMS * _min_blocks(p, t) // m_tiles)
-    return -(-tiles // -(-tiles // at_once))
+    """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, so that two of
+    an SM have no more than their share."""
+    return min(tiles, max(1, SMS * _min_blocks(p, t) // m_tiles))
 
 
 def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
@@ -317,13 +317,14 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
         conv |= view_args("r_", s)
     tiles, m_tiles = p.n * tiles_h * tiles_w, -(-y_c // t.m)
     args = member("c", conv) | {"taps": ("weights", "taps")}
-    per_block = -(-tiles // _workers(p, t, m_tiles, tiles))
-    args |= ints(tiles=tiles, per_block=per_block, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols, shift=g.shift)
+    workers = _workers(p, t, m_tiles, tiles)
+    args |= ints(
+        per_block=tiles // workers, longer=tiles % workers, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols, shift=g.shift
+    )
     if p.epilogue.pool:
         tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw) or (0, 0)
         args |= ints(**dict(zip(POOL_ARGS, (*p.epilogue.pool, *tile), strict=True)))
-    blocks = m_tiles * _workers(p, t, m_tiles, tiles)
-    return (launch("conv_stem", values, (blocks, 1, 1), t.threads, shared_bytes(p, tactic), args),)
+    return (launch("conv_stem", values, (m_tiles * workers, 1, 1), t.threads, shared_bytes(p, tactic), args),)
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from benchmarks import floor_gaps, light, topologies
 from benchmarks.networks import NETWORKS
 
@@ -14,11 +12,6 @@ def test_every_network_is_in_the_table():
     assert all(us >= floor for row in networks.values() for us, floor in row["kinds"].values())
 
 
-@pytest.mark.xfail(
-    reason="times that an H200 corrected: a stem of ten images at 5.5 times its floor; of super_resolution, whose tensors pass "
-    "L2, a grouped convolution at 5.002 and a move to FP32 at 6.8",
-    strict=True,
-)
 def test_every_far_launch_has_a_reason():
     networks = json.loads(floor_gaps.RESULTS.read_text())["networks"]
     assert {far["tactic"] for row in networks.values() for far in row["far"]} <= set(floor_gaps.WHY)

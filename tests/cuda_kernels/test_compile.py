@@ -28,10 +28,10 @@ PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
 OTHERS = [
     *(("pointwise", {"VEC": v, "OPS": ops, "OPERANDS": operands, "SOURCES": sources, "ROWS": rows})
       for v in (1, 8) for rows in (0, 1) for ops, operands, sources in ((3020, 12, 133), (2846454230222320, 65432, 123411))),
-    *(("move", {"KIND": k, "IN_VEC": i, "OUT_VEC": o, "IN_TYPE": 0, "OUT_F32": 0})
-      for k in range(7) for i in (0, 1) for o in (0, 1) if not (i and k > 1)),
-    *(("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_TYPE": t, "OUT_F32": 0}) for t in (1, 2)),
-    ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
+    *(("move", {"KIND": k, "IN_VEC": i, "OUT_VEC": o, "IN_LINEAR": 1 - i, "OUT_LINEAR": 1 - o, "IN_TYPE": t, "OUT_F32": f,
+                "ITEMS": n})
+      for t, f, kinds in ((0, 0, range(8)), (1, 0, (0, 7)), (2, 0, (7,)), (0, 1, (0, 7)), (1, 1, (0, 7)))
+      for k in kinds for i in (0, 1) for o in (0, 1) for n in {1, 1 + i} if not (i and k in (3, 5, 6))),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
     *(("reduce", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
       for k in (1, 9, 10, 11, 13) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
@@ -46,7 +46,6 @@ OTHERS = [
         ("reduce", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("reduce", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
         ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
     ("matmul_fp32", {"A_F32": 1, "B_F32": 1, "Y_F32": 1}),
-    ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 0, "IN_TYPE": 1, "OUT_F32": 1}),
 ]
 # fmt: on
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import (
     ChainedProblem,
@@ -22,7 +22,21 @@ from tactics.problems.problem import (
 from tactics.problems.protocol import Shape4
 from tactics.reason import Candidates, Reason, unsupported
 from tactics.roofline import LATENCY_CLK, Counts, streamed, traffic
-from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
+from tactics.step import (
+    NONFINITE,
+    Args,
+    Launch,
+    f32_values,
+    floats,
+    grid,
+    ints,
+    launch,
+    linear,
+    member,
+    own_strides,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Tactic
 
 Triple = tuple[int, int, int]
@@ -46,7 +60,9 @@ def candidates(problem: Problem, device: Device) -> Candidates:
 
 
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    return LAUNCHERS[type(problem)](problem, tactic, strided or own_strides(problem, tactic))
+    if strided is None and isinstance(problem, (PoolProblem, ChainedProblem)):
+        strided = own_strides(problem, tactic)
+    return LAUNCHERS[type(problem)](problem, tactic, strided)
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -149,7 +165,41 @@ FIXED_WINDOW = 25  # taps of a window up to which pool.cu is compiled for it
 MANY_THREADS = 128 * 1024  # that there are at least where a thread of pool.cu has more than one output
 POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
-MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
+MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels", "part")
+
+
+def _divisors(**numbers: int) -> Args:
+    """As move.cu has them, which divides by them: each with its logarithm and reciprocal; that is 2^31 or more, unsigned."""
+    args: Args = {}
+    for name, by in numbers.items():
+        shift = (by - 1).bit_length()
+        args |= member(name, ints(by=by, reciprocal=-(-(2 ** (31 + shift)) // by) - 2**32, shift=shift))
+    return args
+
+
+def _kind_args(kind: str, c: int, start: Triple, step: Triple) -> Args:
+    """Which places of the input's `c` channels a kind reads."""
+    rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
+    args = _divisors(rows=rows, columns=columns, inner={"s2d_dcr": c, "channels": rows}.get(kind, rows * rows))
+    if kind == "channels":
+        step = (c // rows, 1, 1)
+    for name, numbers in (("start", start), ("step", step)):
+        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
+    return args
+
+
+def _in_eights(kind: str, c: int, part_c: int, start: Triple, step: Triple) -> bool:
+    """Whether each eight of output channels is an eight of the input's."""
+    if kind in ("d2s_dcr", "s2d_dcr"):
+        return (part_c if kind == "d2s_dcr" else c) % 8 == 0
+    return kind in ("part", "window", "upsample") and step[0] == 1 and start[0] % 8 == 0
+
+
+def _together(s: Strides, pixels: int, alone: bool) -> tuple[bool, bool]:
+    """Whether a pixel's channels lie together, and whether also at multiples of 16 bytes, each eight."""
+    together = s.log2v == 0 and s.block == 1
+    aligned = together and alone and s.n % 8 == 0 and (s.pixel % 8 == 0 or pixels == 1)
+    return (True, True) if s.log2v >= 3 else (together, aligned)
 
 
 def _move_launch(
@@ -159,7 +209,7 @@ def _move_launch(
     y_fmt: Format,
     part: Shape4,
     whole: Shape4,
-    strided: At,
+    strided: At | None,
     *,
     kind: str = "window",
     start: Triple = (0, 0, 0),
@@ -168,29 +218,49 @@ def _move_launch(
     first_c: int = 0,
     last: bool = True,
 ) -> Launch:
-    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
-    n, c, h, w = in_shape
-    _, part_c, out_h, out_w = part
-    covered = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c
-    half_in, half_out = x_fmt.dtype == "fp16", y_fmt.dtype == "fp16"
-    in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
-    out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
+    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end).
+    `strided`: of this input and the output, None where both begin at multiples of 16 bytes."""
+    (n, c, h, w), (_, part_c, out_h, out_w) = in_shape, part
+    x, y = strided or (strides(x_fmt, in_shape), strides(y_fmt, whole))
+    covered, first_pixel = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c, 0
+    stays = kind == "window" and (start[1:], step[1:], (h, w)) == ((0, 0), (1, 1), (out_h, out_w))
+    if stays and step[0] == 1 and 0 <= start[0] <= c - part_c:
+        kind = "part"
+    if stays and not strided and (start[0], step[0]) == (0, 1) and in_shape == whole and x == y and x.log2v == 0:
+        if (flat := math.prod(whole)) % 8 == 0:  # elements as they lie
+            n, h, w, out_h, out_w, c, part_c, covered = 1, 1, 1, 1, 1, flat, flat, flat
+            x = y = Strides(flat, 1, flat, 0)
+    elif stays and not strided and x.log2v == y.log2v == 0 and x.pixel == y.pixel == 1 and h * w % 8 == 0:
+        start, step, first_c, first_pixel = (0, 0, start[0]), (1, 1, step[0]), 0, first_c  # planes: pixels are channels
+        c, h, w, out_h, out_w, part_c, covered = h * w, 1, c, 1, part_c, h * w, h * w
+        x, y = Strides(x.n, 1, x.block, 0), Strides(y.n, 1, y.block, 0)
+    pixels = out_h * out_w
+    (x_together, x_vec), (y_together, y_vec) = _together(x, h * w, not strided), _together(y, pixels, not strided)
+    in_vec, out_vec = x_vec and _in_eights(kind, c, part_c, start, step), y_vec and first_c % 8 == 0 and covered % 8 == 0
+    wide = (in_vec and x_fmt.dtype == "fp32") or (out_vec and y_fmt.dtype == "fp32")
+    groups = -(-covered // (4 if wide else 8))
+    fast = groups if x_together and y_together else min(groups, 2) if x_together or y_together else 1
+    runs = -(-groups // fast)
+    threads = n * runs * fast * pixels
+    items = max(i for i in (1, 2) if i == 1 or (in_vec and threads >= i * MANY_THREADS))
     values = {
         "KIND": MOVE_KINDS.index(kind),
         "IN_VEC": int(in_vec),
         "OUT_VEC": int(out_vec),
+        "IN_LINEAR": int(x.log2v == 0),
+        "OUT_LINEAR": int(y.log2v == 0),
         "IN_TYPE": IN_TYPES[x_fmt.dtype],
-        "OUT_F32": int(not half_out),
+        "OUT_F32": int(y_fmt.dtype != "fp16"),
+        "ITEMS": items,
     }
-    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", strided[source])
-    args |= view_args("out", strided[-1]) | floats(fill=fill)
-    args |= ints(n=n, c=c, h=h, w=w, out_c=covered, out_h=out_h, out_w=out_w, filled=part_c, first_c=first_c)
-    for name, numbers in (("start", start), ("step", step)):
-        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
-    return launch("move", values, grid(n * -(-covered // 8) * out_h * out_w), 256, 0, args)
+    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", x) | view_args("out", y)
+    args |= floats(fill=fill) | _kind_args(kind, c, start, step)
+    args |= ints(n=n, c=c, h=h, w=w, out_c=covered, filled=part_c, first_c=first_c, first_pixel=first_pixel)
+    args |= _divisors(fast=fast, pixels=pixels, runs=runs, width=out_w)
+    return launch("move", values, grid(-(-threads // items)), 256, 0, args)
 
 
-def _move(p: MoveProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+def _move(p: MoveProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
     x, y = tactic.ins[0], tactic.out
     return (
         _move_launch(
@@ -199,15 +269,16 @@ def _move(p: MoveProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
     )
 
 
-def _reformat(p: ReformatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+def _reformat(p: ReformatProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
     return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, strided),)
 
 
-def _concat(p: ConcatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+def _concat(p: ConcatProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
     result, first, shapes, whole = [], 0, p.in_shapes, p.out_shape
     for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
         last = i == len(shapes) - 1
-        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, strided, first_c=first, last=last))
+        lies = (strided[i], strided[-1]) if strided else None
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, lies, first_c=first, last=last))
         first += c
     return tuple(result)
 
@@ -229,7 +300,10 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
     elif isinstance(problem, PoolProblem):
         return _pooled(problem, problem, tactic, device, steps[0])
-    return moved(problem, tactic, device, steps, _per_element(problem), turns)
+    else:
+        work = sum(s.grid[0] * s.block[0] * _instructions_of_a_thread(dict(s.values)) for s in steps)
+        return streamed(device, steps, *traffic(problem.all_shapes, tactic), work)
+    return moved(problem, tactic, device, steps, per_window(2.0, problem.r * problem.s, problem), turns)
 
 
 def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, step: Launch) -> Counts:
@@ -279,9 +353,11 @@ def _instructions(fmt: Format, shape: Shape4) -> float:
     return size / 4 if LAYOUTS[fmt.layout].vector >= 8 and fmt.dtype == "fp16" else size
 
 
-def _per_element(problem: Problem) -> float:
-    """Instructions per element beside the access itself."""
-    return per_window(2.0, problem.r * problem.s, problem) if isinstance(problem, PoolProblem) else 8.0
+def _instructions_of_a_thread(values: Mapping[str, int]) -> int:
+    """Of move.cu, as compiled for sm_90a: of each item its place, and each side's accesses; the more the less a kind leaves."""
+    kind = MOVE_KINDS[values["KIND"]]
+    places = 0 if kind == "part" else 40 if kind in ("window", "upsample") else 170
+    return int(values["ITEMS"] * (75 + places + 45 * (not values["IN_VEC"]) + 50 * (not values["OUT_VEC"])))
 
 
 def per_window(each: float, taps: int, problem: PoolProblem | ResizeProblem) -> float:

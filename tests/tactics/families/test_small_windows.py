@@ -71,3 +71,13 @@ def test_no_window_spills(average, sm):
     for r, s, outputs, stride in ((3, 3, 1, 0), (3, 3, 2, 2), (3, 3, 4, 1), (9, 1, 2, 8), (5, 5, 1, 0), (1, 25, 1, 0)):
         values = {"VEC": 8, "AVG": average, "R": r, "S": s, "OUTPUTS": outputs, "STRIDE": stride}
         assert compile_kernel("pool", values, sm).spill_bytes == 0, values
+
+
+@pytest.mark.parametrize("kind", ["avg", "max"])
+def test_whole_images_are_combined_in_few_steps(kind):
+    """A block's 32 partial results of 64 channels: four within a warp without shared memory, then eight by a thread for each
+    channel; per channel no more than two turns at the port of shared memory."""
+    problem = PoolProblem(2, 128, 7, 7, kind, 7, 7, (1, 1))
+    tactic = Tactic("pool_global", None, (Format("fp16", "hwc8"),), Format("fp16", "hwc8"))
+    _, stats = check(problem, tactic, DEVICE)
+    assert stats.excess_wavefronts == 0 and stats.wavefronts <= 4 * 2 * 64

@@ -1,5 +1,6 @@
 """Convolutions of 1 to 4 channels read the network's input as it lies: values, counters, machine code, predicted times."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,9 @@ import gpu_runtime as gr
 from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.params import members
 from tactics.candidates import candidates, rejected
+from tactics.families import conv_stem
 from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, shared_bytes
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
@@ -183,6 +186,31 @@ POOLED = {
     "apart": conv_case(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
     "negative": conv_case(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
 }
+
+
+@pytest.mark.parametrize("sms", [1, 3, 5])
+@pytest.mark.parametrize("out", ["hwc8", "chw"])
+def test_blocks_take_tiles_in_turn_as_evenly_as_they_can(out, sms, monkeypatch):
+    """Of few SMs, and so few blocks: all have as many, and some have one more."""
+    monkeypatch.setattr(conv_stem, "SMS", sms)
+    problem = conv_case(3, 3, 25, 70, 20, 3, 3, pad=(1, 1, 1, 1), bias=True)
+    tile = next(t for t in TILES if (t.m, t.n) == (64, 128))
+    tactic = Tactic("conv_stem", tile, (Format("fp32", "chw"),), Format("fp16", out))
+    (step,) = launches(problem, tactic)
+    given = {m.name: value for m, (_, value) in zip(members("conv_stem", step.values), step.args, strict=True)}
+    tiles = 3 * math.prod(conv_stem._sizes(problem, conv_stem._geometry(problem, tactic)))
+    assert 1 < step.grid[0] < tiles == step.grid[0] * given["per_block"] + given["longer"] and given["longer"] < step.grid[0]
+    check(problem, tactic, DEVICE)
+
+
+def test_no_sm_has_more_than_its_share():
+    """Blocks that are resident together, one after the other on each SM: ten images are 640 tiles, 4.85 for each."""
+    problem = conv_case(10, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+    tile = next(t for t in TILES if (t.m, t.n) == (64, 256))
+    (step,) = launches(problem, Tactic("conv_stem", tile, (Format("fp16", "chw"),), Format("fp16", "hwc8")))
+    given = {m.name: value for m, (_, value) in zip(members("conv_stem", step.values), step.args, strict=True)}
+    tiles = [given["per_block"] + (i < given["longer"]) for i in range(step.grid[0])]
+    assert sum(tiles) == 640 and max(sum(tiles[sm :: DEVICE.num_sms]) for sm in range(DEVICE.num_sms)) == 5
 
 
 @pytest.mark.parametrize("name", POOLED)
