@@ -30,8 +30,8 @@ struct SparseProduct {
   // Whether copies lie apart, weights early in a turn and pixels late: a third stage gives them time to arrive. Where this gains
   // was found by simulation (benchmarks/NOTES.md).
   static constexpr bool APART = LARGE && STAGES > 2 && !(IN_LINEAR || PRO || GATE || NORM) &&
-                                (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 900 && BM == 128 && NT == 8) ||
-                                 (__CUDA_ARCH__ == 1000 && THREADS == 256));
+                                (__CUDA_ARCH__ == 900 ? BM == 128 && NT == 8 :
+                                 THREADS == 256 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 1000));
   static constexpr Turn TURN = APART ? Turn{BN == 256 ? 6 : 5, 9, 0, 3, 3, BN == 256 ? 4 : 5}
                                      : Turn{1, 1, 1, 1, 2, LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1};
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step

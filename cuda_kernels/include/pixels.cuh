@@ -12,7 +12,7 @@ struct PixelLoader {
   int r, s, c8;          // where this thread's chunk column stands in K
   int r_step, s_step, c8_step;  // CHUNKS further in K, as digits of that number: a stage spans taps where channels are few
   const __half* from;           // of the stage being copied
-  u32 need, to;
+  u32 need;
 
   // Bit t: 0 <= first + t * step < size, for t < taps.
   static __device__ __forceinline__ u32 inside(int first, int step, int taps, int size) {
@@ -56,11 +56,11 @@ struct PixelLoader {
   __device__ __forceinline__ void piece(const ConvParams& p, u32 smem, bool wanted, int i) {
     if (i == 0) {
       const int c = c8 * 8;
-      const int channel = (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
-      from = element_at(p.x, (r * p.dil_h * p.w_in + s * p.dil_w) * p.x_pixel + channel);
+      const int tap = (r * p.dil_h * p.w_in + s * p.dil_w) * p.x_pixel + (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
+      from = element_at(p.x, tap);
       need = 1u << min(r, 15) | 0x10000u << s;  // past the end of K: bit 15 is never set
-      to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
     }
+    const u32 to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
     cp_async_16_if(wanted, to + i * THREADS * 16, element_at(from, row_offset[i]), (need & ~row_taps[i]) == 0 ? 16 : 0);
     if (i == OWN - 1) advance(p);
   }
