@@ -95,11 +95,11 @@ def test_depth_to_space_is_a_store_or_a_launch(mode):
 
 
 def test_a_plan_takes_depth_to_space_apart_where_that_is_faster():
-    """Nine channels at 224 x 224: a kernel that does not store blocks is faster by more than the launch on an A100. On an H200
-    moves took three times what is counted: there the blocks are stored."""
+    """Nine channels at 224 x 224: a kernel that does not store blocks is faster by more than the launch on an RTX 4090. On an
+    H200 moves took twice what is counted: there the blocks are stored."""
     w = {"w": _w(9, 32, 3, 3), "b": _w(9)}
     nodes = [node("Conv", "x w b", "c", pads=(1, 1, 1, 1)), node("DepthToSpace", "c", "y", blocksize=3)]
-    for device, types in (("a100", ["conv", "move"]), ("h200", ["conv"])):
+    for device, types in (("rtx4090", ["conv", "move"]), ("h200", ["conv"])):
         plan = gr.build(model(nodes, {"x": (1, 32, 224, 224)}, "y", w), device=device).plan
         assert [layer.type for layer in plan.layers if layer.type in ("conv", "move")] == types
 

@@ -332,7 +332,7 @@ def moved(engine):
     [
         ("super_resolution_10", (1, 1, 224, 224), DEFAULT_DEVICE, [3]),
         # Nine channels: the convolution that stores no blocks is faster by more than the launch of the layer that moves them.
-        ("super_resolution_10", (1, 1, 224, 224), "a100", []),
+        ("super_resolution_10", (1, 1, 224, 224), "rtx4090", []),
         ("realesr_animevideov3", (1, 3, 32, 40), DEFAULT_DEVICE, [4]),
         ("realesr_animevideov3_fp16", (1, 3, 32, 40), DEFAULT_DEVICE, [4]),
         ("carn_m_x2", (1, 3, 24, 32), DEFAULT_DEVICE, [2]),
