@@ -132,6 +132,7 @@ def test_a_problem_for_fewer_images_computes_those(seed):
             assert np.allclose(reference(of, [x[i : i + 1] for x in xs], op.weights), y[i : i + 1], 1e-4, 1e-5, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     proto = resnet50(32)
     whole, engine = gr.build(proto, device="h200"), gr.build(proto, device="l4")
@@ -143,6 +144,7 @@ def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
 
 
+@pytest.mark.slow
 def test_a_library_is_as_fast_beside_a_plan_in_pieces(monkeypatch):
     """It runs the whole batch, with the fusions that serve it best then."""
     pieces = gr.build(resnet50(64), device="rtx4090")
@@ -321,6 +323,7 @@ def test_what_cannot_run_in_pieces_needs_all_of_its_memory(proto, free):
         assert f"activations:{most}B" in str(e.value) and "smaller batch" in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_plan_in_pieces_that_takes_too_much_gets_other_pieces():
     """On an L4 the fastest plan has pieces already."""
     fastest = gr.build(resnet50(32), device="l4")
@@ -352,6 +355,7 @@ def check_drawn(monkeypatch, seed: int) -> int:
     return sum(bool(layer.tactic) and layer.name.endswith("]") for layer in engine.plan.layers)
 
 
+@pytest.mark.slow
 def test_drawn_networks_in_pieces_of_drawn_sizes(monkeypatch):
     counts = [check_drawn(monkeypatch, seed) for seed in (*range(40), 61, 184)]
     assert sum(map(bool, counts)) > 20 and sum(counts) > 200
