@@ -31,7 +31,9 @@ static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in 
 // As many as leave a thread the registers for its sums and input columns: other blocks then hide a block's latency.
 constexpr int HELD = VEC * (TH * TW + COLS);
 constexpr int MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;  // threads of an SM
-constexpr int LIMIT = STAGED ? MANY : TENSOR && TH <= 2 && E_W == 1 ? 512 : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
+constexpr bool LONG_END = AFFINE || ACT == ACT_SOFTPLUS || LAST == ACT_SOFTPLUS;  // an epilogue of more registers
+constexpr int BANDS = E_W > 1 || TH > 4 ? 1 : TH > 2 ? (LONG_END ? 1 : 384) : LONG_END ? 384 : 512;  // as MANY, on tensor cores
+constexpr int LIMIT = STAGED ? MANY : TENSOR ? BANDS : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
@@ -191,13 +193,13 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
   vectors.store(base);
 }
 
-// Bias, residual and activation in FP32, one rounding.
-__device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights,
-                                              const float (&acc)[TH][OUT_W][VEC]) {
+// Bias (of tensor cores their sums have it), residual and activation in FP32, one rounding.
+template <int A, int B>
+__device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights, const float (&acc)[A][B][VEC],
+                                              Watch& watch) {
   constexpr int WORDS = (VEC + 1) / 2;
-  float bias[VEC], slope[VEC];
+  float bias[VEC] = {}, slope[VEC];
   Tail tail[VEC];
-  Watch watch;
   u32 kept[WORDS];  // of 2 channels each: padded ones stay zero
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
@@ -207,7 +209,7 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     float v[PART] = {};
-    get(staged(weights, part, TAPS, at.local), v);
+    if (!TENSOR) get(staged(weights, part, TAPS, at.local), v);
 #pragma unroll
     for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
     if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, at.local), v);
@@ -220,37 +222,46 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
 #pragma unroll
     for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
   }
+  const int pixel = p.first + at.row * p.row_pixels + at.col * p.column_pixels;
+  const int step_h = p.step_h * p.row_pixels, step_w = p.step_w * p.column_pixels;  // pixels of y
+  char* row_to = reinterpret_cast<char*>(p.y + p.out.at(at.image, at.channel, pixel));
+  const __half* row_from = RES ? p.residual + p.added.at(at.image, at.channel, pixel) : nullptr;
 #pragma unroll
-  for (int a = 0; a < TH; ++a) {
-    const int row = at.row + a * p.step_h;
-    if (row >= p.p) break;
-    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
-    char* to = reinterpret_cast<char*>(p.y + p.out.at(at.image, at.channel, pixel));
-    float added[OUT_W][VEC] = {};
+  for (int a = 0; a < A; ++a) {
+    if (a > 0) {
+      if (at.row + a * p.step_h >= p.p) break;
+      row_to += static_cast<long long>(step_h) * p.out.pixel * 2;
+      if (RES) row_from += static_cast<long long>(step_h) * p.added.pixel;
+    }
+    char* to = row_to;
+    float added[B][VEC] = {};
     if (RES) {  // the whole row before its first store, which may be to the same bytes
-      const __half* from = p.residual + p.added.at(at.image, at.channel, pixel);
+      const __half* from = row_from;
 #pragma unroll
-      for (int b = 0; b < OUT_W; ++b, from += step * p.added.pixel)
+      for (int b = 0; b < B; ++b, from += step_w * p.added.pixel)
         if (at.col + b * p.step_w < p.q) load_few(from, added[b]);
     }
 #pragma unroll
-    for (int b = 0; b < OUT_W; ++b, to += step * p.out.pixel * 2) {
+    for (int b = 0; b < B; ++b, to += step_w * p.out.pixel * 2) {
       const bool inside = at.col + b * p.step_w < p.q;
       float v[WORDS * 2] = {};
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
+      for (int c = 0; c < VEC; ++c) {
+        const float sum = TENSOR ? acc[a][b][c] : acc[a][b][c] + bias[c];
+        v[c] = finish<ACT, RES>(p, sum, added[b][c], slope[c], tail[c]);
+      }
       u32 bits[WORDS];
+      Watch seen = watch;
 #pragma unroll
       for (int i = 0; i < WORDS; ++i) {
         const __half2 two = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
         bits[i] = *reinterpret_cast<const u32*>(&two) & kept[i];
-        const u32 seen = inside ? bits[i] : 0;
-        watch.see(*reinterpret_cast<const __half2*>(&seen));
+        seen.see(*reinterpret_cast<const __half2*>(&bits[i]));
       }
+      if (inside) watch = seen;
       store_if(inside, to, bits);
     }
   }
-  watch.report(p.nonfinite);
 }
 
 #if TENSOR
@@ -368,6 +379,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(con
     multiply<u16, Single>(p, at, weights, acc);
 #endif
   }
-  finish_pixels(p, at, weights, acc);
+  Watch watch;
+  finish_pixels(p, at, weights, acc, watch);
+  watch.report(p.nonfinite);
 #endif
 }

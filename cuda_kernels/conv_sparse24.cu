@@ -32,8 +32,12 @@ struct SparseProduct {
   static constexpr bool APART = LARGE && STAGES > 2 && !(IN_LINEAR || PRO || GATE || NORM) &&
                                 (__CUDA_ARCH__ == 900 ? BM == 128 && NT == 8 :
                                  THREADS == 256 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 1000));
-  static constexpr Turn TURN = APART ? Turn{BN == 256 ? 6 : 5, 9, 0, 3, 3, BN == 256 ? 4 : 5}
-                                     : Turn{1, 1, 1, 1, 2, LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1};
+  // Beside split-K's sums ptxas orders the loop of 128x256 otherwise: in the others' order it falls behind CUTLASS's.
+  static constexpr bool SUMMED = SPLIT == 1 && __CUDA_ARCH__ == 800;
+  static constexpr Turn TURN = !APART      ? Turn{1, 1, 1, 1, 2, LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1}
+                               : BN != 256 ? Turn{5, 9, 0, 3, 3, 5}
+                               : SUMMED    ? Turn{6, 9, 2, 3, 3, 12}
+                                           : Turn{6, 9, 0, 3, 3, 4};
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];
   u32 e[MT], next_e[MT];

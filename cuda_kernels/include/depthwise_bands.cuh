@@ -14,56 +14,65 @@ constexpr int STEPS = (7 * E_W + S + 15) / 16;  // products of a filter row, of 
 constexpr int BH = TH * E_H, PITCH = E_W | 1;  // rows from a T to the next; 16 bytes
 constexpr int PATCH_H = (H_BLOCK * TH - 1) * E_H + R, PATCH_W = (W_BLOCK * 8 - 1) * E_W + S;
 constexpr int UNITS = (W_BLOCK - 1) * E_W + 2 * STEPS;  // 8 columns each
-constexpr int ROW = (UNITS + E_W - 1) / E_W * PITCH, BAND = BH * ROW + ((W_BLOCK * PITCH - BH * ROW) % 8 + 8) % 8;
+constexpr int ROW = (UNITS + E_W - 1) / E_W * PITCH;
+constexpr bool apart(int band) {
+  for (int s = 0; s < SPOTS; ++s)
+    for (int other = s / 8 * 8; other < s; ++other)
+      if ((s / W_BLOCK * band + s % W_BLOCK * PITCH - other / W_BLOCK * band - other % W_BLOCK * PITCH) % 8 == 0) return false;
+  return true;
+}
+constexpr int padded(int band) { return apart(band) ? band : padded(band + 1); }
+constexpr int BAND = padded(BH * ROW);
 constexpr int PLANE = (PATCH_H + BH - 1) / BH * BAND * 16, CHUNK = 8 * PLANE + 128 / C_BLOCK;  // bytes
-// Filters are words [channel][t + 2][r] of taps t and t + 1 of filter row r, for t = -2...S, zeros where there are none. Two
-// rows are loaded at once; an odd number of such loads' bytes lies between one t and the next, and between channels: no bank is
-// met twice.
-constexpr int ROW_PAIRS = (R + 1) / 2, FILTER = ((S + 3) * (ROW_PAIRS | 1) | 1) * 8;  // bytes of a channel
+// Filters are words of taps t and t + 1 of filter row r, for t = -1...S - 1, [channel][r / 4][t mod 8][r % 4]; zeros where there
+// are none. Of the last rows one or two are not filled up to four. Behind them are four times the channel's bias: 16 bytes, which
+// spread a warp's stores over all banks.
+constexpr int FOURS = (R + 3) / 4, REST = R % 4 == 1 || R % 4 == 2 ? R % 4 : 4;  // loads of a channel; rows of the last one
+constexpr int BIAS = (FOURS - 1) * 128 + REST * 32, FILTER = BIAS + 16;          // bytes before it; of a channel
+static_assert(S <= 7, "of words 8 taps apart one has taps");
 
-// A thread's filter rows, each of a channel, between loading and storing them: all its taps are in flight at once.
+// A thread's filter rows, each of a channel, and a channel's bias, between loading and storing: all are in flight at once.
 struct Filters {
-  static constexpr int CHANNELS = C_BLOCK * 8, COUNT = CHANNELS * ROW_PAIRS * 2, EACH = (COUNT + THREADS - 1) / THREADS;
+  static constexpr int CHANNELS = C_BLOCK * 8, COUNT = CHANNELS * FOURS * 4, EACH = (COUNT + THREADS - 1) / THREADS;
   u16 taps[EACH][S];
+  float bias;
   __device__ __forceinline__ void load(const DepthwiseParams& p, int channel0) {
+    const int own = channel0 + threadIdx.x;
+    bias = threadIdx.x < CHANNELS && own < p.w_pitch ? p.bias[own] : 0.f;
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
-      const int i = threadIdx.x + n * THREADS, r = i / 2 / CHANNELS * 2 + i % 2, channel = channel0 + i / 2 % CHANNELS;
+      const int i = threadIdx.x + n * THREADS, r = i / 4 / CHANNELS * 4 + i % 4, channel = channel0 + i / 4 % CHANNELS;
       const u16* row = reinterpret_cast<const u16*>(p.w) + r * S * p.w_pitch + channel;
 #pragma unroll
-      for (int t = 0; t < S; ++t) taps[n][t] = i < COUNT && channel < p.w_pitch && r < R ? row[t * p.w_pitch] : u16(0);
+      for (int t = 0; t < S; ++t, row += p.w_pitch) taps[n][t] = i < COUNT && channel < p.w_pitch && r < R ? *row : u16(0);
     }
   }
   __device__ __forceinline__ void store(u32 base) const {
+    const u32 bits = __float_as_uint(bias);
+    if (threadIdx.x < CHANNELS) sts_128(base + threadIdx.x * FILTER + BIAS, make_uint4(bits, bits, bits, bits));
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
-      const int i = threadIdx.x + n * THREADS, r = i / 2 / CHANNELS * 2 + i % 2, c = i / 2 % CHANNELS;
+      const int i = threadIdx.x + n * THREADS, four = i / 4 / CHANNELS, c = i / 4 % CHANNELS;
       if (i >= COUNT) break;
 #pragma unroll
-      for (int t = -2; t <= S; ++t) {
-        const u32 lo = t >= 0 && t < S ? taps[n][t] : 0, hi = t >= -1 && t < S - 1 ? taps[n][t + 1] : 0;
-        sts_32(base + c * FILTER + (t + 2) * (ROW_PAIRS | 1) * 8 + r * 4, lo | hi << 16);
+      for (int t = -1; t < 7; ++t) {
+        const u32 lo = t >= 0 && t < S ? taps[n][t] : 0, hi = t < S - 1 ? taps[n][t + 1] : 0;
+        const int rows = four == FOURS - 1 ? REST : 4;
+        if (i % 4 < rows) sts_32(base + c * FILTER + four * 128 + ((t & 7) * rows + i % 4) * 4, lo | hi << 16);
       }
     }
   }
 };
 
-// 8 pixels beside each other of 8 channels at a time, transposed.
-__device__ __forceinline__ void stage_patch(const DepthwiseParams& p, const Place& first, u32 base) {
-  const int h0 = first.row * p.stride_h - p.pad_t, w0 = first.col * p.stride_w - p.pad_l;
-  for (int i = threadIdx.x; i < PATCH_H * UNITS * C_BLOCK; i += THREADS) {
-    const int chunk = i % C_BLOCK, unit = i / C_BLOCK % UNITS, y = i / C_BLOCK / UNITS, channel = first.channel + chunk * 8;
-    const int h = h0 + y * p.dil_h;
-    const bool known = channel < p.k && static_cast<u32>(h) < static_cast<u32>(p.h);
-    const __half* from = p.x + p.in.at(first.image, channel, 0);
-    uint4 x[8];
+// 8 pixels beside each other of 8 channels: loaded, and stored transposed.
+struct Unit {
+  uint4 x[8];
+  __device__ __forceinline__ void load(const DepthwiseParams& p, const __half* pixel, bool known, int w, u32 columns) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int w = w0 + (unit * 8 + n) * p.dil_w;
-      const bool inside = known && unit * 8 + n < PATCH_W && static_cast<u32>(w) < static_cast<u32>(p.w_in);
-      x[n] = ldg_128_if(inside, from + (h * p.w_in + w) * p.in.pixel);
-    }
-    const u32 at = base + chunk * CHUNK + (y / BH * BAND + y % BH * ROW + unit / E_W * PITCH + unit % E_W) * 16;
+    for (int n = 0; n < 8; ++n, pixel += p.dil_w * p.in.pixel)
+      x[n] = ldg_128_if(known && static_cast<u32>(w + n * p.dil_w) < columns, pixel);
+  }
+  __device__ __forceinline__ void store(u32 at) const {
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       u32 v[4];
@@ -76,26 +85,58 @@ __device__ __forceinline__ void stage_patch(const DepthwiseParams& p, const Plac
       sts_128(at + c * PLANE, make_uint4(v[0], v[1], v[2], v[3]));
     }
   }
+};
+
+// Two units of a thread are in flight at once.
+__device__ __forceinline__ void stage_patch(const DepthwiseParams& p, const Place& first, u32 base) {
+  constexpr int ITEMS = PATCH_H * UNITS, LANES = THREADS / C_BLOCK;
+  const int chunk = threadIdx.x % C_BLOCK, channel = first.channel + chunk * 8;
+  const int h0 = first.row * p.stride_h - p.pad_t, w0 = first.col * p.stride_w - p.pad_l;
+  const u32 rows = channel < p.k ? p.h : 0, columns = max(min(p.w_in, w0 + PATCH_W * p.dil_w), 0);
+  const __half* from = p.x + p.in.at(first.image, channel, 0);
+  base += chunk * CHUNK;
+  for (int i0 = threadIdx.x / C_BLOCK; i0 < ITEMS; i0 += 2 * LANES) {
+    Unit units[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int i = i0 + n * LANES, h = h0 + i / UNITS * p.dil_h, w = w0 + i % UNITS * 8 * p.dil_w;
+      if (i < ITEMS) units[n].load(p, from + (h * p.w_in + w) * p.in.pixel, static_cast<u32>(h) < rows, w, columns);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int i = i0 + n * LANES, unit = i % UNITS, y = i / UNITS;
+      if (i < ITEMS) units[n].store(base + (y * ROW + y / BH * (BAND - BH * ROW) + unit + unit / E_W * (PITCH - E_W)) * 16);
+    }
+  }
 }
 
 // Sums [channel][row of T][place in a fragment] of the warp's 16 T: of T g and g + 8 columns 2 * (lane % 4) and the next.
 __device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, u32 filters, float (&acc)[8][TH][4]) {
   const int lane = threadIdx.x % 32, spot = min(spot0 + lane % 16, SPOTS - 1);  // whose rows this lane addresses
   patch += chunk * CHUNK + (spot / W_BLOCK * BAND + spot % W_BLOCK * PITCH + lane / 16) * 16;
+  // Of a lane's words of a filter row, 8 taps apart, one has taps: word `own`.
+  const int first = lane % 4 * 2 - E_W * (lane / 4), tap = first & 7, own = ((tap == 7 ? -1 : tap) - first) / 8;
   filters += chunk * 8 * FILTER;
-  int tap[STEPS][2];
-#pragma unroll
-  for (int i = 0; i < 2 * STEPS; ++i)
-    tap[i / 2][i % 2] = (min(max(8 * i + lane % 4 * 2 - E_W * (lane / 4), -2), S) + 2) * (ROW_PAIRS | 1) * 8;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    u32 b[ROW_PAIRS * 2][STEPS][2];
+    u32 w[FOURS * 4];
 #pragma unroll
-    for (int i = 0; i < ROW_PAIRS * STEPS * 2; ++i) {
-      const int pair = i / 2 / STEPS, step = i / 2 % STEPS;
-      const uint2 two = lds_64(filters + tap[step][i % 2] + c * FILTER + pair * 8);
-      b[2 * pair][step][i % 2] = two.x, b[2 * pair + 1][step][i % 2] = two.y;
+    for (int i = 0; i < FOURS; ++i) {
+      const int rows = i == FOURS - 1 ? REST : 4;
+      const u32 at = filters + c * FILTER + i * 128 + tap * rows * 4;
+      if (rows == 4) {
+        const uint4 four = lds_128(at);
+        w[4 * i] = four.x, w[4 * i + 1] = four.y, w[4 * i + 2] = four.z, w[4 * i + 3] = four.w;
+      } else if (rows == 2) {
+        const uint2 two = lds_64(at);
+        w[4 * i] = two.x, w[4 * i + 1] = two.y;
+      } else {
+        w[4 * i] = lds_32(at);
+      }
     }
+    const Floats<4> bias = *static_cast<const Floats<4>*>(__cvta_shared_to_generic(filters + c * FILTER + BIAS));
+#pragma unroll
+    for (int i = 0; i < TH * 4; ++i) acc[c][i / 4][i % 4] = bias.v[i % 4];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
@@ -105,7 +146,7 @@ __device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, 
 #pragma unroll
         for (int a = 0; a < TH; ++a) {
           const int r = i - a * E_H;
-          if (r >= 0 && r < R) mma_16816(acc[c][a], x, b[r][step][0], b[r][step][1]);
+          if (r >= 0 && r < R) mma_16816(acc[c][a], x, own == unit ? w[r] : 0, own == unit + 1 ? w[r] : 0);
         }
       }
     }
@@ -113,13 +154,22 @@ __device__ __forceinline__ void multiply_bands(u32 patch, int spot0, int chunk, 
 }
 
 // A thread's outputs where the input is not finite, of which a band spoils those that do not read it.
-__device__ __forceinline__ void multiply_taps(const DepthwiseParams& p, const Place& at, float (&acc)[TH][OUT_W][VEC]) {
-  const __half* from = p.x + p.in.at(at.image, at.channel, 0);
+__device__ __forceinline__ void sum_taps(const DepthwiseParams& p, const Place& first, u32 weights, Watch& watch) {
+  const __half* from = p.x + p.in.at(first.image, first.channel, 0);
 #pragma unroll 1
   for (int i = 0; i < TH * OUT_W; ++i) {
-    float sums[VEC] = {};
-    const int h0 = (at.row + i / OUT_W * p.step_h) * p.stride_h - p.pad_t;
-    const int w0 = (at.col + i % OUT_W * p.step_w) * p.stride_w - p.pad_l;
+    float sums[1][1][VEC];
+    Place at = first;
+    at.row += i / OUT_W * p.step_h, at.col += i % OUT_W * p.step_w;
+    if (at.row >= p.p || at.col >= p.q) continue;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      float v[PART];
+      get(staged(weights, part, TAPS, at.local), v);
+#pragma unroll
+      for (int c = 0; c < PART; ++c) sums[0][0][part * PART + c] = v[c];
+    }
+    const int h0 = at.row * p.stride_h - p.pad_t, w0 = at.col * p.stride_w - p.pad_l;
 #pragma unroll 1
     for (int tap = 0; tap < R * S; ++tap) {
       const int h = h0 + tap / S * p.dil_h, w = w0 + tap % S * p.dil_w;
@@ -128,21 +178,18 @@ __device__ __forceinline__ void multiply_taps(const DepthwiseParams& p, const Pl
       load_vec(from + (h * p.w_in + w) * p.in.pixel, x);
       load_vec(p.w + tap * p.w_pitch + at.channel, of);
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) sums[c] += of[c] * x[c];
+      for (int c = 0; c < VEC; ++c) sums[0][0][c] += of[c] * x[c];
     }
-#pragma unroll
-    for (int a = 0; a < TH; ++a)
-#pragma unroll
-      for (int b = 0; b < OUT_W; ++b)
-#pragma unroll
-        for (int c = 0; c < VEC; ++c)
-          if (i == a * OUT_W + b) acc[a][b][c] = sums[c];
+    finish_pixels(p, at, weights, sums, watch);
   }
 }
 
+// Whether the sums tell that a band spoilt them: outputs do where an activation keeps NaN, and nothing else was added to them.
+constexpr bool KEEPS_NAN = !RES && ACT != ACT_CLIP && ACT != ACT_HARD_SIGMOID && LAST != ACT_CLIP && LAST != ACT_HARD_SIGMOID;
+
 __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weights) {
   extern __shared__ __align__(16) char patch[];
-  __shared__ __align__(8) char filters[C_BLOCK * 8 * FILTER];
+  __shared__ __align__(16) char filters[C_BLOCK * 8 * FILTER];
   const Place first = first_place(p);
   Filters own_filters;
   Vectors vectors;
@@ -152,9 +199,9 @@ __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weig
   stage_patch(p, first, smem_u32(patch));
   own_filters.store(smem_u32(filters));
   vectors.store(weights);
-  __syncthreads();
   const int t = threadIdx.x, chunk = t / 32 % C_BLOCK, spot0 = t / 32 / C_BLOCK * 16;
-  float acc[8][TH][4] = {};
+  __syncthreads();
+  float acc[8][TH][4];
   multiply_bands(smem_u32(patch), spot0, chunk, smem_u32(filters), acc);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -168,9 +215,18 @@ __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weig
 #pragma unroll
       for (int i = 0; i < OUT_W * VEC; ++i) {
         own[a][i / VEC][i % VEC] = acc[i % VEC][a][2 * half + i / VEC];
-        zero += 0.f * own[a][i / VEC][i % VEC];
+        if (!KEEPS_NAN) zero += 0.f * own[a][i / VEC][i % VEC];
       }
-    if (zero != 0.f && at.channel < p.k) multiply_taps(p, at, own);
-    finish_pixels(p, at, weights, own);
+    Watch watch;
+    bool spoilt = zero != 0.f;
+    if (!spoilt) {
+      finish_pixels(p, at, weights, own, watch);
+      spoilt = KEEPS_NAN && *reinterpret_cast<const u32*>(&watch.sum) & 0x7fff7fffu;
+    }
+    if (spoilt && at.channel < p.k) {
+      watch = Watch();
+      sum_taps(p, at, weights, watch);
+    }
+    watch.report(p.nonfinite);
   }
 }

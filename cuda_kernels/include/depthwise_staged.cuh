@@ -94,5 +94,7 @@ __device__ __forceinline__ void compute_staged(const DepthwiseParams& p, u32 wei
   float acc[TH][TW][VEC] = {};
   const u32 own = smem_u32(patch) + spot / W_BLOCK * BH * ROW + spot % W_BLOCK * PITCH * PIXEL + at.local * VEC * 2;
   multiply_rows(own, weights, at.local, acc);
-  finish_pixels(p, at, weights, acc);
+  Watch watch;
+  finish_pixels(p, at, weights, acc, watch);
+  watch.report(p.nonfinite);
 }

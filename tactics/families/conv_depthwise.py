@@ -6,7 +6,7 @@ Prediction: a block costs the largest of
     tensor    of tensor cores: products of 16 pixels of a row with a band matrix, zeros included
     l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; where the
               patch is copied to shared memory, that and what warps load from there
-    l2        bytes its patch covers, halo included, at the SM's share of L2 bandwidth
+    l2        bytes that its patch reads and writes, halo included, at the SM's share of L2 bandwidth
 
 plus its latency (a thread waits once per input row), which other resident blocks hide.
 """
@@ -34,7 +34,7 @@ MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to sp
 ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most and by each resident warp: so H200 measures
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
-COPY_INSTRUCTIONS = 150
+COPY_INSTRUCTIONS = 128
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
 
@@ -95,8 +95,8 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
-    if patch.mma and p.r > 7:
-        return f"tensor cores take filters of at most 7 rows, not {p.r}"
+    if patch.mma and max(p.r, p.s) > 7:
+        return f"tensor cores take filters of at most 7x7, not {p.r}x{p.s}"
     if (patch.mma or staged(tactic)) and p.k > p.c:
         return f"input in shared memory needs one output channel of each input channel, not {p.k // p.c}"
     if columns > 32:
@@ -147,8 +147,8 @@ def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int
 
 
 @lru_cache(maxsize=4096)
-def halo(p: ConvProblem, patch: Patch) -> float:
-    """Pixels that blocks read and write over those that the tensors have (of the input, those that some output needs)."""
+def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
+    """Pixels of an image's input: (those that its blocks read, those that some output needs)."""
     covered, once = 1, 1
     for size, out, reach, pad, stride, dil, step, extent in zip(
         (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
@@ -161,7 +161,12 @@ def halo(p: ConvProblem, patch: Patch) -> float:
                 ins = {o * stride - pad + t * dil for o in outs for t in range(reach)} & set(range(size))
                 read, needed = read + len(ins), needed | ins
         covered, once = covered * read, once * len(needed)
-    y = p.p * p.q * p.k / p.c
+    return covered, once
+
+
+def halo(p: ConvProblem, patch: Patch) -> float:
+    """Pixels that blocks read and write over those that the tensors have (of the input, those that some output needs)."""
+    (covered, once), y = _read(p, patch), p.p * p.q * p.k / p.c
     return (covered + y) / (once + y)
 
 
@@ -176,7 +181,8 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
     parts = 2 if vector(tactic) == 8 else 1
     row = tactic.patch.channels * 4 // parts
     taps = 0 if tactic.patch.mma else p.r * p.s
-    filters = tactic.patch.channels * ((p.s + 3) * ((p.r + 1) // 2 | 1) | 1) * 8 if tactic.patch.mma else 0
+    rows = p.r + (p.r % 4 == 3)  # of words, loaded four at a time
+    filters = tactic.patch.channels * (rows * 32 + 16) if tactic.patch.mma else 0
     return parts * (-(-(taps + 2) * row // 128) * 128 + 64) + filters
 
 
@@ -200,8 +206,14 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
         return 0
     (e_h, e_w), (height, units) = lattice(p)[1], _units(p, t)
     rows = t.th * e_h
-    row = math.ceil(units / e_w) * (e_w | 1)
-    band = rows * row + (t.w // 8 * (e_w | 1) - rows * row) % 8
+    row, across = math.ceil(units / e_w) * (e_w | 1), t.w // 8
+    spots = range(t.h // t.th * across)
+
+    def apart(band: int) -> bool:  # eight tiles beside each other, as eight lanes address them
+        begin = [(s // across * band + s % across * (e_w | 1)) % 8 for s in spots]
+        return all(len(set(begin[s : s + 8])) == len(begin[s : s + 8]) for s in spots[::8])
+
+    band = next(n for n in range(rows * row, rows * row + 8) if apart(n))
     return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 1024 // t.channels)
 
 
@@ -225,7 +237,9 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
         return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
         held = t.th * 32 + 56 + 26 * _steps(p)
-        return min(held, 128) if t.th <= 2 and lattice(p)[1][1] == 1 else held  # as the kernel bounds them
+        long_end = p.epilogue.affine or "softplus" in (p.epilogue.act.name, p.epilogue.last.name)
+        low, high = (168, held) if long_end else (128, 168)  # as the kernel bounds them
+        return held if lattice(p)[1][1] > 1 else min(held, low if t.th <= 2 else high)
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
@@ -296,12 +310,12 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     else:
         clk = _scalar(p, tactic, size, rows)
         alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
-    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
-    written = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
+    read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
+    written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     if t.mma:
         written *= 2  # a store has half a sector of each pixel
     clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
-    clk["l2"] = (halo_bytes + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
+    clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     limits = rounds_us(device, clk, blocks, at_once, max(clk.values()), alone)
     return convolved(p, tactic, weight_bytes(p), limits, untimed=BANDS if t.mma else 1.0)
@@ -310,17 +324,21 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
     """Of tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a warp with
     those of zeros, how often a thread waits for memory while it copies its patch)."""
-    e_h, steps, (height, units) = lattice(p)[1][0], _steps(p), _units(p, t)
-    products, fragments, filters = 8 * t.th * p.r * steps, 8 * ((t.th - 1) * e_h + p.r) * steps, 16 * ((p.r + 1) // 2) * steps
+    e_h, steps, (height, units), fours = lattice(p)[1][0], _steps(p), _units(p, t), math.ceil(p.r / 4)
+    products, fragments = 8 * t.th * p.r * steps, 8 * ((t.th - 1) * e_h + p.r) * steps
+    filters = 8 * (fours + 1 + 2 * p.r * steps)  # loads, and which words of a row have taps
     copies = height * units * t.channels / 8  # 8 columns of 8 channels each
-    filter_rows = t.channels * 2 * ((p.r + 1) // 2)  # that the block stages
+    filter_rows = t.channels * 4 * fours  # that the block stages
     outputs = 4 * t.th  # pixels of a thread, 8 channels each
-    epilogue = outputs * (8 * (4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2) + 15)
-    staging = (copies * COPY_INSTRUCTIONS + filter_rows * (7 * p.s + 30)) / size
-    instructions = products + fragments + filters + epilogue + staging + 200
-    wavefronts = size / 32 * (4 * fragments + 2 * filters + 4 * outputs * (2 if p.epilogue.residual else 1))
+    each = 1.5 + epilogue_instructions(p) + 5 * p.epilogue.residual  # of an output, by machine code
+    if {p.epilogue.act.name, p.epilogue.last.name} & {"clip", "hard_sigmoid"}:  # no ReLU's, of a conversion; a look for NaN
+        each += 3
+    epilogue = outputs * (8 * each + 12)
+    staging = (copies * COPY_INSTRUCTIONS + filter_rows * (5 * p.s + 30)) / size
+    instructions = products + fragments + filters + epilogue + staging + 280
+    wavefronts = size / 32 * (4 * fragments + 8 * (4 * fours + 1) + 4 * outputs * (2 if p.epilogue.residual else 1))
     port = wavefronts + 2 * copies * 128 / L1_BYTES_PER_CLK
-    return instructions, port, products * 16 * 8 * 16, math.ceil(copies / size)
+    return instructions, port, products * 16 * 8 * 16, math.ceil(copies / size / 2)
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:

@@ -1,9 +1,18 @@
 """What stands in the main loop's machine code: that tensor cores need not wait for addresses, branches or fragments."""
 
+import json
+
 import pytest
 
+from benchmarks.bench_sass import FOUND
+from benchmarks.cycles import ours
+from benchmarks.sass.kernels import SPARSE
+from benchmarks.sass.required import SPARSE_WORST
+from benchmarks.simulator.machine import CENTRE, LOADED_SWEEP, OLDEST, SWEEP, machine, residency
 from benchmarks.simulator.sass import Instruction, program
+from benchmarks.simulator.simulate import steady
 from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import named
 
 # Of a convolution's large tiles: BM, BN, BK, WARPS_M, WARPS_N, STAGES; the most instructions per product.
 LOOPS = [("conv_dense", (128, 256, 32, 2, 4, 3), 2.6), ("conv_sparse24", (256, 128, 64, 4, 2, 3), 3.1)]
@@ -30,6 +39,19 @@ def test_main_loops_multiply_beside_their_loads(kernel, tile, most):
     assert loads and sum(i.mma for i in behind[loads[0] :]) >= 16
     for n in loads:
         assert not any(set(behind[n].writes) & set(i.reads) for i in behind[n + 1 :] if i.mma)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", SPARSE, ids=str)
+def test_split_sums_leave_a_sparse_loop_beside_cutlass(tile):
+    """At every point of the sweep; of two warps on a sub-core the oldest is simulated as the youngest but one."""
+    rows = {(row["kernel"], row["sm"]): row for row in json.loads(FOUND.read_text())["rows"]}
+    theirs = rows[f"CUTLASS sparse_gemm {tile}", "sm_80"]["share_of_peak"]["points"]
+    at, code = named("a100"), ours("conv_sparse24", tile, "sm_80", {"SPLIT": 1})
+    fit = residency(at, code.threads, code.registers, code.smem)
+    points = zip((CENTRE, *SWEEP, *LOADED_SWEEP), theirs, strict=True)
+    shares = {p: (steady(code.program, fit, machine(at), p).mma_share, share) for p, share in points if p.arbitration != OLDEST}
+    assert min(mine / share for mine, share in shares.values()) >= SPARSE_WORST
 
 
 def test_an_epilogue_waits_once_for_what_it_loads():

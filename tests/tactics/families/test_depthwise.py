@@ -16,7 +16,7 @@ from cuda_kernels.launch import Emulated
 from cuda_kernels.rates import rates
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import conv_depthwise
-from tactics.families.conv_depthwise import HWC_PATCHES, LINEAR_PATCHES, STAGED_PATCHES, TENSOR_PATCHES, VECTOR_PATCHES
+from tactics.families.conv_depthwise import HWC_PATCHES, LINEAR_PATCHES, STAGED_PATCHES, VECTOR_PATCHES
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
@@ -176,45 +176,12 @@ def test_every_candidate_keeps_its_halo_small(reach, size):
         assert linear(t.out) or halo(problem, t.tile) <= limit
 
 
-# ---- counts
+# ---- times
 
 
-@pytest.mark.parametrize("reach", LIMITS)
-@pytest.mark.parametrize("patch", TENSOR_PATCHES, ids=str)
-def test_the_prediction_counts_what_tensor_cores_execute(patch, reach):
-    """Products exactly, instructions (of PTX, here; the prediction's are of machine code) and wavefronts nearly."""
-    problem = depthwise(1, 64, 56, 64, reach, reach, pad=(reach // 2,) * 4, bias=True)
-    t = tactic(problem, patch)
-    _, stats = run(problem, t)
-    (launch,) = launches(problem, t)
-    blocks, warps = launch.grid[0], launch.block[0] // 32
-    instructions, port, products, _ = conv_depthwise._tensor(problem, patch, launch.block[0])
-    assert stats.mma * 16 * 8 * 16 == blocks * warps * products
-    assert 0.55 < blocks * warps * instructions / stats.instructions < 1.4
-    assert 0.6 < blocks * port / (stats.wavefronts + stats.global_bytes / 128) < 1.4
-
-
-@pytest.mark.parametrize("reach", LIMITS)
-@pytest.mark.parametrize("patch", TENSOR_PATCHES, ids=str)
-def test_what_is_not_finite_reaches_those_that_read_it_alone(patch, reach):
-    """A band of zeros beside a filter row would spread it to neighbours; sums that infinities cancel are NaN, as anywhere."""
-    problem = depthwise(1, 64, 20, 19, reach, reach, pad=(reach // 2,) * 4, bias=True)
-    (x,), weights = random_data(problem)
-    x[0, 3, 7, 8], x[0, 12, 0, 18], x[0, 40, 19, 0] = np.inf, np.nan, -np.inf
-    t = tactic(problem, patch)
-    got = execute(Emulated(DEVICE), problem, t, [x], weights)
-    with np.errstate(invalid="ignore"):
-        expected = reference(problem, [x], weights)
-    spoilt = ~np.isfinite(expected)
-    assert 0 < spoilt.sum() <= 3 * reach**2
-    infinite = spoilt & ~np.isnan(expected)
-    assert np.array_equal(np.isnan(got), np.isnan(expected)) and np.array_equal(got[infinite], expected[infinite])
-    assert_right(problem, t, np.where(spoilt, 0, got), np.where(spoilt, 0, expected))
-
-
-# Times over those of DRAM alone by the same model, batch 32, 112 x 112. Without tensor cores 5x5 takes 1.97 of it and 7x7 3.90;
+# Times over those of DRAM alone by the same model, batch 32, 112 x 112. Without tensor cores 5x5 takes 2.10 of it and 7x7 3.22;
 # for 3x3 FP32 is as fast, and of stride 2 the patches of tensor cores leave too few warps.
-TIMES = {(3, 1): 1.29, (3, 2): 1.05, (5, 1): 1.35, (5, 2): 1.27, (7, 1): 1.63, (7, 2): 1.76}
+TIMES = {(3, 1): 1.29, (3, 2): 1.05, (5, 1): 1.39, (5, 2): 1.29, (7, 1): 1.46, (7, 2): 1.78}
 
 
 @pytest.mark.parametrize("layout", ["hwc8", "hwc16"])
@@ -223,8 +190,8 @@ def test_large_images_take_less_than_twice_the_time_of_memory(window, layout):
     reach, stride = window
     problem = depthwise(32, 96, 112, 112, reach, reach, stride=(stride,) * 2, pad=(reach // 2,) * 4, bias=True)
     tactics = [t for t in candidates(problem, DEVICE) if t.ins[0].layout == t.out.layout == layout]
-    parts = min((predict(problem, t, DEVICE) for t in tactics), key=lambda parts: parts["total_us"])
-    times = parts["total_us"] / (parts["launch_us"] + parts["dram_us"])
+    parts = [predict(problem, t, DEVICE) for t in tactics]  # of tensor cores all parts are times the factor that is measured
+    times = min(part["total_us"] for part in parts) / min(part["launch_us"] + part["dram_us"] for part in parts)
     assert times < 2
     assert times == pytest.approx(TIMES[window], abs=0.03)
 
