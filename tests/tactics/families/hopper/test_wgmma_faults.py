@@ -192,7 +192,7 @@ def cases():
             yield pytest.param(name, kernel, marks=pytest.mark.slow if i != number % len(fault.kernels) else ())
 
 
-@pytest.mark.parametrize("name, kernel", cases())
+@pytest.mark.parametrize("name, kernel", list(cases()))
 def test_a_fault_in_the_loop_is_seen(name, kernel, patched):
     fault = FAULTS[name]
     if blocks(fault.tile) > MOST_BLOCKS:
