@@ -15,6 +15,9 @@ BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for al
 ON_GPU = $$(grep -rlE --include='test_*.py' 'pytest\.mark\.(gpu|driver)' tests)  # the files that have such tests: not all are to be read
 QUICK := "not slow and not full and not long and not driver and not wheel and not servers"
 
+# Tests run on all cores already: threads of BLAS would wait for each other at full speed, for half of a build's CPU time.
+check test test-full test-blas test-driver test-long: export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-servers test-long lint docs truth compiled bench gpu clean
 
 help:

@@ -81,8 +81,11 @@ def p_faster(dense_us: float, sparse_us: float, bound: str, device: Device) -> f
 def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> float:
     """What a predicted plan charges for a tactic, over its time: 1, and of a sparse one as much more as makes it break even
     with a dense one that it beats with probability `risk`."""
-    if not tactic.sparse:
-        return 1.0
+    return _sparse_premium(problem, tactic, device, risk) if tactic.sparse else 1.0
+
+
+@lru_cache(maxsize=65536)
+def _sparse_premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> float:
     parts = _cached(problem, tactic, device)
     return math.exp(NormalDist().inv_cdf(risk) * sigma_ratio(str(parts["bound"]), float(parts["total_us"]), device))
 

@@ -1,11 +1,12 @@
 """Where the real networks are, which cases `make test` leaves to CI, and why GPU tests skip where there is no GPU."""
 
+import gc
 import os
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,18 @@ os.environ.pop("COLUMNS", None)  # texts are as wide as without a terminal, whic
 def pytest_configure():
     """Processes that share the tests between cores start with SIGINT ignored, and so would all that they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The tests themselves stay to the end: going through them for cycles took a third of collection, and more time later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(10_000, 10, 100)  # caches of kernels and problems stay, too
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
@@ -102,6 +115,13 @@ def model_path(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{path.name} not found in {MODELS}: set GPU_RUNTIME_MODELS to the folder of real networks")
     return path
+
+
+@pytest.fixture(scope="module")
+def small_heap() -> None:
+    """Collecting cycles goes through what these tests make, not through the caches of all tests before."""
+    gc.collect()
+    gc.freeze()
 
 
 # ---- the command line, in this process

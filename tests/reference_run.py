@@ -107,6 +107,7 @@ def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

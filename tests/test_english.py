@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ PATTERNS = {
 }
 
 
+@cache
 def texts(path: Path) -> list[tuple[int, str]]:
     """(line, text) of each string of a file that has several words and is no docstring, but for those that --help prints."""
     tree = ast.parse(path.read_text())

@@ -153,7 +153,10 @@ HOPPER = {
 HARMLESS = {"mbarrier.inval.b64"}  # a kernel that is right with it is right without
 
 
-@pytest.mark.parametrize("wanted", sorted(HOPPER))
+ENDLESS = {"mbarrier.try_wait.parity.b64"}  # until the limit of time
+
+
+@pytest.mark.parametrize("wanted", [pytest.param(f, marks=pytest.mark.slow if f in ENDLESS else ()) for f in sorted(HOPPER)])
 def test_a_kernel_for_hopper_notices(wanted):
     assert notices(committed(HOPPER[wanted]), wanted) == (wanted not in HARMLESS)
 

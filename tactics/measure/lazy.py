@@ -132,7 +132,7 @@ class Lazy:
         self._timer.close()
 
     def _failed(self, problem: Problem, tactic: Tactic) -> bool:
-        return (str(problem), tactic.name) in self.failures
+        return bool(self.failures) and (str(problem), tactic.name) in self.failures
 
     def _estimate(self, problem: Problem, tactic: Tactic) -> _Estimate:
         parts = predict(problem, tactic, self._device)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, loops
 from benchmarks.simulator import sass
+from benchmarks.simulator.machine import SHIFTED
 from benchmarks.simulator.simulate import points_of
 from benchmarks.simulator.state import REASONS
 from cuda_kernels import shares
@@ -23,8 +24,14 @@ def run(*args: str):
     return CliRunner().invoke(cycles.main, list(args))
 
 
-def test_a_loop_is_listed_and_summed_up(monkeypatch):
+@pytest.fixture
+def few_points(monkeypatch):
+    """Of what is swept."""
     monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
+    monkeypatch.setattr(cycles, "SHIFTED", [of[:2] for of in SHIFTED])
+
+
+def test_a_loop_is_listed_and_summed_up(few_points):
     result = run("conv_dense", "64x64x64", "--sm", "sm_80")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -51,9 +58,8 @@ def test_slower_tensor_cores_are_busier():
     assert busy["a100"] < busy["a10"] < busy["rtx3090"] <= 100
 
 
-def test_asynchronous_products_are_simulated(monkeypatch):
+def test_asynchronous_products_are_simulated(few_points):
     """A warpgroup of 64x64 weights and pixels: weights from shared memory, or 2:4 ones from registers."""
-    monkeypatch.setattr(cycles, "points_of", lambda once: points_of(once)[::7])
     for kernel, of_dense in (("conv_dense_sm90", False), ("conv_sparse24_sm90", True)):
         result = run(kernel, "64x64x64_w4x1_s12")
         assert result.exit_code == 0, result.output

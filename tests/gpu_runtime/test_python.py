@@ -25,6 +25,11 @@ def engine() -> gr.Engine:
     return gr.build(PATH, sparsity="enable", device="rtx3090", shapes=SHAPES)
 
 
+@pytest.fixture(scope="module")
+def plans():
+    return gr.plan(PATH, ["a100", "l4"], shapes=SHAPES)
+
+
 @pytest.fixture
 def file(engine, tmp_path) -> str:
     engine.save(tmp_path / "e.engine")
@@ -50,7 +55,7 @@ def test_names_are_the_same_after_every_module_was_imported(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_records_are_what_the_commands_print(engine, file, cli):
+def test_records_are_what_the_commands_print(engine, plans, file, cli):
     assert json.loads(cli(f"explain {file} --json")[1]) == jsoned(engine.explain())
     assert str(engine.explain()) == cli(f"explain {file}")[1]
     assert engine.explain().to_dict()["library"]["us"] == engine.plan.solution.rivals.library.us
@@ -58,7 +63,6 @@ def test_records_are_what_the_commands_print(engine, file, cli):
     assert json.loads(cli(f"explain {file} {layer} --json")[1]) == jsoned(engine.explain(layer))
     dense = engine.sparsity.picked[0]
     assert json.loads(cli(f"explain {file} --what-if {dense}=dense --json")[1]) == jsoned(engine.what_if({dense: "dense"}))
-    plans = gr.plan(PATH, ["a100", "l4"], shapes=SHAPES)
     command = f"plan {PATH} --devices a100,l4 --shapes x:32x1x8x8"
     assert json.loads(cli(f"{command} --json")[1]) == jsoned(plans) and cli(command)[1] == str(plans)
     assert [p.device.name for p in plans] == ["a100", "l4"]
@@ -94,15 +98,14 @@ def test_pruning_and_comparing_give_what_the_commands_print(engine, file, cli, t
     assert len(repr(result)) < MOST_REPR and len(repr(found)) < MOST_REPR
 
 
-def test_models_may_be_in_memory(engine):
+def test_models_may_be_in_memory(engine, plans):
     proto = onnx.load(PATH)
-    assert gr.plan(proto, "a100", shapes=SHAPES)[0].solution == gr.plan(PATH, "a100", shapes=SHAPES)[0].solution
+    assert gr.plan(proto, "a100", shapes=SHAPES)[0].solution == plans[0].solution
     assert gr.prune(PATH.read_bytes(), device="none").to_dict() == gr.prune(PATH, device="none").to_dict()
     assert gr.compare(PATH.read_bytes(), engine).to_dict() == gr.compare(PATH, engine).to_dict()
 
 
-def test_representations_are_short(engine):
-    plans = gr.plan(PATH, ["a100", "l4"], shapes=SHAPES)
+def test_representations_are_short(engine, plans):
     dense = engine.sparsity.picked[0]
     shown = [engine.sparsity, engine.sparsity.rows[0], engine.plan, engine.record, engine.plan.solution, engine.explain()]
     for record in (*shown, engine.what_if({dense: "dense"}), plans, plans[0], engine.plan.range, engine.plan.choices):

@@ -14,7 +14,8 @@ from tests.reference_run import relative_error
 
 BATCH, SIZE = 3, 64
 NAMES = (*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES, *topologies.NAMES)
-QUICK = ("resnet20_cifar10", "super_resolution_10", "squeezenet11_fp16", "tv_mobilenet_v3_large", "timm_ghostnet_100")
+SLOW = ("super_resolution_10", "squeezenet11_fp16", "tv_mobilenet_v3_large", "timm_ghostnet_100")
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | {"resnet20_cifar10": ()}  # all others are long
 
 
 def at_batch(name: str) -> onnx.ModelProto:
@@ -24,7 +25,7 @@ def at_batch(name: str) -> onnx.ModelProto:
     return light.open_batch(light.light(name) if name in light.NAMES else onnx.load(MODELS / f"{name}.onnx"))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, pytest.mark.long)) for n in NAMES])
 def test_answers_in_pieces_are_those_of_the_whole_batch(monkeypatch, name):
     model = at_batch(name)
     first = light.first_input(model)

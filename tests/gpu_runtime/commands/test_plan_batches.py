@@ -145,17 +145,18 @@ def test_devices_in_python():
     assert one.to_dict() == same.to_dict() and one.batches == (8,) and type(same.batches[0]) is int
 
 
-def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli):
-    for options in ("", " --batches 24,2048"):
-        words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
-        plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", [24, 2048] if options else [24])
-        errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
-        within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; "
-        within += "launches that use our times: 1; "
-        assert f"l4: estimates of a library's dense times {within}rates: taken from similar GPUs, fitted to" in words
-        assert re.search(
-            r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; [^;]*; rates: fitted", words
-        )
+@pytest.mark.parametrize("batches", [(24, 256), pytest.param((24,), marks=pytest.mark.slow)])
+def test_the_errors_of_a_librarys_times_and_rates_by_analogy_are_shown(cli, batches):
+    options = f" --batches {','.join(map(str, batches))}" if len(batches) > 1 else ""
+    words = " ".join(cli(f"plan {DIGITS / 'digits_sparse.onnx'} --devices a100,l4{options} --shapes x:24x1x8x8")[1].split())
+    plans = gr.plan(DIGITS / "digits_sparse.onnx", "l4", batches)
+    errors = sorted(round(100 * (x.high_us / x.us - 1)) for x in (p.solution.rivals.library for p in plans))
+    within = f"are 80 % likely right within {' to '.join(dict.fromkeys(map(str, errors)))} %; "
+    within += "launches that use our times: 1; "
+    assert f"l4: estimates of a library's dense times {within}rates: taken from similar GPUs, fitted to" in words
+    assert re.search(
+        r"a100: estimates of a library's dense times are 80 % likely right within [^;]*; [^;]*; rates: fitted", words
+    )
 
 
 def test_ticks_and_names():

@@ -25,7 +25,7 @@ RUNS = 6
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(small_heap):
     rng = np.random.default_rng(1)
     w = (rng.standard_normal((16, 16, 3, 3)) / 12).astype(np.float32)
     return gr.build(model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], {"x": SHAPE}, "y", {"w": w}), device="a100")

@@ -24,7 +24,7 @@ def scaled(factor: float) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def files():
+def files(small_heap):
     return {factor: scaled(factor) for factor in (1.0, 2.0, 4.0)}
 
 

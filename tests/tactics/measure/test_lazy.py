@@ -4,6 +4,7 @@ import math
 import random
 import zlib
 from dataclasses import replace
+from functools import cache
 from unittest import mock
 
 import pytest
@@ -79,13 +80,20 @@ NETWORKS = {
 }
 
 
+@cache
+def lazily(network, factor):
+    """(truth, engine, timer) of a build at level 3."""
+    path, shapes, _ = NETWORKS[network]
+    truth = Truth(factor)
+    return truth, *built(truth, 3, path, shapes=shapes)
+
+
 @pytest.mark.parametrize("factor", [1.0, pytest.param(1.5, marks=pytest.mark.slow), pytest.param(0.7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("network", ["resnet20", pytest.param("squeezenet", marks=pytest.mark.slow)])
 def test_few_pairs_are_timed_and_the_plan_is_as_good(network, factor):
     path, shapes, most = NETWORKS[network]
     best, _ = built(Truth(factor), 5, path, shapes=shapes)
-    truth = Truth(factor)
-    engine, timer = built(truth, 3, path, shapes=shapes)
+    truth, engine, timer = lazily(network, factor)
     timed, every = timer.counts
     assert timed == truth.asked <= most * every
     assert engine.plan.solution.total_us <= 1.005 * best.plan.solution.total_us
@@ -96,9 +104,7 @@ def test_few_pairs_are_timed_and_the_plan_is_as_good(network, factor):
 
 def test_what_is_said_of_a_plan_is_timed():
     """Each layer's best kernels, and the entries of the plan with a layer forced the other way."""
-    path, shapes, _ = NETWORKS["resnet20"]
-    truth = Truth()
-    engine, _ = built(truth, 3, path, shapes=shapes)
+    truth, engine, _ = lazily("resnet20", 1.0)
     names = {t.name for _, t in truth.cache}
     rows = [r for r in engine.sparsity.rows if r.best_sparse and r.best_dense]
     assert len(rows) > 15
@@ -109,8 +115,7 @@ def test_what_is_said_of_a_plan_is_timed():
 
 def test_a_second_build_times_nothing_and_gives_the_same_bytes():
     path, shapes, _ = NETWORKS["resnet20"]
-    truth = Truth()
-    first, _ = built(truth, 3, path, shapes=shapes)
+    truth, first, _ = lazily("resnet20", 1.0)
     asked = truth.asked
     second, _ = built(truth, 3, path, shapes=shapes)
     assert truth.asked == asked
