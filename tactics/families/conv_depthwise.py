@@ -206,15 +206,20 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
         return 0
     (e_h, e_w), (height, units) = lattice(p)[1], _units(p, t)
     rows = t.th * e_h
-    row, across = math.ceil(units / e_w) * (e_w | 1), t.w // 8
-    spots = range(t.h // t.th * across)
-
-    def apart(band: int) -> bool:  # eight tiles beside each other, as eight lanes address them
-        begin = [(s // across * band + s % across * (e_w | 1)) % 8 for s in spots]
-        return all(len(set(begin[s : s + 8])) == len(begin[s : s + 8]) for s in spots[::8])
-
-    band = next(n for n in range(rows * row, rows * row + 8) if apart(n))
+    band = _band(rows * math.ceil(units / e_w) * (e_w | 1), t.h // t.th, t.w // 8, e_w | 1)
     return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 1024 // t.channels)
+
+
+@lru_cache
+def _band(least: int, rows: int, columns: int, pitch: int) -> int:
+    """Units of 16 bytes from a row of tiles to the next: the least from `least` on with which eight tiles beside each other,
+    `pitch` apart, lie in different banks: eight lanes address them at once."""
+
+    def apart(band: int) -> bool:
+        begin = [(row * band + column * pitch) % 8 for row, column in product(range(rows), range(columns))]
+        return all(len(set(eight)) == len(eight) for eight in (begin[i : i + 8] for i in range(0, len(begin), 8)))
+
+    return next(band for band in range(least, least + 8) if apart(band))
 
 
 def _staged_bytes(p: ConvProblem, t: Patch) -> int:
