@@ -89,13 +89,14 @@ def left() -> set[str]:
 
 
 def test_two_gpus_share_a_build_and_one_may_be_lost(python, network, tmp_path):
-    """The same plan as on one GPU; a killed actor loses its race alone; nothing is timed twice, and no process is left."""
+    """As fast a plan as on one GPU; a killed actor loses its race alone; nothing is timed twice, and no process is left."""
     env, before = variables("h200", "h200"), left()
     alone = built(python, network, tmp_path / "alone.jsonl", "", env)
     spread = built(python, network, tmp_path / "spread.jsonl", "ray", env)
     assert alone[1:] == (1, 0, "[]")
     assert spread[1] >= 2 and spread[2] == 1 and spread[3].count("its race begins again") == 1
-    assert spread[0] == pytest.approx(alone[0], rel=0.005)
+    # Two GPUs time other tactics than one does, 40 more of 260 here, and may find a faster one.
+    assert 0.98 * alone[0] < spread[0] < 1.005 * alone[0]
     lines = [json.loads(line) for line in (tmp_path / "spread.jsonl").read_text().splitlines()]
     assert len(lines) > 200 and max(Counter(map(key_of, lines)).values()) == 1
     for _ in range(20):
