@@ -49,9 +49,11 @@ class Racer:
         self._racing = Racing(device)
         return Found(device, driver, source_hash())
 
-    def race(self, asked: RaceRequest, ahead: RaceRequest | None) -> tuple[Lines, Mapping[str, str]]:
-        """Race; meanwhile compile for the request that is probably next."""
-        assert self._racing is not None  # nobody is asked before it has said hello
+    def race(self, asked: RaceRequest, ahead: RaceRequest | None) -> tuple[Lines, Mapping[str, str]] | None:
+        """Race; meanwhile compile for the request that is probably next. None where it has not said hello: Ray started it again
+        while it was idle, perhaps on another GPU."""
+        if self._racing is None:
+            return None
         lines: dict[str, dict[str, Any]] = {}
         able = self._racing.able(asked, lines.update)
         if ahead:
@@ -122,11 +124,13 @@ class Spread:
         except self._ray.exceptions.RayError as e:
             self._lost = _said(e)
             if race is not None and isinstance(e, self._ray.exceptions.RayActorError):
-                warnings.warn(f"ray: a process that measured was lost, its race begins again: {self._lost}", RuntimeWarning, 2)
-                self._waiting.appendleft(race)
-                self._hello(actor)
+                self._again(actor, race)
             elif race is not None:
                 raise ValueError(f"ray: nothing can be measured: {self._lost}") from None
+            return
+        if race is not None and found is None:
+            self._lost = "it ended while it was idle"
+            self._again(actor, race)
             return
         if race is not None:
             race[1](*found)
@@ -134,6 +138,11 @@ class Spread:
             self._lost = f"{found.device.title} took the place of {self.device.title}"  # its times are none of this plan's
             return
         self._idle.append(actor)
+
+    def _again(self, actor: Any, race: tuple[RaceRequest, Taken]) -> None:
+        warnings.warn(f"ray: a process that measured was lost, its race begins again: {self._lost}", RuntimeWarning, 3)
+        self._waiting.appendleft(race)
+        self._hello(actor)
 
     def _hello(self, actor: Any) -> Any:
         answer = actor.hello.options(max_task_retries=-1).remote()

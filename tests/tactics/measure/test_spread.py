@@ -67,6 +67,9 @@ class Answer:
     what: object
 
 
+RESTARTED = object()  # what an actor answers that has not said hello since
+
+
 def here():
     return H200, "580"
 
@@ -106,7 +109,7 @@ class Cluster:
     def get(self, answer):
         if isinstance(answer.what, Exception):
             raise answer.what
-        return answer.what
+        return None if answer.what is RESTARTED else answer.what
 
     def is_initialized(self):
         return True
@@ -145,6 +148,16 @@ def test_the_race_of_a_lost_actor_is_raced_by_who_is_free():
     cluster.left[0][0].append(None)  # the second time it never comes back
     with pytest.warns(RuntimeWarning, match="its race begins again: (killed|again)"):
         assert raced(cluster, 6) == ALL
+
+
+def test_an_actor_that_ended_while_it_was_idle_says_hello_first():
+    """Ray has started it again, perhaps on another GPU, and it knows nothing of races."""
+    cluster = Cluster(([FOUND, FOUND], [RESTARTED]), ([FOUND], []))
+    with pytest.warns(RuntimeWarning, match="its race begins again: it ended while it was idle"):
+        assert raced(cluster, 6) == ALL and not cluster.left[0][0]
+    with pytest.warns(RuntimeWarning, match="idle"):
+        other = Cluster(([FOUND, replace(FOUND, device=L4)], [RESTARTED]), ([FOUND], []))
+        assert raced(other, 6) == ALL and {number for number, *_ in other.raced[2:]} == {1}
 
 
 def test_a_gpu_that_others_held_joins_later_unless_it_is_of_another_kind():
