@@ -318,7 +318,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     if t.mma:
         written *= 2  # a store has half a sector of each pixel
-    if not t.mma:
+    else:
         clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.

@@ -184,15 +184,26 @@ def test_every_candidate_keeps_its_halo_small(reach, size):
 TIMES = {(3, 1): 1.29, (3, 2): 1.05, (5, 1): 2.10, (5, 2): 1.29, (7, 1): 2.90, (7, 2): 1.78}
 
 
-@pytest.mark.parametrize("layout", ["hwc8", "hwc16"])
-@pytest.mark.parametrize("window", TIMES, ids=lambda w: "{}s{}".format(*w))
-def test_times_of_large_images_over_that_of_memory(window, layout):
-    reach, stride = window
+def times_over_memory(reach, stride, layout):
     problem = depthwise(32, 96, 112, 112, reach, reach, stride=(stride,) * 2, pad=(reach // 2,) * 4, bias=True)
     tactics = [t for t in candidates(problem, DEVICE) if t.ins[0].layout == t.out.layout == layout]
     parts = [predict(problem, t, DEVICE) for t in tactics]
-    times = min(part["total_us"] for part in parts) / min(part["launch_us"] + part["dram_us"] for part in parts)
-    assert times == pytest.approx(TIMES[window], abs=0.03)
+    return min(part["total_us"] for part in parts) / min(part["launch_us"] + part["dram_us"] for part in parts)
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "hwc16"])
+@pytest.mark.parametrize("window", TIMES, ids=lambda w: "{}s{}".format(*w))
+def test_times_of_large_images_are_those_of_the_record(window, layout):
+    assert times_over_memory(*window, layout) == pytest.approx(TIMES[window], abs=0.03)
+
+
+SLOW = pytest.mark.xfail(reason="lines of 128 bytes that stores meet, or FP32 products: benchmarks/NOTES.md", strict=True)
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "hwc16"])
+@pytest.mark.parametrize("window", [pytest.param(w, marks=SLOW if w in ((5, 1), (7, 1)) else ()) for w in TIMES], ids=str)
+def test_large_images_take_less_than_twice_the_time_of_memory(window, layout):
+    assert times_over_memory(*window, layout) < 2
 
 
 # ---- candidates, launches, packing, predictions
