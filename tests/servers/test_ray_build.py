@@ -20,7 +20,8 @@ from tests.test_wheel import clean
 
 pytestmark = pytest.mark.servers
 # Builds, spread over a cluster that it starts where `ray`, of which an actor is killed behind 60 timed tactics. Prints the
-# plan's time, what was warned of, and how many processes had a child that measured at a moment.
+# plan's time, what was warned of, and how many processes had a child that measured at a moment. At level 2 a plan depends on
+# which tactics are timed first: its time differed by 0.8 %.
 SCRIPT = """
 import os, signal, subprocess, sys, warnings
 import gpu_runtime as gr
@@ -43,7 +44,7 @@ def listen(progress):
 ray = sys.argv[3] == "ray" or None
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    engine = gr.build(sys.argv[1], sparsity="force", timing_cache=sys.argv[2], optimization_level=2, ray=ray, progress=listen)
+    engine = gr.build(sys.argv[1], sparsity="force", timing_cache=sys.argv[2], optimization_level=3, ray=ray, progress=listen)
 print(engine.plan.solution.total_us, most, len(killed), [str(w.message) for w in told if "its race" in str(w.message)])
 """
 
@@ -89,14 +90,13 @@ def left() -> set[str]:
 
 
 def test_two_gpus_share_a_build_and_one_may_be_lost(python, network, tmp_path):
-    """As fast a plan as on one GPU; a killed actor loses its race alone; nothing is timed twice, and no process is left."""
+    """The same plan as on one GPU; a killed actor loses its race alone; nothing is timed twice, and no process is left."""
     env, before = variables("h200", "h200"), left()
     alone = built(python, network, tmp_path / "alone.jsonl", "", env)
     spread = built(python, network, tmp_path / "spread.jsonl", "ray", env)
     assert alone[1:] == (1, 0, "[]")
     assert spread[1] >= 2 and spread[2] == 1 and spread[3].count("its race begins again") == 1
-    # Times have noise, and two GPUs time other tactics than one does, 40 more of 260 here: plans differ by 0.8 %, either way.
-    assert spread[0] == pytest.approx(alone[0], rel=0.02)
+    assert spread[0] == pytest.approx(alone[0], rel=0.005)
     lines = [json.loads(line) for line in (tmp_path / "spread.jsonl").read_text().splitlines()]
     assert len(lines) > 200 and max(Counter(map(key_of, lines)).values()) == 1
     for _ in range(20):
