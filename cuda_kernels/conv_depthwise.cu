@@ -18,9 +18,8 @@
 #include "activation.cuh"
 #include "tensor.cuh"
 
-constexpr int SPOTS = H_BLOCK * W_BLOCK, GROUPS = (SPOTS + 15) / 16;  // T of the patch, and of tensor cores its warps' 16
-constexpr int THREADS = C_BLOCK * (TENSOR ? GROUPS * 32 : SPOTS);
-constexpr int OUT_W = TENSOR ? 2 : TW;  // columns of T that one thread has
+constexpr int SPOTS = H_BLOCK * W_BLOCK;  // T of the patch
+constexpr int THREADS = C_BLOCK * (TENSOR ? 32 : SPOTS);
 constexpr int TAPS = TENSOR ? 0 : R * S;  // that are staged as FP32
 constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
 constexpr int VECTORS = AFFINE ? 4 : 2;                              // per channel: bias, slope, and scale, shift
@@ -32,7 +31,7 @@ static_assert(STAGED ? VEC == 4 || VEC == 2 : VEC == 8 || VEC == 1, "8 halfs in 
 constexpr int HELD = VEC * (TH * TW + COLS);
 constexpr int MANY = HELD <= 54 ? 896 : HELD <= 60 ? 768 : HELD <= 70 ? 640 : HELD <= 106 ? 512 : 384;  // threads of an SM
 constexpr bool LONG_END = AFFINE || ACT == ACT_SOFTPLUS || LAST == ACT_SOFTPLUS;  // an epilogue of more registers
-constexpr int BANDS = E_W > 1 || TH > 4 ? 1 : TH > 2 ? (LONG_END ? 1 : 384) : LONG_END ? 384 : 512;  // as MANY, on tensor cores
+constexpr int BANDS = TH > 4 ? 256 : LONG_END || RES ? 384 : 512;  // as MANY, on tensor cores
 constexpr int LIMIT = STAGED ? MANY : TENSOR ? BANDS : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
@@ -193,35 +192,43 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
   vectors.store(base);
 }
 
-// Bias (of tensor cores their sums have it), residual and activation in FP32, one rounding.
+// Of a channel what its outputs need.
+struct Ends {
+  float bias, slope;
+  Tail tail;
+};
+__device__ __forceinline__ void load_ends(u32 weights, int part, int local, Ends* ends) {
+  float v[PART] = {};
+  get(staged(weights, part, TAPS, local), v);
+#pragma unroll
+  for (int c = 0; c < PART; ++c) ends[c].bias = v[c];
+  if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, local), v);
+#pragma unroll
+  for (int c = 0; c < PART; ++c) ends[c].slope = v[c];
+  if (AFFINE) get(staged(weights, part, TAPS + 2, local), v);
+#pragma unroll
+  for (int c = 0; c < PART; ++c) ends[c].tail.scale = v[c];
+  if (AFFINE) get(staged(weights, part, TAPS + 3, local), v);
+#pragma unroll
+  for (int c = 0; c < PART; ++c) ends[c].tail.shift = v[c];
+}
+
+constexpr int WORDS = (VEC + 1) / 2;
+// Masks of words of 2 channels each, of which the first `known` are not padding: padded ones stay zero.
+__device__ __forceinline__ void mask_padding(int known, u32 (&kept)[WORDS]) {
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) kept[i] = known - 2 * i > 1 ? 0xffffffffu : known - 2 * i > 0 ? 0xffffu : 0u;
+}
+
+// Bias, residual and activation in FP32, one rounding.
 template <int A, int B>
 __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights, const float (&acc)[A][B][VEC],
                                               Watch& watch) {
-  constexpr int WORDS = (VEC + 1) / 2;
-  float bias[VEC] = {}, slope[VEC];
-  Tail tail[VEC];
-  u32 kept[WORDS];  // of 2 channels each: padded ones stay zero
+  Ends ends[VEC];
+  u32 kept[WORDS];
+  mask_padding(p.k - at.channel, kept);
 #pragma unroll
-  for (int i = 0; i < WORDS; ++i) {
-    const int known = p.k - at.channel - 2 * i;
-    kept[i] = known > 1 ? 0xffffffffu : known > 0 ? 0xffffu : 0u;
-  }
-#pragma unroll
-  for (int part = 0; part < PARTS; ++part) {
-    float v[PART] = {};
-    if (!TENSOR) get(staged(weights, part, TAPS, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
-    if (ACT == ACT_PRELU) get(staged(weights, part, TAPS + 1, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
-    if (AFFINE) get(staged(weights, part, TAPS + 2, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
-    if (AFFINE) get(staged(weights, part, TAPS + 3, at.local), v);
-#pragma unroll
-    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
-  }
+  for (int part = 0; part < PARTS; ++part) load_ends(weights, part, at.local, ends + part * PART);
   const int pixel = p.first + at.row * p.row_pixels + at.col * p.column_pixels;
   const int step_h = p.step_h * p.row_pixels, step_w = p.step_w * p.column_pixels;  // pixels of y
   char* row_to = reinterpret_cast<char*>(p.y + p.out.at(at.image, at.channel, pixel));
@@ -247,8 +254,7 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
       float v[WORDS * 2] = {};
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
-        const float sum = TENSOR ? acc[a][b][c] : acc[a][b][c] + bias[c];
-        v[c] = finish<ACT, RES>(p, sum, added[b][c], slope[c], tail[c]);
+        v[c] = finish<ACT, RES>(p, acc[a][b][c] + ends[c].bias, added[b][c], ends[c].slope, ends[c].tail);
       }
       u32 bits[WORDS];
       Watch seen = watch;

@@ -10,7 +10,8 @@ Prediction: a block costs the largest of
 
 plus its latency (a thread waits once per input row), which other resident blocks hide. On tensor cores the first three add up:
 blocks that begin together copy, multiply and store together. That, and a clock for each line of 128 bytes that a warp's access
-meets, explain an H200's times (stride 1: 0.96 of them in the median, 0.80 to 1.04); the largest alone is 1.9 times too fast.
+meets, explain an H200's times of the kernel's first form (stride 1: 0.96 of them in the median, 0.80 to 1.04); the largest
+alone is 1.9 times too fast.
 """
 
 import math
@@ -36,7 +37,8 @@ MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to sp
 ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most and by each resident warp: so H200 measures
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
-COPY_INSTRUCTIONS = 128
+COPY_INSTRUCTIONS = 121
+STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
 
@@ -56,10 +58,10 @@ STAGED_PATCHES = tuple(
         (16, 28, 28, 4, 7), (64, 14, 14, 2, 7),
     )
 )
-# Of tensor cores: a warp has 8 channels of 16 threads' tiles, which are 8 wide and as high as registers allow.
+# Of tensor cores: a warp has 8 channels of up to 16 tiles, which are 8 wide and as high as registers allow.
 TENSOR_PATCHES = tuple(
     Patch(*t, mma=True)
-    for t in ((16, 28, 32, 4, 8), (16, 32, 32, 4, 8), (16, 28, 32, 2, 8), (16, 16, 32, 2, 8), (32, 14, 16, 2, 8))
+    for t in ((32, 28, 32, 7, 8), (16, 28, 32, 7, 8), (32, 56, 16, 7, 8), (16, 16, 32, 4, 8), (32, 14, 16, 2, 8))
 )
 # fmt: on
 HWC_PATCHES = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES
@@ -97,6 +99,8 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
+    if patch.mma and lattice(p)[1] != (1, 1):
+        return f"tensor cores take stride 1 (over dilation), not {lattice(p)[1][0]} x {lattice(p)[1][1]}"
     if patch.mma and max(p.r, p.s) > 7:
         return f"tensor cores take filters of at most 7x7, not {p.r}x{p.s}"
     if (patch.mma or staged(tactic)) and p.k > p.c:
@@ -130,7 +134,7 @@ def staged(tactic: Tactic) -> bool:
 def threads(tactic: Tactic) -> int:
     t = tactic.patch
     spots = (t.h // t.th) * (t.w // t.tw)
-    return t.channels // vector(tactic) * (32 * math.ceil(spots / 16) if t.mma else spots)
+    return t.channels // vector(tactic) * (32 if t.mma else spots)
 
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -188,17 +192,6 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
     return parts * (-(-(taps + 2) * row // 128) * 128 + 64) + filters
 
 
-def _steps(p: ConvProblem) -> int:
-    """Products of a filter row on tensor cores: 16 pixels each, on which 8 outputs depend."""
-    return math.ceil((7 * lattice(p)[1][1] + p.s) / 16)
-
-
-def _units(p: ConvProblem, t: Patch) -> tuple[int, int]:
-    """(rows of a patch of input on tensor cores, 8 columns of it)."""
-    e_h, e_w = lattice(p)[1]
-    return (t.h - 1) * e_h + p.r, (t.w // 8 - 1) * e_w + 2 * _steps(p)
-
-
 def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Dynamic shared memory of a block's patch of input, where the kernel copies it there, and as it lays it out."""
     t = tactic.patch
@@ -206,19 +199,17 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
         return _staged_bytes(p, t)
     if not t.mma:
         return 0
-    (e_h, e_w), (height, units) = lattice(p)[1], _units(p, t)
-    rows = t.th * e_h
-    band = _band(rows * math.ceil(units / e_w) * (e_w | 1), t.h // t.th, t.w // 8, e_w | 1)
-    return t.channels // 8 * (8 * math.ceil(height / rows) * band * 16 + 1024 // t.channels)
+    band = _band(t.th * (t.w // 8 + 1), t.h // t.th, t.w // 8)
+    return t.channels // 8 * (8 * math.ceil((t.h - 1 + p.r) / t.th) * band * 16 + 1024 // t.channels)
 
 
 @lru_cache
-def _band(least: int, rows: int, columns: int, pitch: int) -> int:
-    """Units of 16 bytes from a row of tiles to the next: the least from `least` on with which eight tiles beside each other,
-    `pitch` apart, lie in different banks: eight lanes address them at once."""
+def _band(least: int, rows: int, columns: int) -> int:
+    """Units of 16 bytes from a row of tiles to the next: the least from `least` on with which eight tiles beside each other lie
+    in different banks: eight lanes address them at once."""
 
     def apart(band: int) -> bool:
-        begin = [(row * band + column * pitch) % 8 for row, column in product(range(rows), range(columns))]
+        begin = [(row * band + column) % 8 for row, column in product(range(rows), range(columns))]
         return all(len(set(eight)) == len(eight) for eight in (begin[i : i + 8] for i in range(0, len(begin), 8)))
 
     return next(band for band in range(least, least + 8) if apart(band))
@@ -236,17 +227,15 @@ def _staged_bytes(p: ConvProblem, t: Patch) -> int:
 
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
-    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses; of tensor cores a
-    channel's filter beside the sums."""
+    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
     t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + p.s
     if staged(tactic):
         return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
-        held = t.th * 32 + 56 + 26 * _steps(p)
-        long_end = p.epilogue.affine or "softplus" in (p.epilogue.act.name, p.epilogue.last.name)
-        low, high = (168, held) if long_end else (128, 168)  # as the kernel bounds them
-        return held if lattice(p)[1][1] > 1 else min(held, low if t.th <= 2 else high)
+        e = p.epilogue
+        long_end = e.affine or e.residual or "softplus" in (e.act.name, e.last.name)
+        return MAX_REGISTERS if t.th > 4 else 168 if long_end else 128  # as the kernel bounds them
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
@@ -316,9 +305,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
-    if t.mma:
-        written *= 2  # a store has half a sector of each pixel
-    else:
+    if not t.mma:
         clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
@@ -329,23 +316,22 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
     """Of tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a warp with
     those of zeros, how often a thread waits for memory while it copies its patch)."""
-    e_h, steps, (height, units), fours = lattice(p)[1][0], _steps(p), _units(p, t), math.ceil(p.r / 4)
-    products, fragments = 8 * t.th * p.r * steps, 8 * ((t.th - 1) * e_h + p.r) * steps
-    filters = 8 * (fours + 1 + 2 * p.r * steps)  # loads, and which words of a row have taps
-    copies = height * units * t.channels / 8  # 8 columns of 8 channels each
-    filter_rows = t.channels * 4 * fours  # that the block stages
-    outputs = 4 * t.th  # pixels of a thread, 8 channels each
-    each = 1.5 + epilogue_instructions(p) + 5 * p.epilogue.residual  # of an output, by machine code
-    if {p.epilogue.act.name, p.epilogue.last.name} & {"clip", "hard_sigmoid"}:  # no ReLU's, of a conversion; a look for NaN
-        each += 3
-    epilogue = outputs * (8 * each + 12)
-    staging = (copies * COPY_INSTRUCTIONS + filter_rows * (5 * p.s + 30)) / size
-    instructions = products + fragments + filters + epilogue + staging + 280
-    wavefronts = size / 32 * (4 * fragments + 8 * (4 * fours + 1)) + copies * 128 / L1_BYTES_PER_CLK
-    # A clock for each line of 128 bytes that an access meets: of loads each pixel's, of stores and residuals each lane's.
-    lines = height * units * 8 + size * outputs * (2 if p.epilogue.residual else 1)
-    port = wavefronts + lines
-    return instructions, port, products * 16 * 8 * 16, math.ceil(copies / size / 2)
+    height, units, fours = t.h - 1 + p.r, t.w // 8 + 1, math.ceil(p.r / 4)
+    products, fragments = 8 * t.th * p.r, 8 * (t.th - 1 + p.r)
+    filters = 8 * (fours + 1 + 2 * p.r)  # loads, and which words of a row have taps
+    copies = height * units / 32  # of a thread: 8 columns of 8 channels each
+    outputs = 4 * t.th  # pixels of a thread, 8 channels each, as products leave them
+    stores = t.h * t.w / 32  # the same, as they are stored
+    each = 0.5 + epilogue_instructions(p) + 5 * p.epilogue.residual  # of an output, by machine code
+    if {p.epilogue.act.name, p.epilogue.last.name} & {"clip", "hard_sigmoid"}:  # a look for NaN
+        each += 2
+    epilogue = outputs * (8 * each + 1 + 12 * p.epilogue.residual) + stores * STORE_INSTRUCTIONS
+    staging = copies * COPY_INSTRUCTIONS + fours * (5 * p.s + 30)
+    instructions = products + fragments + filters + epilogue + staging + 430
+    warp = 4 * fragments + 8 * (4 * fours + 1) + copies * 32 + 4 * outputs + 4 * stores
+    # A clock for each line of 128 bytes that an access meets: a pixel's, of residuals twice each lane's.
+    lines = height * (t.w - 1 + p.s) + t.h * t.w * (1 + t.channels / 4 * p.epilogue.residual)
+    return instructions, size / 32 * warp + lines, products * 16 * 8 * 16, math.ceil(copies / 3)
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:

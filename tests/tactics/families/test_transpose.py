@@ -34,7 +34,7 @@ DEVICE = named("h200")
 TILE, SIGMOID = Tile(64, 64, 64, 2, 2, 4), Activation("sigmoid")
 PROBLEM = transposed_case(2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True)
 # Depthwise patches whose copies or filters meet in a bank of shared memory, at every window: a few dozen times in a block.
-MEETING = ("32c16x16_t2x8", "16c28x32_t2x8_mma", "16c16x32_t2x8_mma", "16c28x28_t4x7")
+MEETING = ("32c16x16_t2x8", "16c28x28_t4x7", "32c28x32_t7x8_mma", "16c28x32_t7x8_mma", "32c56x16_t7x8_mma")
 
 
 GROUPS = ((2, 16, 8), (3, 12, 9), (4, 32, 32), (2, 48, 80), (8, 8, 8), (20, 20, 20), (6, 6, 12), (5, 40, 40))
