@@ -34,6 +34,7 @@ from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem
 from tactics.roofline import moved_us
+from tactics.tactic import Tactic
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.01  # of a plan's time: with less, no pieces are offered
@@ -137,19 +138,19 @@ def _is_odd(name: str) -> bool:
 
 def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
     """Microseconds that the plan's tactics are predicted to save in pieces."""
-    gain = 0.0
+    gain, taken = 0.0, list[tuple[Problem, Tactic]]()
     for op in block.ops:
         entry = chosen.entries[op.name] if _is_in(op, chosen) else None
         if entry is None or entry.tactic is None:
             continue
         for n in set(sizes):
-            of = at_batch(op.problem, n)
-            if of is None or not accepts(of, entry.tactic, device):
+            if (of := at_batch(op.problem, n)) is None:
                 return 0.0
             us = predict_us(of, entry.tactic, device) * kept_premium(of, entry.tactic, device)
             gain -= sizes.count(n) * us
+            taken.append((of, entry.tactic))
         gain += predict_us(op.problem, entry.tactic, device)
-    return gain
+    return gain if gain > 0 and all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
 
 
 def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
+from operator import itemgetter
 
 from cuda_kernels.device import Device
 from gpu_runtime.network import Network, Op
@@ -12,6 +13,7 @@ from tactics.format import CanonicalFormat, Format, Key, canonical
 from tactics.kernels import KERNELS
 from tactics.launches import launches
 from tactics.measure.timing import Time
+from tactics.planner.factors import NEVER
 from tactics.planner.graph import Entry, to_ps
 from tactics.predict import kept_premium, premium
 from tactics.problems.batches import PiecesProblem
@@ -87,16 +89,24 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
     """Of those with the same addresses that reach the same places the fastest dense and
     the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
     cells: dict[tuple, tuple] = {}  # whatever the tile
-    best: dict[tuple, tuple[int, Tactic]] = {}
+    rows: dict[tuple, list[tuple[int, Tactic]]] = {}
     for t, time in times.items():
         named = t.kernel, t.ins, t.out
         if named not in cells:
             kernel = KERNELS[t.kernel]
             cells[named] = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
-        cell, ps = cells[named], cost(problem, t, time)
-        if cell not in best or ps < best[cell][0] or (ps == best[cell][0] and t.name < best[cell][1].name):
-            best[cell] = ps, t
-    return [(t, ps, ps - to_ps(times[t].us), times[t].timed) for ps, t in best.values()]
+        rows.setdefault(cells[named], []).append((to_ps(time.us), t))
+    found = []
+    for of_cell in rows.values():
+        best, least = of_cell[0][1], NEVER
+        for us_ps, t in sorted(of_cell, key=itemgetter(0)):
+            if us_ps > least:
+                break  # a premium is never negative
+            ps = cost(problem, t, times[t])
+            if ps < least or (ps == least and t.name < best.name):
+                best, least = t, ps
+        found.append((best, least, least - to_ps(times[best].us), times[best].timed))
+    return found
 
 
 def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:

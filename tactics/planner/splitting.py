@@ -4,6 +4,7 @@ The best plan of the graph is the best of those of its parts, since exactly one 
 enough: an option that moves many tensors to other channels brings together the formats of all of them.
 """
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,18 +15,20 @@ from tactics.planner.graph import Graph, Impossible, tensors_of
 MOST_GROUPS = 3  # split one after the other
 MOST_TRIED = 8  # groups looked at for each of them
 
+_Part = tuple[Graph, Model, list[int]]  # and the variables that elimination leaves because its tables would be too large
+
 
 def parts(graph: Graph, max_cells: int) -> list[Graph]:
     """Graphs which elimination can solve with tables of at most `max_cells`, each plan of `graph` being one of exactly one of
     them; none where MOST_GROUPS groups do not suffice."""
-    whole = [graph]
+    found = [_part(graph, max_cells)]
     for _ in range(MOST_GROUPS):
-        each = [_split(g, max_cells) for g in whole]
-        whole = [part for split in each if split for part in split]
+        each = [_split(part, max_cells) if part[-1] else [part] for part in found]
+        found = [part for split in each for part in split or ()]
         if None in each:
             return []
-        if all(not _core(part, max_cells)[1] for part in whole):
-            return whole
+        if not any(core for *_, core in found):
+            return [part for part, *_ in found]
     return []
 
 
@@ -44,34 +47,37 @@ def restricted(graph: Graph, group: str, option: str) -> Graph | None:
     return found if made.issuperset((*graph.outputs, *(t for c in choices for t in c.inputs))) else None
 
 
-def _split(graph: Graph, max_cells: int) -> list[Graph] | None:
-    """The graph itself if it is narrow enough, else its parts with a plan by the group that leaves the least to other means;
-    None if no group can be split."""
-    model, core = _core(graph, max_cells)
-    if not core:
-        return [graph]
-    tried: list[tuple[int, int, list[Graph]]] = []
-    for group in _candidates(graph, model, core)[:MOST_TRIED]:
-        found = [restricted(graph, group, option) for option in dict(graph.groups)[group]]
-        if all(part is not None for part in found):
-            left = [(part, _left(part, max_cells)) for part in found if part is not None]
-            able = [(part, n) for part, n in left if n is not None]
-            tried.append((sum(n for _, n in able), len(tried), [part for part, _ in able]))
-    return min(tried, key=lambda t: t[:2])[2] if tried else None
-
-
-def _left(graph: Graph, max_cells: int) -> int | None:
-    """How many variables elimination leaves; None where the graph has no plan."""
-    try:
-        return len(_core(graph, max_cells)[1])
-    except Impossible:
-        return None
-
-
-def _core(graph: Graph, max_cells: int) -> tuple[Model, list[int]]:
-    """The variables that elimination leaves because its tables would be too large."""
+def _part(graph: Graph, max_cells: int) -> _Part:
+    """Impossible where the graph has no plan."""
     model = formulation.model_of(graph, formulation.costs_of(graph))
-    return model, eliminate.core(model.sizes, model.factors, max_cells)
+    return graph, model, eliminate.core(model.sizes, model.factors, max_cells)
+
+
+def _split(part: _Part, max_cells: int) -> list[_Part] | None:
+    """The parts with a plan by the group that leaves the least to other means; None if no group can be split."""
+    (graph, model, core), tried = part, list[tuple[int, int, list[Graph]]]()
+    for group in _candidates(graph, model, core)[:MOST_TRIED]:
+        options = dict(graph.groups)[group]
+        found = [restricted(graph, group, option) for option in options]
+        if all(g is not None for g in found):
+            left = sum(_left(model, group, state, max_cells) for state in range(len(options)))
+            tried.append((left, len(tried), [g for g in found if g is not None]))
+    if not tried:
+        return None
+    made = []
+    for g in min(tried, key=lambda t: t[:2])[2]:
+        with contextlib.suppress(Impossible):
+            made.append(_part(g, max_cells))
+    return made
+
+
+def _left(model: Model, group: str, state: int, max_cells: int) -> int:
+    """About how many variables elimination leaves where a group has one state: tensors keep the formats of its other options,
+    whose ops are gone."""
+    v, _ = model.groups[group]
+    sizes = [1 if u == v else n for u, n in enumerate(model.sizes)]
+    factors = [(scope, table.take([state], scope.index(v)) if v in scope else table) for scope, table in model.factors]
+    return len(eliminate.core(sizes, [(scope, table) for scope, table in factors if table.any()], max_cells))
 
 
 def _candidates(graph: Graph, model: Model, core: Collection[int]) -> Sequence[str]:
