@@ -3,14 +3,17 @@
     python -m benchmarks.bench_pieces [--device l4,rtx4090] [--batch 1,32,128] [--all] [--table] [NAME ...]
 
 NAME: as benchmarks.bench_plan has it; without, eight known networks, with --all every network at hand. Rows are added to
-benchmarks/results/pieces.jsonl, and a row that stands there is not made again: a run that ended goes on. `--table` prints the
-file. Weights are not pruned, and no plan is sparse.
+benchmarks/results/pieces.jsonl, and a row that stands there is not made again: a run that ended goes on. Each is made in a
+process of its own, so that no plan finds what another one has computed. `--table` prints the file. Weights are not pruned, and
+no plan is sparse.
 """
 
 import json
 import tempfile
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +57,8 @@ def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[s
     return model, {first: (batch, *image)}
 
 
-def rows(name: str, batch: int, devices: list[str]) -> list[Row]:
-    """Of each device: microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
+def row_of(name: str, batch: int, device: str) -> Row:
+    """Microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, shapes = opened(name, batch, Path(folder))
@@ -65,23 +68,25 @@ def rows(name: str, batch: int, devices: list[str]) -> list[Row]:
         network, _ = stages.fit(loaded, stages.lowered(loaded, shapes), None, ignore)
         network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    found = []
-    for device in map(named, devices):
-        planner = stages.Planner(device, "disable", make_timer(device, None), ends, ignore)
-        row: Row = {"network": name, "batch": batch, "device": device.name}
-        begun = time.process_time()
-        plan = planner(network)
-        for kind in ("whole", "pieces"):
-            if kind == "pieces":
-                plan = planner.in_pieces(*plan)
-            seconds = time.process_time() - begun
-            data, _ = assemble.assemble(*plan)
-            begun += time.process_time() - begun - seconds
-            images = [layer.images[1] for layer in data.layers if layer.images]
-            row[kind] = {"us": plan[1].us, "arena": data.memory.activation_bytes, "layers": len(data.layers), "s": seconds}
-            row |= {"images": max(images)} if images else {}
-        found.append(row)
-    return found
+    planner = stages.Planner(named(device), "disable", make_timer(named(device), None), ends, ignore)
+    row: Row = {"network": name, "batch": batch, "device": device}
+    begun = time.process_time()
+    plan = planner(network)
+    for kind in ("whole", "pieces"):
+        if kind == "pieces":
+            plan = planner.in_pieces(*plan)
+        seconds = time.process_time() - begun
+        data, _ = assemble.assemble(*plan)
+        begun += time.process_time() - begun - seconds
+        images = [layer.images[1] for layer in data.layers if layer.images]
+        row[kind] = {"us": plan[1].us, "arena": data.memory.activation_bytes, "layers": len(data.layers), "s": seconds}
+        row |= {"images": max(images)} if images else {}
+    return row
+
+
+def alone(name: str, batch: int, device: str) -> Row:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(row_of, name, batch, device).result()
 
 
 def known() -> list[Row]:
@@ -118,7 +123,7 @@ def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_t
         have = {row["device"] for row in known() if (row["network"], row["batch"]) == (name, batch)}
         if left := [device for device in devices.split(",") if device not in have]:
             try:
-                made = rows(name, batch, left)
+                made = [alone(name, batch, device) for device in left]
             except (ModelError, ValueError) as e:
                 click.echo(f"{name} at batch {batch}: {e}", err=True)
                 continue
