@@ -268,7 +268,7 @@ __device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at
     u32 mask[WORDS];
     mask_padding(known, mask);
 #pragma unroll 1
-    for (int n = 0; n < min(AT_ONCE, turns); ++n, from += 256, to += next) {
+    for (int n = 0; n < AT_ONCE && n < turns; ++n, from += 256, to += next) {
       uint4 one = kept_output(from);
       one = make_uint4(one.x & mask[0], one.y & mask[1], one.z & mask[2], one.w & mask[3]);
       if (has_nan(one)) {
