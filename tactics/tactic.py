@@ -62,7 +62,7 @@ class Tile(Hashed):
 @dataclass(frozen=True, slots=True, order=True)
 class Patch(Hashed):
     """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw. `mma`:
-    on tensor cores, where a thread computes two of these."""
+    on tensor cores, where a warp computes 16 of these tiles."""
 
     channels: int
     h: int

@@ -9,7 +9,7 @@ of one bank; the packed weights' columns follow that order.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -246,7 +246,10 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
-    return geometry(p, tactic.gemm.n, linear(tactic.out))
+    return geometry(_one_image(p), tactic.gemm.n, linear(tactic.out))
+
+
+_one_image = lru_cache(maxsize=4096)(partial(replace, n=1))  # a tile lies in one: all batches share its geometry
 
 
 def _tap_bytes(g: Geometry) -> int:
