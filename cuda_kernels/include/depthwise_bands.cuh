@@ -148,7 +148,8 @@ __device__ __forceinline__ void multiply_bands(u32 patch, u32 filters, float (&a
 }
 
 // Four channels of a thread's pixels of T `spot`.
-__device__ __forceinline__ void load_residual(const DepthwiseParams& p, const Place& first, int part, int spot, uint2 (&added)[TH][2]) {
+__device__ __forceinline__ void load_residual(const DepthwiseParams& p, const Place& first, int part, int spot,
+                                              uint2 (&added)[TH][2]) {
   const int column = spot % W_BLOCK * 8 + threadIdx.x % 4 * 2, channel = first.channel + part * 4;
 #pragma unroll
   for (int i = 0; i < TH * 2; ++i) {
@@ -181,25 +182,18 @@ __device__ __forceinline__ void keep_outputs(const DepthwiseParams& p, const Pla
 #pragma unroll
     for (int a = 0; a < TH; ++a) {
       if (LONG_END) __syncwarp();  // row after row, so that registers suffice
-      u32 bits[4];
+      float v[8];  // of two pixels
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float v[4];
-        const __half2* two = reinterpret_cast<const __half2*>(&added[a][j]);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float sum = acc[c][a][2 * half + j];
-          v[c] = finish<ACT, RES>(p, sum, __half2float(c % 2 ? __high2half(two[c / 2]) : __low2half(two[c / 2])), ends[c].slope, ends[c].tail);
-          if (!KEEPS_NAN && sum != sum) v[c] = sum;
-        }
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const __half2 pair = __floats2half2_rn(v[2 * n], v[2 * n + 1]);
-          bits[2 * j + n] = *reinterpret_cast<const u32*>(&pair);
-        }
+      for (int i = 0; i < 8; ++i) {
+        const int c = i % 4;
+        const float sum = acc[c][a][2 * half + i / 4];
+        const __half2 two = reinterpret_cast<const __half2*>(&added[a][i / 4])[c / 2];
+        const float residual = __half2float(c % 2 ? __high2half(two) : __low2half(two));
+        v[i] = finish<ACT, RES>(p, sum, residual, ends[c].slope, ends[c].tail);
+        if (!KEEPS_NAN && sum != sum) v[i] = sum;
       }
       const int row = spot / W_BLOCK * TH + a;
-      if (spot < SPOTS) sts_128(to + (row * COLUMNS + column) * 8, make_uint4(bits[0], bits[1], bits[2], bits[3]));
+      if (spot < SPOTS) sts_128(to + (row * COLUMNS + column) * 8, pack(v));
     }
   }
 }
