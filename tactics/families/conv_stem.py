@@ -37,7 +37,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Only, Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
 BANKS = 32
@@ -60,7 +60,7 @@ TILES = tuple(
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
-SMS = 132  # that blocks are made for: more or fewer leave some idle at the end
+SMS = 132  # that blocks of tiles without `persist` are made for
 CASES = {"conv_stem": (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU),)}
 
 
@@ -107,7 +107,16 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, unsupported(f"a tile of {tile.m} channels for {p.k}")
             continue
-        yield tactic, unsupported(tile_reason(p, tactic, device))
+        why = tile_reason(p, tactic, device)
+        yield tactic if why else _on(p, tactic, device), unsupported(why)
+
+
+def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
+    """The tactic with as many blocks as that GPU holds at once: one more, and they would take two rounds."""
+    if device.num_sms == SMS:
+        return tactic
+    tile = changed(tactic.gemm, persist=device.num_sms * _at_once(p, tactic, device))
+    return tactic_of(tactic.kernel, tile, tactic.ins, tactic.out)
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
@@ -284,10 +293,16 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
     return max(1, warps * 32 // t.threads)
 
 
+def _at_once(p: ConvProblem, tactic: Tactic, device: Device) -> int:
+    """Blocks that an SM holds."""
+    t = tactic.gemm
+    return resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), shared_bytes(p, tactic))
+
+
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
     """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, so that two of
     an SM have no more than their share."""
-    return min(tiles, max(1, SMS * _min_blocks(p, t) // m_tiles))
+    return min(tiles, max(1, (t.persist or SMS * _min_blocks(p, t)) // m_tiles))
 
 
 def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
@@ -370,7 +385,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    at_once = resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), launch.smem)
+    at_once = _at_once(p, tactic, device)
     at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     loads = 2 if g.paired else 4
