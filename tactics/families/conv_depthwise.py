@@ -331,7 +331,7 @@ def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, i
     warp = 4 * fragments + 8 * (4 * fours + 1) + copies * 32 + 4 * outputs + 4 * stores
     # A clock for each line of 128 bytes that an access meets: a pixel's, of residuals twice each lane's.
     lines = height * (t.w - 1 + p.s) + t.h * t.w * (1 + t.channels / 4 * p.epilogue.residual)
-    return instructions, size / 32 * warp + lines, products * 16 * 8 * 16, math.ceil(copies / 3)
+    return instructions, size / 32 * warp + lines, products * 16 * 8 * 16, math.ceil(copies / (3 if t.th > 4 else 2))
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:

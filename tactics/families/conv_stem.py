@@ -115,8 +115,10 @@ def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
     """The tactic with as many blocks as that GPU holds at once: one more, and they would take two rounds."""
     if device.num_sms == SMS:
         return tactic
-    tile = changed(tactic.gemm, persist=device.num_sms * _at_once(p, tactic, device))
-    return tactic_of(tactic.kernel, tile, tactic.ins, tactic.out)
+    t = tactic.gemm
+    registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8  # as the compiler is bound
+    held = resident(device, t.threads, registers, shared_bytes(p, tactic))
+    return tactic_of(tactic.kernel, changed(t, persist=device.num_sms * held), tactic.ins, tactic.out)
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
@@ -293,12 +295,6 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
     return max(1, warps * 32 // t.threads)
 
 
-def _at_once(p: ConvProblem, tactic: Tactic, device: Device) -> int:
-    """Blocks that an SM holds."""
-    t = tactic.gemm
-    return resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), shared_bytes(p, tactic))
-
-
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
     """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, so that two of
     an SM have no more than their share."""
@@ -385,7 +381,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    at_once = _at_once(p, tactic, device)
+    at_once = resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), launch.smem)
     at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     loads = 2 if g.paired else 4
