@@ -204,23 +204,37 @@ def test_blocks_take_tiles_in_turn_as_evenly_as_they_can(out, sms, monkeypatch):
     check(problem, tactic, DEVICE)
 
 
+SHARED = conv_case(10, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+
+
+def shares(tactic):
+    """(the launch, tiles of each block)."""
+    (step,) = launches(SHARED, tactic)
+    given = {m.name: value for m, (_, value) in zip(members("conv_stem", step.values), step.args, strict=True)}
+    return step, [given["per_block"] + (i < given["longer"]) for i in range(step.grid[0])]
+
+
+def test_no_sm_has_more_than_its_share():
+    """Blocks that are resident together, one after the other on each SM: ten images are 640 tiles, 4.85 for each."""
+    tile = next(t for t in TILES if (t.m, t.n) == (64, 256))
+    _, tiles = shares(Tactic("conv_stem", tile, (Format("fp16", "chw"),), Format("fp16", "hwc8")))
+    assert sum(tiles) == 640 and max(sum(tiles[sm :: DEVICE.num_sms]) for sm in range(DEVICE.num_sms)) == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 256), (64, 64)], ids="{0[0]}x{0[1]}".format)
 @pytest.mark.parametrize("device", NAMED)
-def test_no_sm_has_more_than_its_share(device, size):
-    """Blocks that are resident together, one after the other on each SM: of ten images' 640 tiles, 4.85 for each of 132."""
-    d = named(device)
-    problem = conv_case(10, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, pool=(3, 3, 2, 2, 1, 1, 56, 56))
-    ends = (Format("fp16", "chw"),), Format("fp16", "hwc8")
-    found = (t for t in candidates(problem, d) if t.kernel == "conv_stem" and (t.ins, t.out) == ends)
+def test_a_gpu_holds_all_blocks_at_once(device, size):
+    """By the registers that the compiled kernel takes."""
+    d, ends = named(device), ((Format("fp16", "chw"),), Format("fp16", "hwc8"))
+    found = (t for t in candidates(SHARED, d) if t.kernel == "conv_stem" and (t.ins, t.out) == ends)
     tactic = next(t for t in found if (t.gemm.m, t.gemm.n) == size)
-    (step,) = launches(problem, tactic)
-    given = {m.name: value for m, (_, value) in zip(members("conv_stem", step.values), step.args, strict=True)}
-    tiles = [given["per_block"] + (i < given["longer"]) for i in range(step.grid[0])]
+    step, tiles = shares(tactic)
     registers = compile_kernel("conv_stem", dict(step.values), d.sm).regs
     assert step.grid[0] <= d.num_sms * resident(d, tactic.gemm.threads, registers, step.smem)
-    assert max(sum(tiles[sm :: d.num_sms]) for sm in range(d.num_sms)) <= math.ceil(sum(tiles) / d.num_sms)
-    assert accepts(replace(problem, n=2), tactic, d), "of any batch, whose pieces take it too"
+    assert sum(tiles) == 10 * math.prod(conv_stem._sizes(SHARED, conv_stem._geometry(SHARED, tactic)))
+    assert max(sum(tiles[sm :: d.num_sms]) for sm in range(d.num_sms)) == math.ceil(sum(tiles) / d.num_sms)
+    assert accepts(replace(SHARED, n=2), tactic, d), "of any batch, whose pieces take it too"
 
 
 @pytest.mark.parametrize("name", POOLED)
