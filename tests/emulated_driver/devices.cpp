@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 std::vector<Device> devices;
 
@@ -55,12 +56,30 @@ int attribute(const Device& d, int number) {
     return found == same.end() ? 0 : found->second;
 }
 
-static bool throttled(const Device& d) {
-    double since = std::fmod(d.idle_from - settings.throttle_from_us, settings.throttle_every_us);
-    return since >= 0 && since < settings.throttle_to_us - settings.throttle_from_us;
+// Whether the clock is low at a moment of device time, and how long it stays as it is then.
+static std::pair<bool, double> throttled_at(double us) {
+    const double lasts_us = settings.throttle_to_us - settings.throttle_from_us;
+    const double since = std::fmod(us - settings.throttle_from_us, settings.throttle_every_us);
+    if (std::isnan(since)) return {false, INFINITY};  // it never begins
+    if (since < 0) return {false, -since};
+    return since < lasts_us ? std::pair{true, lasts_us - since} : std::pair{false, settings.throttle_every_us - since};
 }
 
+static bool throttled(const Device& d) { return throttled_at(d.idle_from).first; }
+
 double clock_mhz(const Device& d) { return d.facts.clock_mhz * (throttled(d) ? settings.throttle_factor : 1.0); }
+
+double spins(const Device& d, double clocks) {
+    double us = 0;
+    while (clocks > 1e-6) {
+        auto [low, left_us] = throttled_at(d.idle_from + us);
+        const double mhz = d.facts.clock_mhz * (low ? settings.throttle_factor : 1.0);
+        const double step_us = std::min(clocks / mhz, left_us + 1e-3);  // past the change, however it was rounded
+        us += step_us;
+        clocks -= step_us * mhz;
+    }
+    return us;
+}
 
 double lasts(Device& d, double us) {
     if (settings.noise > 0) us *= std::exp(std::normal_distribution<double>(0, settings.noise)(d.random));

@@ -93,6 +93,7 @@ Status set_current(int index);
 int attribute(const Device& d, int number);
 double lasts(Device& d, double us);  // with noise, drift, throttling and tails
 double clock_mhz(const Device& d);
+double spins(const Device& d, double clocks);  // microseconds that so many clocks last, throttled or not from moment to moment
 
 struct Position { StreamPtr stream; uint64_t count; };  // the first `count` pieces of work of a stream
 using Run = std::function<Status(Stream&, double& us)>;

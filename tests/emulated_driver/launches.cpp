@@ -75,7 +75,7 @@ Status launch(Function* f, const Shape& shape, const StreamPtr& s, void** args, 
     return submit(s, what, [=](Stream& on, double& us) {
         double took[2] = {0, 0};  // microseconds, and SM clocks that it spins beside: they measure the clock, so without noise
         Status r = python.launch(on.device->index, handle, dims.data(), params->data(), params->size(), took);
-        us = lasts(*on.device, took[0]) + took[1] / clock_mhz(*on.device);
+        us = lasts(*on.device, took[0]) + spins(*on.device, took[1]);
         return r;
     });
 }
