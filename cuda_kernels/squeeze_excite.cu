@@ -1,33 +1,40 @@
 // squeeze_excite: global average, two fully connected layers with their activations, one launch; the scale of squeeze-excite.
 //
 //   x [image][pixels][C]  ->  mean [C]  ->  act1(w1 mean + b1) [MID]  ->  act2(w2 hidden + b2) [K]  ->  y [image][K]
-//        a block takes `vecs` vectors of 8 channels of `run` pixels   |   join   |   all of K, or its part
+//        a block takes `chunks` of 32 channels of `run` pixels        |   join   |   all of K, or its part
 //
-// The trick: the first layer is linear, so a block multiplies w1 with the average of its own share, and only MID sums per block
-// meet: many blocks read x and w1. They are added in the order of blocks, so that the bits are the same in whatever order these
-// run:
+// The trick: the first layer is linear, so a block multiplies w1 with its own share of the pixels, and only MID sums per block
+// meet: many blocks read x and w1. What takes time is latency, and fetching instructions that run once. So tensor cores do
+// both layers, whose instructions are few:
+//
+//   first    16 hidden values x 32 channels of w1 times 32 channels x 8 pixels: nobody adds pixels up before. One sum for all
+//            pixels; its 8 columns are added at the end.
+//   second   16 channels x 32 hidden values of w2 times a matrix of 4 columns, whose sum is a hidden value in full: FP16 and
+//            what that leaves, of a small one or, scaled, of one that is too large for FP16.
+//
+// Within 32 channels the order does not matter where it is one of both factors: a lane loads 16 bytes of each.
+//
+// Sums are added in the order of warps, then of blocks, so that the bits are the same in whatever order these run:
 //
 //   one block per image   nothing meets
-//   CLUSTER > 1           an image's blocks are a cluster: they read each other's sums in shared memory, and each computes its
-//                         part of the second layer
+//   CLUSTER > 1           an image's blocks are a cluster: they send each other their sums into shared memory, and each computes
+//                         its part of the second layer
 //   TICKETS               in memory: whoever arrives last at an image (counted in one counter per image, which it sets back
 //                         to zero for the next launch) goes through the second layer alone; nobody waits for anybody
 //
-// What takes time is latency, load behind load, and fetching instructions that run once. So weights are prefetched before the
-// launch may read x, those of a layer are in registers before its inputs are, and loops are unrolled as far as loads need it.
+// Weights are prefetched before the launch may read x, and the first ones of a layer are in registers before its inputs are.
 //
-// Compile-time: CLUSTER, TICKETS; ACT1, ACT2, Acts without a slope. w1 is [MID][c8 * 8], w2 is [MID][k8 * 8]: rows of whole
-// vectors.
+// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, TICKETS; ACT1, ACT2, Acts without a slope. w1
+// is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
 #include "activation.cuh"
 #include "bulk.cuh"
 #include "tensor.cuh"
 
-constexpr int THREADS = 256, MAX_HIDDEN = 1024;  // MAX_HIDDEN: values of MID
-constexpr int ROW = THREADS + 32;                // of the threads' sums of a channel, with zeros behind them
-constexpr int AHEAD = 6;                         // vectors of pixels that a thread has in flight
-constexpr int HELD = 4;                          // and of weights
-constexpr int MOST_PARTS = 32;                   // threads that share a vector of the second layer
-constexpr int LINE = 64;                         // halfs
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int RESIDENT = AHEAD > 7 ? 1 : TICKETS ? 3 : 2;  // blocks of an SM that registers are for
+constexpr int HELD = 3;                                    // groups of 32 hidden values of the second layer's weights
+constexpr int LINE = 64;                                   // halfs
+constexpr float LARGE = 32768.f, DOWN = 0x1p-28f, UP = 0x1p28f;  // hidden values from LARGE on are scaled
 #if CLUSTER > 1
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -54,166 +61,173 @@ struct SqueezeExciteParams {
   u32* counters;   // [image], zero before and after
 #endif
   View in, out;
-  int c8, pixels, mid, k, k8;  // c8, k8: vectors of 8 channels
-  Divisor vecs, runs;          // vectors of a block, at most THREADS; runs of `run` pixels make an image
-  int run, lanes, fold;        // lanes: threads of a vector; fold: how many sums of a channel are left first, whole vecs
-  int log_near, log_mid;       // threads of a row of w1, at most a warp; of what is joined at a time, at least a warp
-  Divisor width;               // vectors of the second layer that a block has in its threads at a time
-  int parts, each;             // threads of such a vector; vectors of a block
+  int c, pixels, mid, k;   // c: whole vectors
+  int deep, wide, k_wide;  // columns of w1 and of w2: channels and hidden values, to whole 32; channels of y with padding
+  Divisor runs;            // of `run` pixels, whole eights, make an image
+  int run, chunks;         // chunks of 32 channels that a block has
+  int log_near, log_mid;   // warps that share a chunk's pixels; threads of what is joined at a time, at least a warp
+  int each;                // 16 channels of y, so many times, that a block has
   float scale, alpha1, beta1, alpha2, beta2;
 };
 
 // The weights, which no launch writes, into L2.
 __device__ __forceinline__ void fetch_weights(const SqueezeExciteParams& p) {
-  const int me = blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+  const int me = (blockIdx.x * THREADS + threadIdx.x) * LINE, all = gridDim.x * THREADS * LINE;
+  const int size1 = (p.mid + 15) / 16 * 16 * p.deep, size2 = (p.k_wide + 15) / 16 * 16 * p.wide;
 #pragma unroll 1
-  for (int i = me * LINE; i < p.mid * max(p.c8, p.k8) * 8; i += all * LINE) {
-    if (i < p.mid * p.c8 * 8) prefetch_l2(p.w1 + i);
-    if (i < p.mid * p.k8 * 8) prefetch_l2(p.w2 + i);
-    if (i < p.mid * 2) prefetch_l2(p.b1 + i / 2);
-    if (i < p.k8 * 16) prefetch_l2(p.b2 + i / 2);
+  for (int i = me; i < max(size1, size2); i += all) {
+    if (i < size1) prefetch_l2(p.w1 + i);
+    if (i < size2) prefetch_l2(p.w2 + i);
+    if (i < p.wide * 2) prefetch_l2(p.b1 + i / 2);
+    if (i < p.k_wide * 2) prefetch_l2(p.b2 + i / 2);
   }
 }
 
-// The thread's part of the sums: every lanes-th pixel of one vector.
-__device__ __forceinline__ void add_pixels(const SqueezeExciteParams& p, int run, int lane, int group, float (&v)[8]) {
-  if (group >= p.c8 || lane >= p.lanes) return;
-  const int to = min((run + 1) * p.run, p.pixels), step = p.lanes * p.in.pixel;
-  const __half* at = p.x + p.in.at(blockIdx.y, group * 8, run * p.run + lane);
-#pragma unroll 1
-  for (int first = run * p.run + lane; first < to; first += p.lanes * AHEAD) {
-    uint4 bits[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i, at += step) bits[i] = ldg_128_if(first + p.lanes * i < to, at);
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      float x[8];
-      unpack(bits[i], x);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] += x[j];
-    }
-  }
-}
-
-// The block's share of the averages, in shared[j * ROW + vec], from its threads' sums, which lie there by thread. A warp does
-// those of one j: a lane adds every fold-th value, then every vecs-th of what is left.
-__device__ __forceinline__ void average(const SqueezeExciteParams& p, float* shared) {
-  float *row = shared + threadIdx.x / 32 * ROW, scale = p.scale;
-  int used = p.lanes * p.vecs.d;
-#pragma unroll 1
-  for (int left = p.fold;; left = p.vecs.d) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < left; i += 32) {
-      float sum = 0.f;
-#pragma unroll 4
-      for (int t = 0; t < used; t += left) sum += row[t + i];
-      row[i] = sum * scale;
-    }
-    if (left == p.vecs.d) break;
-    used = left, scale = 1.f;
-    __syncwarp();
-  }
-  __syncthreads();
-}
-
-// Of HELD rows of w, `rows` apart from row `m` on, vector `vec` of `wide`; zeros where not `ok`.
-__device__ __forceinline__ void load_rows(const __half* w, int wide, int vec, int m, int rows, int mid, bool ok,
-                                          uint4 (&bits)[HELD]) {
-  const __half* at = w + (m * wide + vec) * 8;
-#pragma unroll
-  for (int i = 0; i < HELD; ++i, at += rows * wide * 8) bits[i] = ldg_128_if(ok && m + rows * i < mid, at);
-}
-
-// What the block's share gives to each hidden value. Zeros come behind them, to whole vectors.
-__device__ __forceinline__ void first_layer(const SqueezeExciteParams& p, int slice, uint4 (&bits)[HELD], const float* mean,
-                                            float* to) {
-  const int near = threadIdx.x & ((1 << p.log_near) - 1), mine = threadIdx.x >> p.log_near, rows = THREADS >> p.log_near;
-  const int other = mine - ((threadIdx.x & ~31) >> p.log_near);  // rows of the warp before the thread's
-  const int mid = TICKETS ? p.mid : (p.mid + 3) / 4 * 4;
-#pragma unroll 1
-  for (int first = mine; first - other < mid; first += rows * HELD) {
-    float sum[HELD] = {};
-#pragma unroll 1
-    for (int vec = near; vec < p.vecs.d; vec += 1 << p.log_near) {
-      const int group = slice * p.vecs.d + vec;
-      if (first > mine || vec > near) load_rows(p.w1, p.c8, group, first, rows, p.mid, group < p.c8, bits);
-#pragma unroll
-      for (int i = 0; i < HELD; ++i) {
-        if (first - other + rows * i >= mid) break;
-        float w[8];
-        unpack(bits[i], w);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum[i] += w[j] * mean[j * ROW + vec];
-      }
-    }
-#pragma unroll 1
-    for (int d = 1 << p.log_near >> 1; d > 0; d >>= 1)
-#pragma unroll
-      for (int i = 0; i < HELD; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], d);
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      const int m = first + rows * i;
-      if (near == 0 && m < mid) to[m] = m < p.mid ? sum[i] : 0.f;
-    }
-  }
-}
-
-// The channel that is i-th in shared memory, where the first halves of `width` vectors come before their second ones.
-__device__ __forceinline__ int channel_of(int width, int i) {
-  const int second = i >= width * 4;
-  i -= second * width * 4;
-  return i / 4 * 8 + second * 4 + i % 4;
-}
-
-// What a thread has of the second layer before it knows the hidden values.
-struct Second {
-  int from, to, part, mine;  // vectors of the block; the thread's rows, and vector of `width`
-  float bias;
-  uint4 bits[HELD];
+// A factor of two products, 16 rows x 32 columns of weights: of rows g and g + 8 a lane's columns 8t..8t+3, then 8t+4..8t+7, as
+// mma reads them. `tile`: of all, row after row.
+struct Weights {
+  uint4 part[2];
 };
-__device__ __forceinline__ void prepare_second(const SqueezeExciteParams& p, Second& s) {
-  s.part = p.width.quotient(threadIdx.x), s.mine = threadIdx.x - s.part * p.width.d;
-  s.from = CLUSTER > 1 ? blockIdx.x * p.each : 0, s.to = min(s.from + p.each, p.k8);
-  const int k = s.from + s.mine, channel = s.from * 8 + channel_of(p.width.d, threadIdx.x);
-  load_rows(p.w2, p.k8, k, s.part, p.parts, p.mid, s.part < p.parts && k < s.to, s.bits);
-  s.bias = channel < s.to * 8 ? p.b2[channel] : 0.f;
+__device__ __forceinline__ Weights load_weights(const __half* w, int tile) {
+  const __half* at = w + tile * 512 + threadIdx.x % 32 * 8;
+  return {{ldg_128(at), ldg_128(at + 256)}};
+}
+__device__ __forceinline__ void multiply(float (&sum)[2][4], const Weights& w, const uint4& x) {
+  mma_16816(sum[0], w.part[0], x.x, x.y);
+  mma_16816(sum[1], w.part[1], x.z, x.w);
+}
+// Lane t = 0 gets the sum of columns 0, 1 and `scale` times that of 2, 3 of row g, lane 1 that of row g + 8; lanes 2 and 3 the
+// same of columns 4 to 7.
+__device__ __forceinline__ float gather(const float (&sum)[2][4], float scale) {
+  const bool odd = threadIdx.x & 1;
+  const float low = (sum[0][0] + sum[1][0]) + (sum[0][1] + sum[1][1]), high = (sum[0][2] + sum[1][2]) + (sum[0][3] + sum[1][3]);
+  const float got = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+  return odd ? got + scale * high : low + scale * got;
 }
 
-__device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Second& s, float* shared, const float* hidden) {
-  const int width = p.width.d, stride = width * 8 + (width * 28 & 31);  // of parts: without bank conflicts
+// Where a warp is in its share of the block's pixels and channels, and the weights of these channels for the first hidden values.
+struct First {
+  int tile, end_tile, from, pixel, end;  // of 32 channels, of all; pixels
+  int turn, step;                        // pixels between two groups of the warp, and halfs
+  const __half* x;
+  bool whole;  // the lane's channels are there
+  Weights weights;
+};
+__device__ __forceinline__ void begin_tile(const SqueezeExciteParams& p, First& f) {
+  const int channel = f.tile * 32 + threadIdx.x % 4 * 8;
+  f.pixel = f.from, f.whole = channel < p.c;
+  f.x = p.x + p.in.at(blockIdx.y, channel, f.from + threadIdx.x % 32 / 4);
+}
+__device__ __forceinline__ void prepare_first(const SqueezeExciteParams& p, int slice, int run, First& f) {
+  const int warp = threadIdx.x / 32;
+  f.tile = slice * p.chunks + (warp >> p.log_near), f.end_tile = min((slice + 1) * p.chunks, p.deep / 32);
+  f.from = run * p.run + (warp & ((1 << p.log_near) - 1)) * 8, f.end = min((run + 1) * p.run, p.pixels);
+  f.turn = 8 << p.log_near, f.step = f.turn * p.in.pixel;
+  begin_tile(p, f);
+  if (f.tile < f.end_tile) f.weights = load_weights(p.w1, f.tile);
+}
+__device__ __forceinline__ void load_pixels(const First& f, uint4 (&x)[AHEAD]) {
+  const int pixel = f.pixel + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) x[i] = ldg_128_if(f.whole && pixel + f.turn * i < f.end, f.x + i * f.step);
+}
+
+// What the warp's share gives to each hidden value, unscaled, is added to what is at `to`, the lane's place among 16. The first
+// loads come straight after the launch before: all they need is there.
+__device__ __forceinline__ void first_layer(const SqueezeExciteParams& p, First& f, u32 to) {
+  const int lane = threadIdx.x % 32;
+  if (f.tile >= f.end_tile || f.from >= f.end) return;
+  uint4 x[AHEAD];
+  load_pixels(f, x);
 #pragma unroll 1
-  for (int first = s.from; first < s.to; first += width) {
-    float v[8] = {};
+  while (true) {
 #pragma unroll 1
-    for (int m = s.part; m < p.mid; m += p.parts * HELD) {
-      const int k = first + s.mine;
-      if (first > s.from || m > s.part) load_rows(p.w2, p.k8, k, m, p.parts, p.mid, s.part < p.parts && k < s.to, s.bits);
+    for (int row = 0; row < p.mid; row += 16) {
+      const Weights now = f.weights;
+      if (row + 16 < p.mid) f.weights = load_weights(p.w1, (row / 16 + 1) * (p.deep / 32) + f.tile);
+      float sum[2][4] = {}, odd[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        if (i % 2 == 0 && f.pixel + f.turn * i >= f.end) break;  // pixels that are not there are zeros
+        multiply(i % 2 ? odd : sum, now, x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
+      float both = gather(sum, 1.f);
+      both += __shfl_xor_sync(0xffffffffu, both, 2);
+      const u32 at = to + row * 4;
+      if (lane % 4 < 2) sts_32(at, __float_as_uint(__uint_as_float(lds_32(at)) + both));
+    }
+    f.pixel += f.turn * AHEAD, f.x += f.step * AHEAD;
+    if (f.pixel >= f.end) {
+      f.tile += WARPS >> p.log_near;
+      if (f.tile >= f.end_tile) return;
+      begin_tile(p, f);
+    }
+    load_pixels(f, x);
+    f.weights = load_weights(p.w1, f.tile);
+  }
+}
+
+// Hidden value m in the four columns of the second layer's factor, hidden[m / 32][column][m % 32].
+__device__ __forceinline__ void put(__half* hidden, int m, float v) {
+  const bool large = !(fabsf(v) < LARGE);
+  v *= large ? DOWN : 1.f;
+  const __half h = __float2half_rn(v), none = __float2half_rn(0.f);
+  const __half left = fabsf(v) < LARGE ? __float2half_rn(v - __half2float(h)) : none;
+  __half* at = hidden + m / 32 * 128 + m % 32;
+  at[0] = large ? none : h, at[32] = large ? none : left;
+  at[64] = large ? h : none, at[96] = large ? left : none;
+}
+
+// What a warp has of the second layer before it knows the hidden values.
+struct Second {
+  int tile, to;  // its first 16 channels of y, and where the block's end
+  float bias;
+  Weights weights[HELD];
+};
+__device__ __forceinline__ void load_held(const SqueezeExciteParams& p, int tile, int m, Weights (&w)[HELD]) {
+#pragma unroll
+  for (int i = 0; i < HELD; ++i)
+    if (m + i * 32 < p.wide) w[i] = load_weights(p.w2, (tile * p.wide + m) / 32 + i);
+}
+__device__ __forceinline__ void load_second(const SqueezeExciteParams& p, Second& s) {
+  if (s.tile >= s.to) return;
+  load_held(p, s.tile, 0, s.weights);
+  s.bias = p.b2[s.tile * 16 + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4];
+}
+__device__ __forceinline__ void prepare_second(const SqueezeExciteParams& p, Second& s) {
+  const int from = CLUSTER > 1 ? blockIdx.x * p.each : 0;
+  s.tile = from + threadIdx.x / 32, s.to = min(from + p.each, (p.k_wide + 15) / 16);
+  load_second(p, s);
+}
+__device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Second& s, const __half* hidden) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  while (s.tile < s.to) {
+    Second next = s;
+    next.tile += WARPS;
+    load_second(p, next);
+    float sum[2][4] = {};
+#pragma unroll 1
+    for (int m = 0;;) {
 #pragma unroll
       for (int i = 0; i < HELD; ++i) {
-        if (m + p.parts * i >= p.mid) break;
-        float w[8];
-        unpack(s.bits[i], w);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] += w[j] * hidden[m + p.parts * i];
+        if (m + i * 32 >= p.wide) break;
+        uint4 bits = {};
+        if (lane < 16) bits = lds_128(smem_u32(hidden + (m + i * 32) * 4 + lane * 8));
+        multiply(sum, s.weights[i], bits);
       }
+      m += HELD * 32;
+      if (m >= p.wide) break;
+      load_held(p, s.tile, m, s.weights);
     }
-    if (s.part < p.parts) {
-      float* to = shared + s.part * stride + s.mine * 4;
-      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-      *reinterpret_cast<float4*>(to + width * 4) = make_float4(v[4], v[5], v[6], v[7]);
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < width * 8; i += THREADS) {
-      const int channel = first * 8 + channel_of(width, i);
-      if (channel >= s.to * 8) continue;
-      float sum = first == s.from && i < THREADS ? s.bias : p.b2[channel];
-#pragma unroll 4
-      for (int part = 0; part < p.parts; ++part) sum += shared[part * stride + i];
-      sum = channel < p.k ? activate<ACT2>(sum, p.alpha2, p.beta2, 0.f) : 0.f;  // padding stays zero
-      store_half(p.y + p.out.at(blockIdx.y, channel, 0), sum, p.nonfinite);
-    }
-    __syncthreads();
+    const float v = gather(sum, UP) + s.bias;
+    const int channel = s.tile * 16 + lane % 2 * 8 + lane / 4;
+    if (lane % 4 < 2 && channel < p.k_wide)
+      store_half(p.y + p.out.at(blockIdx.y, channel, 0), channel < p.k ? activate<ACT2>(v, p.alpha2, p.beta2, 0.f) : 0.f,
+                 p.nonfinite);  // padding stays zero
+    s = next;
   }
 }
 
@@ -231,10 +245,10 @@ __device__ __forceinline__ bool arrives_last(u32* counter, u32* ticket) {
 }
 
 // The hidden values: of every `parts`-th block a thread adds the shares, then the first ones add those sums.
-__device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* from, float* shared, float* hidden) {
+__device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* from, float* shared, __half* hidden) {
   const int width = 1 << p.log_mid, part = threadIdx.x >> p.log_mid, parts = THREADS >> p.log_mid;
 #pragma unroll 1
-  for (int first = 0; first < p.mid; first += width) {
+  for (int first = 0; first < p.wide; first += width) {
     const int m = first + (threadIdx.x & (width - 1));
     const float bias = m < p.mid ? p.b1[m] : 0.f;
     float sum = 0.f;
@@ -243,85 +257,90 @@ __device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* 
       for (int block = part; block < gridDim.x; block += parts) sum += __ldcg(from + block * p.mid + m);
     shared[threadIdx.x] = sum;
     __syncthreads();
-    if (part == 0 && m < p.mid) {
+    if (part == 0 && m < p.wide) {
 #pragma unroll 4
       for (int i = 1; i < parts; ++i) sum += shared[i * width + threadIdx.x];
-      hidden[m] = activate<ACT1>(sum + bias, p.alpha1, p.beta1, 0.f);
+      put(hidden, m, m < p.mid ? activate<ACT1>(sum + bias, p.alpha1, p.beta1, 0.f) : 0.f);
     }
     __syncthreads();
   }
 }
-#else
-// The hidden values, in every block: four per thread. `sums`: what the block itself has, whole vectors.
-__device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* sums, float* hidden, Second& s) {
-  const int m = threadIdx.x * 4;
-#if CLUSTER > 1
-  __cluster_barrier_arrive();
-#else
-  __syncthreads();
-#endif
-  prepare_second(p, s);
-  float v[4] = {};
-  if (m < p.mid)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) v[e] = m + e < p.mid ? p.b1[m + e] : 0.f;
-#if CLUSTER > 1
-  __cluster_barrier_wait();
-#endif
-  if (m < p.mid) {
-#pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) {
-      const u32 at = smem_u32(sums + m);
-      const uint4 bits = CLUSTER > 1 ? lds_128_of(at, block) : lds_128(at);
-      v[0] += __uint_as_float(bits.x), v[1] += __uint_as_float(bits.y);
-      v[2] += __uint_as_float(bits.z), v[3] += __uint_as_float(bits.w);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) v[e] = activate<ACT1>(v[e], p.alpha1, p.beta1, 0.f);
-    *reinterpret_cast<float4*>(hidden + m) = make_float4(v[0], v[1], v[2], v[3]);
-  }
-#if CLUSTER > 1
-  __cluster_barrier_arrive();  // it has read what others have
-#endif
-  __syncthreads();
-}
 #endif
 
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 4)
+// The block's share of hidden value m, from what its warps have.
+__device__ __forceinline__ float share(const SqueezeExciteParams& p, const float* rows, int m) {
+  float sum = rows[m];
+#pragma unroll
+  for (int warp = 1; warp < WARPS; ++warp) sum += rows[warp * p.wide + m];
+  return sum * p.scale;
+}
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
     squeeze_excite(const __grid_constant__ SqueezeExciteParams p) {
   release_next_launch();
-  __shared__ __align__(16) float shared[8 * THREADS + MOST_PARTS * 28], hidden[MAX_HIDDEN];
-  const int slice = p.runs.quotient(blockIdx.x), run = blockIdx.x - slice * p.runs.d;
-  const int lane = p.vecs.quotient(threadIdx.x), vec = threadIdx.x - lane * p.vecs.d;
+  extern __shared__ __align__(16) float rows[];  // [warp][wide], then [block][wide], then the second layer's factor
+  float* sums = rows + WARPS * p.wide;
+  __half* hidden = reinterpret_cast<__half*>(sums + CLUSTER * p.wide);
+  const int slice = p.runs.quotient(blockIdx.x), run = blockIdx.x - slice * p.runs.d, warp = threadIdx.x / 32;
+#if CLUSTER > 1
+  __shared__ __align__(8) unsigned long long arrived;
+  const u32 barrier = smem_u32(&arrived);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expecting(barrier, CLUSTER * p.mid * 4);
+  }
+  __syncwarp();
+  arrive_at_cluster();
+#endif
   if (blockIdx.y == 0) fetch_weights(p);
-  shared[threadIdx.x / 32 * ROW + THREADS + threadIdx.x % 32] = 0.f;
-  wait_for_previous_launch();
-
-  float v[8] = {};
-  add_pixels(p, run, lane, slice * p.vecs.d + vec, v);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) shared[j * ROW + threadIdx.x] = v[j];
-  uint4 bits[HELD];
-  const int near = threadIdx.x & ((1 << p.log_near) - 1), group = slice * p.vecs.d + near, rows = THREADS >> p.log_near;
-  load_rows(p.w1, p.c8, group, threadIdx.x >> p.log_near, rows, p.mid, near < p.vecs.d && group < p.c8, bits);
-  __syncthreads();
-  average(p, shared);
-
+  First f;
   Second s;
+  prepare_first(p, slice, run, f);
+#if !TICKETS
+  prepare_second(p, s);
+  const float bias = threadIdx.x < p.mid ? p.b1[threadIdx.x] : 0.f;
+#endif
+#pragma unroll 1
+  for (int m = threadIdx.x % 32; m < p.wide; m += 32) rows[warp * p.wide + m] = 0.f;
+  const u32 mine = smem_u32(rows + warp * p.wide + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4);
+  __syncwarp();
+  wait_for_previous_launch();
+  first_layer(p, f, mine);
 #if TICKETS
   __shared__ u32 ticket;
   float* partial = p.partial + static_cast<long long>(blockIdx.y) * gridDim.x * p.mid;
-  first_layer(p, slice, bits, shared, partial + blockIdx.x * p.mid);
+  __syncthreads();
+#pragma unroll 1
+  for (int m = threadIdx.x; m < p.mid; m += THREADS) partial[blockIdx.x * p.mid + m] = share(p, rows, m);
   if (!arrives_last(p.counters + blockIdx.y, &ticket)) return;
   prepare_second(p, s);
-  join(p, partial, shared, hidden);
+  join(p, partial, rows, hidden);
 #else
-  __shared__ __align__(16) float sums[MAX_HIDDEN];
-  first_layer(p, slice, bits, shared, sums);
-  join(p, sums, hidden, s);
-#endif
-  second_layer(p, s, shared, hidden);
+  __syncthreads();
 #if CLUSTER > 1
-  __cluster_barrier_wait();  // others may still read its sums
+  wait_for_cluster();  // all blocks have begun, and their mbarriers are there
+#pragma unroll 1
+  for (int m = threadIdx.x; m < p.mid; m += THREADS) {
+    const float v = share(p, rows, m);
+    const u32 to = smem_u32(sums + cluster_rank() * p.wide + m);
+#pragma unroll
+    for (int block = 0; block < CLUSTER; ++block) store_async(to, v, block, barrier);
+  }
+  mbarrier_wait(barrier, 0);
 #endif
+#pragma unroll 1
+  for (int m = threadIdx.x; m < p.wide; m += THREADS) {
+    float v = 0.f;
+    if (m < p.mid) {  // what is padded takes no part: an infinite mean gives NaN there
+      if (CLUSTER == 1) v = share(p, rows, m);
+#pragma unroll
+      for (int block = 0; block < (CLUSTER > 1 ? CLUSTER : 0); ++block) v += sums[block * p.wide + m];
+      v = activate<ACT1>(v + (m < THREADS ? bias : p.b1[m]), p.alpha1, p.beta1, 0.f);
+    }
+    put(hidden, m, v);
+  }
+  __syncthreads();
+#endif
+  second_layer(p, s, hidden);
 }

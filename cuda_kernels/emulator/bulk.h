@@ -1,4 +1,5 @@
-// cp.async.bulk and cp.async.bulk.tensor: copies between global and shared memory by the asynchronous proxy.
+// cp.async.bulk and cp.async.bulk.tensor: copies between global and shared memory by the asynchronous proxy. And st.async: values of
+// registers into another block's shared memory, by the generic proxy, which end as a load does.
 //
 // A load ends at an mbarrier. Early its bytes land when it is issued; late, and by chance with a seed, when somebody waits at the mbarrier and only bytes are
 // missing there: the source is read then, and what was in shared memory is lost from the start. Whoever reads without that wait is
@@ -9,7 +10,7 @@
 
 namespace {
 
-enum : u16 { BULK_STORE = 1, BULK_TENSOR = 2, BULK_IM2COL = 4, BULK_SHARED = 8 };  // a record's `sub`
+enum : u16 { BULK_STORE = 1, BULK_TENSOR = 2, BULK_IM2COL = 4, BULK_SHARED = 8, BULK_VALUES = 16 };  // a record's `sub`
 constexpr u8 BULK_READ = STRONG;                                  // a wait: until sources are free
 
 [[noreturn]] inline void wrong_copy(const Copy& c, const std::string& why) { fault("bulk copy", c.pc, 1u << c.lane, why); }
@@ -56,14 +57,23 @@ inline u32 receiver(Block& k, const Warp& w, const Copy& c, u32 shared, u32 barr
     return o.rank;
 }
 
+// What one lane's st.async writes.
+inline void take_values(Block& k, Warp& w, const Ins& in, Copy& c) {
+    if (k.cluster->blocks.size() == 1) wrong_copy(c, "st.async in a cluster of one block");
+    c.bytes = 4u * in.vec, c.read.resize(c.bytes);
+    for (u32 i = 0; i < in.vec; i++) memcpy(&c.read[4 * i], (const u32*)operand(k, w, in.o[4 + i]) + c.lane, 4);
+    shared_object(k, c.shared, c.bytes, c.bytes, c.lane, c.pc, "st.async");
+}
+
 // What one lane's copy is.
 inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
     Copy c{};
     auto word = [&](int n) { return in.o[n] < 0 ? 0 : ((const u32*)operand(k, w, in.o[n]))[lane]; };
     c.pc = pc, c.warp = w.index, c.lane = lane, c.epoch = ++k.cluster->epochs, c.group = w.copy_groups[lane];
-    c.store = in.sub & BULK_STORE, c.tensor = in.sub & BULK_TENSOR, c.inside = in.sub & BULK_SHARED;
+    c.store = in.sub & BULK_STORE, c.tensor = in.sub & BULK_TENSOR, c.inside = in.sub & BULK_SHARED, c.values = in.sub & BULK_VALUES;
     c.from = c.to = k.rank, c.shared = word(0), c.barrier = word(3);
     if (!c.store) c.to = receiver(k, w, c, c.shared, c.barrier), c.shared &= OFFSET, c.barrier &= OFFSET;
+    if (c.values) return take_values(k, w, in, c), c;
     const u64 address = c.inside ? word(1) : ((const u64*)operand(k, w, in.o[1]))[lane] + (u64)in.imm2;
     if (c.tensor) {
         c.map = map_at(k, address, c);
@@ -123,7 +133,7 @@ inline void written_globally(Block& k, Warp& w, const Copy& c, bool done) {
 inline void move_in(Block& k, const Copy& c) {
     each_piece(c, [&](u32 at, u64 global, u32 first, u32 last) {
         if (first != last) memcpy(k.smem + at + first, (const u8*)global + first, last - first);
-        if (first || last != 16) fill_outside(c.map, k.smem + at, first, last);
+        if (c.tensor && (first || last != 16)) fill_outside(c.map, k.smem + at, first, last);
     });
 }
 
@@ -146,7 +156,7 @@ inline void land(Block& k, Copy& c) {
     if (CHECK) {
         Warp& as = k.async->as;
         as.number = c.agent, as.epoch = c.epoch;
-        each_piece(c, [&](u32 at, u64, u32, u32) { Shadow{k, as, c.pc}.complete(at, 16); });
+        each_piece(c, [&](u32 at, u64, u32, u32) { Shadow{k, as, c.pc}.complete(at, piece_bytes(c)); });
     }
     c.landed = true, b.flying -= c.bytes, b.known[c.agent] = std::max(b.known[c.agent], c.epoch);
     transaction(b, -(s64)c.bytes, c.barrier, c.lane, c.pc);
@@ -159,12 +169,12 @@ template <bool CHECK>
 inline void load_bulk(Block& k, Warp& w, Copy c) {
     Block& o = *k.cluster->blocks[c.to];
     MBarrier& b = mbarrier_at(o, w, c.barrier, c.lane, c.pc);
-    if (!b.visible && w.fenced[b.by] < b.epoch && !k.launch->unfenced)
+    if (!c.values && !b.visible && w.fenced[b.by] < b.epoch && !k.launch->unfenced)
         fault("mbarrier", c.pc, 1u << c.lane, format("no fence.mbarrier_init or fence.proxy.async stands between the initialisation of the "
             "mbarrier at shared address 0x%x and this copy", c.barrier));
-    if (!b.agent) b.agent = agent(k, COPIES | (u64)c.to << 32 | c.barrier, "a bulk copy");
+    if (!b.agent) b.agent = agent(k, COPIES | (u64)c.to << 32 | c.barrier, c.values ? "st.async" : "a bulk copy");
     c.agent = b.agent;
-    if (c.to != c.from) k.uses[c.agent] = c.epoch;
+    if (c.to != c.from && !c.values) k.uses[c.agent] = c.epoch;
     Warp& as = acting(k, c.agent, c.epoch, w.known, w.fenced);
     if (CHECK) each_piece(c, [&](u32 at, u64 source, u32, u32) {
         if (c.inside) {
@@ -172,12 +182,12 @@ inline void load_bulk(Block& k, Warp& w, Copy c) {
             fenced_bytes(k, as, from, 16, c.pc);
             Shadow{k, as, c.pc}.read(from, 16, c.lane, false);
         }
-        fenced_bytes(o, as, at, 16, c.pc);
-        Shadow{o, as, c.pc}.write(at, 16, c.lane, PENDING);
+        if (!c.values) fenced_bytes(o, as, at, 16, c.pc);
+        Shadow{o, as, c.pc}.write(at, piece_bytes(c), c.lane, PENDING);
     });
     b.flying += c.bytes, b.awaited = false, b.copied = b.phase, b.pc = c.pc;
     if (!later(k)) return land<CHECK>(o, c);
-    each_piece(c, [&](u32 at, u64, u32, u32) { memset(o.smem + at, 0xff, 16); });
+    each_piece(c, [&](u32 at, u64, u32, u32) { memset(o.smem + at, 0xff, piece_bytes(c)); });
     o.async->copies.push_back(std::move(c));
 }
 
@@ -217,7 +227,7 @@ inline void bulk(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
             store_bulk<CHECK>(k, w, c);
             continue;
         }
-        if (!c.inside) account<CHECK>(k, w, c);
+        if (!c.inside && !c.values) account<CHECK>(k, w, c);
         if (in.o[12] < 0) load_bulk<CHECK>(k, w, c);
         else multicast<CHECK>(k, w, c, ((const u32*)operand(k, w, in.o[12]))[c.lane] & 0xffff);
     }
@@ -268,7 +278,7 @@ inline void end_bulk(Block& k) {
     for (Copy& c : k.async->copies) {
         if (!c.source_free) fault("pending", c.pc, 1u << c.lane, c.store
             ? "the block ends while a bulk store may still read its shared memory: no cp.async.bulk.wait_group covers it"
-            : "the block ends while a bulk copy" + (c.from == k.rank ? "" : " of " + name_of(*k.cluster->blocks[c.from])) +
+            : std::string("the block ends while ") + (c.values ? "st.async" : "a bulk copy") + (c.from == k.rank ? "" : " of " + name_of(*k.cluster->blocks[c.from])) +
                 " is on its way into its shared memory");
         if (!c.written) move_out(k, c, false, true);
     }

@@ -160,7 +160,7 @@ LOAD = re.compile(
 )
 STORE = re.compile(r"(?:tensor\.([1-5])d\.)?global\.shared::cta(?:\.(tile|im2col_no_offs))?\.bulk_group()(\.L2::cache_hint)?")
 BETWEEN_BLOCKS = "shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
-BULK_STORE, BULK_TENSOR, BULK_IM2COL, BULK_SHARED, BULK_READ = 1, 2, 4, 8, STRONG  # bulk.h's
+BULK_STORE, BULK_TENSOR, BULK_IM2COL, BULK_SHARED, BULK_VALUES, BULK_READ = 1, 2, 4, 8, 16, STRONG  # bulk.h's
 TENSOR = re.compile(r"\[\s*([^,{]+?)\s*,\s*\{(.*)\}\s*\]")
 
 
@@ -239,6 +239,17 @@ def copy_between(dec: Decoder, ops: list[str]) -> None:
     dec.emit("BULK", o, (), o, sub=BULK_SHARED)
 
 
+def store_async(dec: Decoder, vec: int, ops: list[str]) -> None:
+    """[shared of any block], values, [mbarrier of the same block]."""
+    dec.count(ops, 3)
+    values = [dec.src(x, "r") for x in (dec.vector(ops[1]) if vec > 1 else ops[1:2])]
+    if len(values) != vec:
+        dec.fail(f"{len(values)} values for a vector of {vec}")
+    o = [shared_address(dec, ops[0]), -1, -1, shared_address(dec, ops[2]), *values]
+    watch(dec, "shared", 4, 4 * vec)
+    dec.emit("BULK", o, (), o, vec=vec, sub=BULK_VALUES)
+
+
 # ---- clusters
 
 MAP_ADDRESS, RANK_OF_ADDRESS = range(2)  # hopper.cpp's
@@ -279,9 +290,14 @@ def barrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.emit(form[0], [], flags=form[1] | (ALIGNED if "aligned" in mods else 0))
 
 
+STORE_ASYNC = re.compile(r"async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(\.v[24])?\.[busf]32")
+
+
 def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if "async" in mods:
-        dec.fail(f"unknown opcode '{dec.ins.opcode}'")
+        if dec.ins.opcode.startswith("red") or not (match := STORE_ASYNC.fullmatch(".".join(mods))):
+            dec.fail(f"unknown opcode '{dec.ins.opcode}'")
+        return store_async(dec, int((match[1] or ".v1")[2:]), ops)
     (opcodes_memory.red if dec.ins.opcode.startswith("red") else opcodes_memory.store)(dec, mods, ops)
 
 

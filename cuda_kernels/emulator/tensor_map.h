@@ -36,6 +36,7 @@ struct Copy {
     u32 pc, warp, lane, epoch, agent;
     u32 to, from;                        // ranks of the block it loads into, and of the one that sent it
     bool store, tensor, inside;          // inside: from the sender's shared memory
+    bool values;                         // st.async: of registers, which are in `read`
     bool landed = false;                 // a load's bytes are in shared memory, a store's have been read from there
     bool written = false;                // a store's are in global memory
     bool source_free = false;            // of a store: its thread has waited for that
@@ -45,7 +46,7 @@ struct Copy {
     TensorMap map;
     s32 at[5];                           // coordinates
     u32 offset[3];                       // of im2col
-    std::vector<u8> read;                // a store whose source is free again, and which has not written yet
+    std::vector<u8> read;                // of a store whose source is free again, and which has not written yet
 };
 
 namespace {
@@ -111,8 +112,12 @@ inline void im2col_pieces(const Copy& c, F use) {
 template <class F>
 inline void each_piece(const Copy& c, F use) {
     if (c.tensor) return c.map.kind == IM2COL ? im2col_pieces(c, use) : tiled_pieces(c, use);
+    if (c.values) return use(c.shared, (u64)c.read.data(), 0u, c.bytes);
     for (u32 i = 0; i < c.bytes; i += 16) use(c.shared + i, c.global + i, 0u, 16u);
 }
+
+// Bytes of a piece in shared memory.
+inline u32 piece_bytes(const Copy& c) { return c.values ? c.bytes : 16; }
 
 // The bytes of a piece outside the tensor.
 inline void fill_outside(const TensorMap& t, u8* piece, u32 first, u32 last) {

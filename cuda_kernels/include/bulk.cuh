@@ -132,7 +132,20 @@ __device__ __forceinline__ uint4 lds_128_of(u32 address, u32 rank) {
       : "memory");
   return r;
 }
-// 9.7.13.4 barrier.cluster: of all threads of all its blocks.
+// 9.7.9.13 st.async: a float to this address in block `rank` of the cluster, whose mbarrier at `barrier` it completes.
+__device__ __forceinline__ void store_async(u32 address, float v, u32 rank, u32 barrier) {
+  asm volatile(
+      "{ .reg .b32 there, ends;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 ends, %3, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [ends]; }" ::"r"(address),
+      "f"(v), "r"(rank), "r"(barrier)
+      : "memory");
+}
+// 9.7.13.4 barrier.cluster: of all threads of all its blocks. `arrive`, for a `wait` later on, tells of mbarriers alone, which
+// fence_mbarrier_init covers: with more there is a fence of the whole GPU in it.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -113,12 +113,17 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
     """The tactic with as many blocks as that GPU holds at once: one more, and they would take two rounds."""
-    if device.num_sms == SMS:
+    held = device.num_sms * _held(p, tactic, device)
+    if held == SMS * _min_blocks(p, tactic.gemm):
         return tactic
+    return tactic_of(tactic.kernel, changed(tactic.gemm, persist=held), tactic.ins, tactic.out)
+
+
+def _held(p: ConvProblem, tactic: Tactic, device: Device) -> int:
+    """Blocks that an SM holds at a time, of as many registers as the compiler is bound to."""
     t = tactic.gemm
-    registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8  # as the compiler is bound
-    held = resident(device, t.threads, registers, shared_bytes(p, tactic))
-    return tactic_of(tactic.kernel, changed(t, persist=device.num_sms * held), tactic.ins, tactic.out)
+    registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8
+    return resident(device, t.threads, registers, shared_bytes(p, tactic))
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
@@ -381,7 +386,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    at_once = resident(device, t.threads, device.regs_per_sm // (_min_blocks(p, t) * t.threads), launch.smem)
+    at_once = _held(p, tactic, device)
     at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     loads = 2 if g.paired else 4

@@ -6,7 +6,7 @@ multiplies its share of the average with the first layer's weights, and the last
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -34,13 +34,16 @@ from tactics.step import (
 )
 from tactics.tactic import Only, Parts, Tactic, restrict
 
-THREADS, AHEAD, HELD, MOST_PARTS, MAX_HIDDEN = 256, 6, 4, 32, 1024  # as in squeeze_excite.cu
-REGISTERS, SMEM = 64, 20 << 10  # of a thread and of a block, in bytes, at most
+THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
+FEW_AHEAD, MANY_AHEAD = 7, 14  # groups of 8 pixels in flight; MANY where one turn is not enough and blocks are at most ALONE
+ALONE = 32
+TOGETHER, WITH_TICKETS, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
+INSTRUCTIONS = 330  # of a warp beyond what is counted below
 CLUSTERS, TICKETS = (2, 4, 8), (8, 32, 128)  # blocks of an image that are tried
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
-INSTRUCTIONS = 650  # of a warp beyond loads and what follows from them: about as many are counted in machine code
-CLUSTER_CLK, TICKET_CLK = 600, 2000  # sums meet: two barriers of a cluster; stored, a fence, counted, a fence, read
+MMA_CLK = 33  # between products of one sum
+CLUSTER_CLK, TICKET_CLK = 400, 2000  # sums meet: sent into other blocks' memory; stored, a fence, counted, a fence, read
 _CASE = SqueezeExciteProblem(
     PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
@@ -111,19 +114,27 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
     args = {name: of_one[name] for name in ("nonfinite", "x", "y")} | {"w1": of_one["w"], "b1": of_one["bias"]}
     args |= {"w2": of_two["w"], "b2": of_two["bias"]}
-    args |= view_args("in", x) | view_args("out", y) | ints(c8=sizes.c8, pixels=pixels, mid=one.k, k=two.k, k8=sizes.k8)
-    args |= ints(run=sizes.run, lanes=sizes.lanes, fold=max(32 // sizes.vecs, 1) * sizes.vecs)
-    args |= ints(log_near=_log(min(sizes.vecs, 32)), log_mid=_log(min(max(one.k, 32), THREADS)))
-    args |= ints(parts=sizes.parts, each=sizes.each) | floats(scale=1 / pixels)
-    for name, divisor in (("vecs", sizes.vecs), ("runs", parts.runs), ("width", sizes.width)):
-        args |= member(name, ints(d=divisor, inverse=-(-(1 << 22) // divisor)))
+    args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
+    args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
+    args |= ints(log_near=_log(sizes.near), log_mid=_log(min(max(one.k, 32), THREADS)), each=sizes.each)
+    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs))) | floats(scale=1 / pixels)
     args |= alpha_beta(one, "1") | alpha_beta(two, "2")
     blocks, n, tickets = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs > 1 and not parts.cluster
     values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "TICKETS": int(tickets)}
+    values["AHEAD"] = sizes.ahead
     if not tickets:
-        return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, 0, args),)
+        return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, _smem(p, values["CLUSTER"]), args),)
     args |= {"partial": ("workspace", 0), "counters": ("counters", 0)}
-    return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, 0, args, n * blocks * one.k * 4, n * 4),)
+    return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, _smem(p, 1), args, n * blocks * one.k * 4, n * 4),)
+
+
+def _smem(p: SqueezeExciteProblem, cluster: int) -> int:
+    """Bytes of a block: FP32 sums of each of its warps and of each block of the cluster, and 4 columns in FP16."""
+    return _whole(p.first.k, 32) * (4 * WARPS + 4 * cluster + 2 * 4)
+
+
+def _whole(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def _log(number: int) -> int:
@@ -132,69 +143,95 @@ def _log(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """In vectors of 8 channels: `c8`, `k8` of the input and output; of a block `vecs` of `run` pixels, by `lanes` threads each,
-    and `each` of the output, `width` at a time, by `parts` threads each."""
+    """Channels of the input, hidden values and channels of the output with padding: `deep`, `wide`, `k_wide`. Of a block
+    `chunks` of 32 channels of `run` pixels; `near` warps share those of a chunk; `each` times 16 channels of the output."""
 
-    c8: int
-    k8: int
-    vecs: int
+    deep: int
+    wide: int
+    k_wide: int
+    chunks: int
     run: int
-    lanes: int
+    near: int
     each: int
-    width: int
-    parts: int
+    ahead: int
+
+    @property
+    def groups(self) -> int:
+        """Of 8 pixels, of a warp and 32 channels."""
+        return -(-self.run // (8 * self.near))
+
+    @property
+    def turns(self) -> int:
+        """How often a warp of the first layer loads pixels."""
+        return -(-self.chunks * self.near // WARPS) * -(-self.groups // self.ahead)
 
 
 def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
-    parts = tactic.parts
-    c8, k8 = -(-p.average.c // 8), padded_channels(tactic.out.layout, p.second.k) // 8
-    vecs, run = -(-c8 // parts.slices), -(-p.average.h * p.average.w // parts.runs)
-    each = -(-k8 // (parts.slices * parts.runs)) if parts.cluster else k8
-    width = min(each, THREADS)
-    return _Sizes(c8, k8, vecs, run, THREADS // vecs, each, width, min(THREADS // width, MOST_PARTS, p.first.k))
+    parts, k_wide = tactic.parts, padded_channels(tactic.out.layout, p.second.k)
+    deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
+    chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
+    each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
+    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD)
+    few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
+    if few.turns == 1 or p.average.n * parts.slices * parts.runs > ALONE:
+        return few
+    return min((replace(sizes, near=near, ahead=MANY_AHEAD) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """w [mid, c padded to 8] and w2, transposed, [mid, k padded as the output], FP16; biases FP32, zeros where none are."""
-    mid, k, wide = p.first.k, p.second.k, padded_channels(tactic.out.layout, p.second.k)
-    w1 = np.zeros((mid, padded_channels("hwc8", p.average.c)), np.float16)
-    w1[:, : p.average.c] = weights["w"].reshape(mid, -1)
-    w2 = np.zeros((mid, wide), np.float16)
-    w2[:, :k] = weights["w2"].reshape(k, mid).T
-    biases = {name: np.zeros(size, np.float32) for name, size in (("b", mid), ("b2", wide))}
-    for name, array in biases.items():
+    """w [mid to whole 16][c to whole 32] and w2 [k to whole 16][mid to whole 32] in tiles of 16 x 32, each two factors of
+    mma.m16n8k16 (PTX ISA, 9.7.14.5.8), FP16; biases FP32; zeros where none are.
+
+    Of a tile lane 4g + t has columns 8t..8t+3 of rows g and g + 8 in the first factor, 8t+4..8t+7 in the second one, two at a
+    time: lane 5, for example, of row 1 columns 8, 9, of row 9 the same, of row 1 columns 10, 11, of row 9 these."""
+    sizes = section_bytes(p, tactic)
+    packed = {}
+    for name, conv in (("w", p.first), ("w2", p.second)):
+        w = np.zeros((sizes[name] // (2 * _whole(conv.c, 32)), _whole(conv.c, 32)), np.float16)
+        w[: conv.k, : conv.c] = weights[name].reshape(conv.k, conv.c)
+        row, low_high, g, column, t, factor, pair, two = range(8)
+        parts = w.reshape(len(w) // 16, 2, 8, -1, 4, 2, 2, 2)
+        packed[name] = parts.transpose(row, column, factor, g, t, pair, low_high, two).reshape(-1)
+    for name in ("b", "b2"):
+        packed[name] = np.zeros(sizes[name] // 4, np.float32)
         if weights.get(name) is not None:
-            array[: len(weights[name])] = weights[name]
-    return {"w": w1.reshape(-1), "w2": w2.reshape(-1), **biases}
+            packed[name][: len(weights[name])] = weights[name]
+    return packed
 
 
 def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    mid, wide = p.first.k, padded_channels(tactic.out.layout, p.second.k)
-    return {"w": 2 * mid * padded_channels("hwc8", p.average.c), "w2": 2 * mid * wide, "b": 4 * mid, "b2": 4 * wide}
+    mid, rows = p.first.k, _whole(padded_channels(tactic.out.layout, p.second.k), 16)
+    w, w2 = _whole(mid, 16) * _whole(p.average.c, 32), rows * _whole(mid, 32)
+    return {"w": 2 * w, "w2": 2 * w2, "b": 4 * _whole(mid, 32), "b2": 4 * rows}
 
 
 def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     """All blocks read and multiply their shares, then those of a cluster, or an image's last block, do the rest, load behind
-    load. Weights are fetched into L2 while the pixels arrive. Blocks of one SM share its instructions and its part of L2."""
-    sizes, n, mid, blocks = _sizes(p, tactic), p.average.n, p.first.k, tactic.parts.slices * tactic.parts.runs
-    resident_blocks = resident(device, THREADS, REGISTERS, SMEM)
+    load. Weights are fetched into L2 while the pixels arrive. Blocks of one SM share its instructions and its part of L2.
+
+    Instructions are counted in sm_90a's machine code: of a turn of pixels and of 16 channels of the output, and of what these
+    have for each 16, or 32, hidden values. Products of a sum follow one another."""
+    sizes, n, blocks = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
+    tickets = blocks > 1 and not tactic.parts.cluster
+    bound = ALONE_ON_SM if sizes.ahead == MANY_AHEAD else WITH_TICKETS if tickets else TOGETHER
+    registers = device.regs_per_sm // (bound * THREADS) // 8 * 8
+    resident_blocks = resident(device, THREADS, registers, _smem(p, blocks if tactic.parts.cluster else 1))
     per_sm = min(resident_blocks, -(-n * blocks // device.num_sms))
-    loads = (
-        -(-sizes.run // sizes.lanes),
-        mid * _power(min(sizes.vecs, 32)) // THREADS * -(-sizes.vecs // 32),
-        -(-mid // sizes.parts),
-    )
-    turns = -(-loads[0] // AHEAD), -(-loads[1] // HELD), -(-loads[2] // HELD) * -(-sizes.each // sizes.width)
-    issue = THREADS / 32 / 4 * (INSTRUCTIONS + sum(25 * size * t for size, t in zip((AHEAD, HELD, HELD), turns, strict=True)))
-    rate, vector = sm_l2(device, n * blocks) / per_sm, 16 * sizes.vecs
-    own = max(vector * sizes.run / rate, turns[0] * LATENCY_CLK) + max(vector * mid / rate, turns[1] * L2_LATENCY_CLK)
-    last = max(16 * sizes.each * mid / sm_l2(device, n), turns[2] * L2_LATENCY_CLK)
-    meet: float = CLUSTER_CLK if tactic.parts.cluster else TICKET_CLK if blocks > 1 else 0
-    at_once = device.num_sms * resident_blocks
-    if meet == TICKET_CLK:
-        last, meet = 0.0, meet + math.ceil(n / at_once) * last
-    clk = math.ceil(n * blocks / at_once) * max(own + last + issue, per_sm * issue) + meet
-    packed = 2 * mid * (padded_channels("hwc8", p.average.c) + 8 * sizes.k8)
+    rows, deep, tiles = -(-p.first.k // 16), sizes.wide // 32, -(-sizes.each // WARPS)
+    each = THREADS / 32 / 4  # warps that share an issue slot
+    groups = min(sizes.groups, sizes.ahead)
+    first = sizes.turns * (LATENCY_CLK + rows * -(-groups // 2) * MMA_CLK)
+    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + 80 * sizes.turns * rows)
+    of_tile = each * (110 + 20 * deep)
+    tile = max(of_tile + deep * MMA_CLK, L2_LATENCY_CLK) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
+    rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
+    own = max(64 * sizes.chunks * (sizes.run + 16 * rows) / rate, first)
+    last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
+    meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
+    if tickets:
+        last, meet = 0.0, TICKET_CLK + math.ceil(n / at_once) * (last + L2_LATENCY_CLK)
+    together = per_sm * (issue + (0 if tickets else tiles * of_tile))
+    clk = math.ceil(n * blocks / at_once) * max(own + last + issue, together) + meet
     read, written = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
-    return Counts(read, written, packed, {"latency": clk / device.clock_mhz})
+    return Counts(read, written, sum(section_bytes(p, tactic).values()), {"latency": clk / device.clock_mhz})

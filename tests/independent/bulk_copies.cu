@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include <cooperative_groups.h>
 #include <cuda/barrier>
 #include <cuda/ptx>
 #include <cute/arch/cluster_sm90.hpp>
@@ -85,6 +86,29 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) copies(const __grid_constant__ Tm
     cluster_wait();
 }
 
+// Each thread of a cluster sends a word to the same thread of all blocks, which adds what it got.
+template <int BLOCKS>
+__global__ void __cluster_dims__(BLOCKS, 1, 1) sent(int const* x, int* y) {
+    __shared__ int got[BLOCKS][64];
+    __shared__ uint64_t full;
+    auto cluster = cooperative_groups::this_cluster();
+    const int rank = cluster.block_rank(), t = threadIdx.x;
+    if (t == 0) {
+        Full::init(&full, 1);
+        cutlass::arch::fence_barrier_init();
+        Full::arrive_and_expect_tx(&full, sizeof got);
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+    for (int block = 0; block < BLOCKS; block++)
+        cuda::ptx::st_async(cluster.map_shared_rank(&got[rank][t], block), x[rank * 64 + t] + block, cluster.map_shared_rank(&full, block));
+    Full::wait(&full, 0);
+    int sum = 0;
+    for (int block = 0; block < BLOCKS; block++) sum = 3 * sum + got[block][t];
+    y[rank * 64 + t] = sum;
+}
+
 // Two warpgroups take turns, each telling the other that it may begin.
 __global__ void turns(int* y) {
     __shared__ int sums[128];
@@ -161,6 +185,12 @@ int main() {
 
     run_copies<1>("copies to one block", x, SM90_TMA_LOAD{});
     run_copies<2>("copies to two blocks", x, SM90_TMA_LOAD_MULTICAST{});
+
+    std::vector<int> sums(4 * 64);
+    for (int i = 0; i < 4 * 64; i++)
+        for (int block = 0; block < 4; block++) sums[i] = 3 * sums[i] + x[block * 64 + i % 64] + i / 64;
+    sent<4><<<4, 64>>>(on_device(x), y);
+    judge("words sent to four blocks", y, sums);
 
     std::vector<int> after(128), exchanged(32);
     for (int i = 0; i < 128; i++) {

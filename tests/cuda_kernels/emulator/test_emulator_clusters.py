@@ -244,6 +244,54 @@ def test_shared_memory_is_copied_to_another_block(options):
             run(text, params, (2, 1, 1), (2, 1, 1), Memory() if not new else memory, options)
 
 
+SENT_VALUES = (
+    """ld.param.u64 %rd0, [y]; mad.lo.u32 %r4, %r0, 16, %r1; mad.lo.u32 %r5, %r3, 100, %r0;
+@!%p0 bra READY;
+mbarrier.init.shared::cta.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 512;
+READY: bar.warp.sync -1;
+"""
+    + SYNC
+    + """xor.b32 %r6, %r3, 1; mapa.shared::cluster.u32 %r7, %r4, %r6; mapa.shared::cluster.u32 %r8, %r2, %r6; mov.u32 %r9, 7;
+st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r7], %r5, [%r8];
+st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r7+4], %r9, [%r8];
+st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%r7+8], {%r0, %r3}, [%r8];
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
+ld.shared.v4.u32 {%r6, %r7, %r8, %r9}, [%r4]; mad.lo.u32 %r10, %r3, 32, %r0; mad.wide.u32 %rd1, %r10, 16, %rd0;
+st.global.v4.u32 [%rd1], {%r6, %r7, %r8, %r9};
+"""
+)
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_values_are_sent_to_another_block(options):
+    """Nothing but the receiver's mbarrier orders them; the sender may end at once."""
+    memory = Memory()
+    y = memory.alloc(1024, name="y")
+    params = [(".u64 y", struct.pack("<Q", y))]
+    run(SENT_VALUES, params, (2, 1, 1), (2, 1, 1), memory, options)
+    want = [[(100 * (1 - r) + i, 7, i, 1 - r) for i in range(32)] for r in range(2)]
+    np.testing.assert_array_equal(memory.view(y).view(np.uint32).reshape(2, 32, 4), want)
+    wait = "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra WAIT;"
+    early = "uninitialised: read|race: read after write .* st.async|in flight: read of"
+    for old, new, message in (
+        (wait, "", early),
+        ("_, [%r2], 512", "_, [%r2], 384", f"mbarrier: .* expects too few|pending: the block ends|{early}"),
+        ("[%r7], %r5, [%r8]", "[%r7], %r5, [%r2]", "bulk copy: a copy to shared address .* ends at the mbarrier .* of another"),
+        ("[%r7+8], {", "[%r7+4], {", "misaligned: st.async"),
+        ("[%r7+4]", "[%r7+99996]", "out of bounds: shared st.async"),
+        (wait, "ret;", "pending: the block ends|cluster: it uses the shared memory of .* has ended"),
+    ):
+        with pytest.raises(EmulatorError, match=f"^({message})"):
+            run(SENT_VALUES.replace(old, new), params, (2, 1, 1), (2, 1, 1), memory, options)
+
+
+def test_values_are_sent_within_a_cluster_alone():
+    text, one = SENT_VALUES.replace("xor.b32 %r6, %r3, 1", "mov.u32 %r6, %r3"), (1, 1, 1)
+    with pytest.raises(EmulatorError, match="^bulk copy: st.async in a cluster of one block"):
+        run(text, [(".u64 y", bytes(8))], one, one, Memory(), ORDERS[0])
+
+
 GENERIC = (
     """ld.param.u64 %rd0, [y]; mad.lo.u32 %r4, %r0, 4, %r1; st.shared.u32 [%r4], %r0;
 cvt.u64.u32 %rd1, %r4; cvta.shared.u64 %rd1, %rd1;
