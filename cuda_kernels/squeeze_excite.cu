@@ -7,8 +7,8 @@
 // meet: many blocks read x and w1. What takes time is latency, and fetching instructions that run once. So tensor cores do
 // both layers, whose instructions are few:
 //
-//   first    16 hidden values x 32 channels of w1 times 32 channels x 8 pixels: nobody adds pixels up before. One sum for all
-//            pixels; its 8 columns are added at the end.
+//   first    16 hidden values x 32 channels of w1 times 32 channels x 8 pixels; one sum for all pixels, whose 8 columns are
+//            added at the end. Where hidden values or pixels are many, SUMMED: each lane adds its pixels up before, in FP32.
 //   second   16 channels x 32 hidden values of w2 times a matrix of 4 columns, whose sum is a hidden value in full: FP16 and
 //            what that leaves, of a small one or, scaled, of one that is too large for FP16.
 //
@@ -24,8 +24,8 @@
 //
 // Weights are prefetched before the launch may read x, and the first ones of a layer are in registers before its inputs are.
 //
-// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, TICKETS; ACT1, ACT2, Acts without a slope. w1
-// is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
+// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, TICKETS, SUMMED; ACT1, ACT2, Acts without a
+// slope. w1 is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
 #include "activation.cuh"
 #include "bulk.cuh"
 #include "tensor.cuh"
@@ -67,7 +67,7 @@ struct SqueezeExciteParams {
   int run, chunks;         // chunks of 32 channels that a block has
   int log_near, log_mid;   // warps that share a chunk's pixels; threads of what is joined at a time, at least a warp
   int each;                // 16 channels of y, so many times, that a block has
-  float scale, alpha1, beta1, alpha2, beta2;
+  float down, scale, alpha1, beta1, alpha2, beta2;
 };
 
 // The weights, which no launch writes, into L2.
@@ -132,40 +132,83 @@ __device__ __forceinline__ void load_pixels(const First& f, uint4 (&x)[AHEAD]) {
   for (int i = 0; i < AHEAD; ++i) x[i] = ldg_128_if(f.whole && pixel + f.turn * i < f.end, f.x + i * f.step);
 }
 
-// What the warp's share gives to each hidden value, unscaled, is added to what is at `to`, the lane's place among 16. The first
-// loads come straight after the launch before: all they need is there.
+#if SUMMED
+// The lane's channels added up over its pixels, as FP16 and what that leaves. `down`: so that FP16 holds as many of the largest.
+struct Pixels {
+  float sum[8];
+  __device__ __forceinline__ void add(const uint4 (&x)[AHEAD]) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      float v[8];
+      unpack(x[i], v);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += v[j];
+    }
+  }
+  __device__ __forceinline__ void split(float down, uint4 (&parts)[2]) {
+    float high[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] *= down;
+    parts[0] = pack(sum);
+    unpack(parts[0], high);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) high[j] = fabsf(high[j]) <= 65504.f ? sum[j] - high[j] : 0.f;
+    parts[1] = pack(high);
+  }
+};
+#endif
+
+// What 32 channels give to each hidden value is added to what is at `to`, the lane's place among 16. `groups` of x are there.
+template <int GROUPS>
+__device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, First& f, const uint4 (&x)[GROUPS], u32 to) {
+#pragma unroll 1
+  for (int row = 0; row < p.mid; row += 16) {
+    const Weights now = f.weights;
+    if (row + 16 < p.mid) f.weights = load_weights(p.w1, (row / 16 + 1) * (p.deep / 32) + f.tile);
+    float sum[2][4] = {}, odd[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) {
+      if (!SUMMED && i % 2 == 0 && f.pixel + f.turn * i >= f.end) break;  // pixels that are not there are zeros
+      multiply(i % 2 ? odd : sum, now, x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
+    float both = gather(sum, 1.f);
+    both += __shfl_xor_sync(0xffffffffu, both, 2);
+    const u32 at = to + row * 4;
+    if (threadIdx.x % 4 < 2) sts_32(at, __float_as_uint(__uint_as_float(lds_32(at)) + both));
+  }
+}
+
+// The warp's share. The first loads come straight after the launch before: all they need is there.
 __device__ __forceinline__ void first_layer(const SqueezeExciteParams& p, First& f, u32 to) {
-  const int lane = threadIdx.x % 32;
   if (f.tile >= f.end_tile || f.from >= f.end) return;
   uint4 x[AHEAD];
   load_pixels(f, x);
+#if SUMMED
+  Pixels pixels = {};
+#endif
 #pragma unroll 1
   while (true) {
-#pragma unroll 1
-    for (int row = 0; row < p.mid; row += 16) {
-      const Weights now = f.weights;
-      if (row + 16 < p.mid) f.weights = load_weights(p.w1, (row / 16 + 1) * (p.deep / 32) + f.tile);
-      float sum[2][4] = {}, odd[2][4] = {};
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        if (i % 2 == 0 && f.pixel + f.turn * i >= f.end) break;  // pixels that are not there are zeros
-        multiply(i % 2 ? odd : sum, now, x[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
-      float both = gather(sum, 1.f);
-      both += __shfl_xor_sync(0xffffffffu, both, 2);
-      const u32 at = to + row * 4;
-      if (lane % 4 < 2) sts_32(at, __float_as_uint(__uint_as_float(lds_32(at)) + both));
-    }
+#if SUMMED
+    pixels.add(x);
+#else
+    multiply_rows(p, f, x, to);
+#endif
     f.pixel += f.turn * AHEAD, f.x += f.step * AHEAD;
     if (f.pixel >= f.end) {
+#if SUMMED
+      uint4 parts[2];
+      pixels.split(p.down, parts);
+      pixels = {};
+      multiply_rows(p, f, parts, to);
+#endif
       f.tile += WARPS >> p.log_near;
       if (f.tile >= f.end_tile) return;
       begin_tile(p, f);
     }
     load_pixels(f, x);
-    f.weights = load_weights(p.w1, f.tile);
+    if (!SUMMED || f.pixel == f.from) f.weights = load_weights(p.w1, f.tile);
   }
 }
 
@@ -328,6 +371,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
     for (int block = 0; block < CLUSTER; ++block) store_async(to, v, block, barrier);
   }
   mbarrier_wait(barrier, 0);
+  __syncwarp();
 #endif
 #pragma unroll 1
   for (int m = threadIdx.x; m < p.wide; m += THREADS) {

@@ -117,11 +117,13 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
     args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
     args |= ints(log_near=_log(sizes.near), log_mid=_log(min(max(one.k, 32), THREADS)), each=sizes.each)
-    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs))) | floats(scale=1 / pixels)
+    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs))) | floats(
+        down=sizes.down, scale=1 / (pixels * sizes.down)
+    )
     args |= alpha_beta(one, "1") | alpha_beta(two, "2")
     blocks, n, tickets = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs > 1 and not parts.cluster
     values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "TICKETS": int(tickets)}
-    values["AHEAD"] = sizes.ahead
+    values |= {"AHEAD": sizes.ahead, "SUMMED": int(sizes.down < 1)}
     if not tickets:
         return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, _smem(p, values["CLUSTER"]), args),)
     args |= {"partial": ("workspace", 0), "counters": ("counters", 0)}
@@ -154,6 +156,7 @@ class _Sizes:
     near: int
     each: int
     ahead: int
+    rows: int  # of 16 hidden values
 
     @property
     def groups(self) -> int:
@@ -163,7 +166,24 @@ class _Sizes:
     @property
     def turns(self) -> int:
         """How often a warp of the first layer loads pixels."""
-        return -(-self.chunks * self.near // WARPS) * -(-self.groups // self.ahead)
+        return self.tiles * -(-self.groups // self.ahead)
+
+    @property
+    def tiles(self) -> int:
+        """Of 32 channels, of a warp."""
+        return -(-self.chunks * self.near // WARPS)
+
+    @property
+    def instructions(self) -> tuple[int, int]:
+        """Of a warp for pixels and first weights: each turn's by all hidden values; added up before."""
+        direct, added = (52 + 4 * self.ahead) * self.rows, 16 * self.ahead
+        return self.turns * direct, self.turns * added + self.tiles * (30 + 55 * self.rows)
+
+    @property
+    def down(self) -> float:
+        """Where pixels are added up before: what a sum is multiplied with, so that FP16 holds it; else 1."""
+        direct, summed = self.instructions
+        return 1.0 if direct <= summed or self.groups == 1 else 1 / _power(self.groups)
 
 
 def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
@@ -171,7 +191,7 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD)
+    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16))
     few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
     if few.turns == 1 or p.average.n * parts.slices * parts.runs > ALONE:
         return few
@@ -218,15 +238,15 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     registers = device.regs_per_sm // (bound * THREADS) // 8 * 8
     resident_blocks = resident(device, THREADS, registers, _smem(p, blocks if tactic.parts.cluster else 1))
     per_sm = min(resident_blocks, -(-n * blocks // device.num_sms))
-    rows, deep, tiles = -(-p.first.k // 16), sizes.wide // 32, -(-sizes.each // WARPS)
+    deep, tiles = sizes.wide // 32, -(-sizes.each // WARPS)
     each = THREADS / 32 / 4  # warps that share an issue slot
-    groups = min(sizes.groups, sizes.ahead)
-    first = sizes.turns * (LATENCY_CLK + rows * -(-groups // 2) * MMA_CLK)
-    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + 80 * sizes.turns * rows)
+    products = sizes.turns * -(-min(sizes.groups, sizes.ahead) // 2) if sizes.down == 1 else sizes.tiles
+    first = sizes.turns * LATENCY_CLK + sizes.rows * products * MMA_CLK
+    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + sizes.instructions[sizes.down < 1])
     of_tile = each * (110 + 20 * deep)
     tile = max(of_tile + deep * MMA_CLK, L2_LATENCY_CLK) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
-    own = max(64 * sizes.chunks * (sizes.run + 16 * rows) / rate, first)
+    own = max(64 * sizes.chunks * (sizes.run + 16 * sizes.rows) / rate, first)
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
     if tickets:
