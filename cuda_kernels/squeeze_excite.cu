@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_pixels(const First& f, uint4 (&x)[AHEAD]) {
 }
 
 #if SUMMED
-// The lane's channels added up over its pixels, as FP16 and what that leaves. `down`: so that FP16 holds as many of the largest.
+// The lane's channels added up over its pixels; then as FP16 and what that leaves, times `down`, so that FP16 holds the sum.
 struct Pixels {
   float sum[8];
   __device__ __forceinline__ void add(const uint4 (&x)[AHEAD]) {
@@ -158,7 +158,8 @@ struct Pixels {
 };
 #endif
 
-// What 32 channels give to each hidden value is added to what is at `to`, the lane's place among 16. `groups` of x are there.
+// What 32 channels give to each hidden value is added to what is at `to`, the lane's place among 16. x: groups of 8 pixels, or
+// the parts of their sum.
 template <int GROUPS>
 __device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, First& f, const uint4 (&x)[GROUPS], u32 to) {
 #pragma unroll 1

@@ -21,7 +21,7 @@ from tactics.tactic import Tactic
 
 # Measured over predicted on an H200, the median over tactics, of kernels whose warps wait for loads longer than is counted.
 # Nobody knows what other architectures do. `move` has changed since: this is what the old kernel's times leave unexplained when
-# its sectors and instructions are counted. `gather`, which nobody has timed, is taken to be as the old one. Not here:
+# its sectors and instructions are counted; `squeeze_excite`, too. `gather`, which nobody has timed, is taken to be as the old one. Not here:
 # `pool_global`, 2.7 times as long in three tactics at batch 32, and half as long in networks at batch 1, before its threads
 # combined their sums in fewer steps.
 MEASURED_ON = "sm_90a"
