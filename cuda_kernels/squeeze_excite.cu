@@ -19,19 +19,22 @@
 //   one block per image   nothing meets
 //   CLUSTER > 1           an image's blocks are a cluster: they send each other their sums into shared memory, and each computes
 //                         its part of the second layer
-//   TICKETS               in memory: whoever arrives last at an image (counted in one counter per image, which it sets back
+//   PARTIAL               in memory: whoever arrives last at an image (counted in one counter per image, which it sets back
 //                         to zero for the next launch) goes through the second layer alone; nobody waits for anybody
+//   PARTIAL, LAYER 1, 2   in memory, and the second layer is a launch of its own, whose blocks each compute their part of it
 //
 // Weights are prefetched before the launch may read x, and the first ones of a layer are in registers before its inputs are.
 //
-// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, TICKETS, SUMMED; ACT1, ACT2, Acts without a
-// slope. w1 is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
+// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, PARTIAL, SUMMED; LAYER, 0: both; ACT1, ACT2,
+// Acts without a slope. w1 is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of
+// 16 x 32.
 #include "activation.cuh"
 #include "bulk.cuh"
 #include "tensor.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int RESIDENT = AHEAD > 7 ? 1 : TICKETS ? 3 : 2;  // blocks of an SM that registers are for
+constexpr int RESIDENT = AHEAD > 7 ? 1 : PARTIAL ? 3 : 2;  // blocks of an SM that registers are for
+constexpr int CHAINS = LAYER == 1 ? 1 : 2;                 // sums of a row, over groups in turn: registers leave room for one
 constexpr int HELD = 3;                                    // groups of 32 hidden values of the second layer's weights
 constexpr int LINE = 64;                                   // halfs
 constexpr float LARGE = 32768.f, DOWN = 0x1p-28f, UP = 0x1p28f;  // hidden values from LARGE on are scaled
@@ -56,14 +59,15 @@ struct SqueezeExciteParams {
   const float* b1;
   const float* b2;
   __half* y;
-#if TICKETS
+#if PARTIAL
   float* partial;  // [image][block][mid]
-  u32* counters;   // [image], zero before and after
+  u32* counters;   // [image], zero before and after; LAYER 0 alone
 #endif
   View in, out;
   int c, pixels, mid, k;   // c: whole vectors
   int deep, wide, k_wide;  // columns of w1 and of w2: channels and hidden values, to whole 32; channels of y with padding
   Divisor runs;            // of `run` pixels, whole eights, make an image
+  int blocks;              // of an image, in the first layer
   int run, chunks;         // chunks of 32 channels that a block has
   int log_near, log_mid;   // warps that share a chunk's pixels; threads of what is joined at a time, at least a warp
   int each;                // 16 channels of y, so many times, that a block has
@@ -170,7 +174,7 @@ __device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, Firs
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) {
       if (!SUMMED && i % 2 == 0 && f.pixel + f.turn * i >= f.end) break;  // pixels that are not there are zeros
-      multiply(i % 2 ? odd : sum, now, x[i]);
+      multiply(i % CHAINS ? odd : sum, now, x[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
@@ -241,7 +245,7 @@ __device__ __forceinline__ void load_second(const SqueezeExciteParams& p, Second
   s.bias = p.b2[s.tile * 16 + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4];
 }
 __device__ __forceinline__ void prepare_second(const SqueezeExciteParams& p, Second& s) {
-  const int from = CLUSTER > 1 ? blockIdx.x * p.each : 0;
+  const int from = CLUSTER > 1 || LAYER == 2 ? blockIdx.x * p.each : 0;
   s.tile = from + threadIdx.x / 32, s.to = min(from + p.each, (p.k_wide + 15) / 16);
   load_second(p, s);
 }
@@ -275,7 +279,7 @@ __device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Secon
   }
 }
 
-#if TICKETS
+#if PARTIAL && LAYER == 0
 // Whether this block is the image's last; then it sees what all of them have written. 9.7.13.5 atom of one thread, as a release
 // of all its block has stored and an acquire of what others have: one fence, where __threadfence around it would be two of all.
 __device__ __forceinline__ bool arrives_last(u32* counter, u32* ticket) {
@@ -287,9 +291,16 @@ __device__ __forceinline__ bool arrives_last(u32* counter, u32* ticket) {
   if (threadIdx.x == 0) *counter = 0;
   return true;
 }
+#endif
+
+#if PARTIAL
+__device__ __forceinline__ float* partial_of(const SqueezeExciteParams& p) {
+  return p.partial + static_cast<long long>(blockIdx.y) * p.blocks * p.mid;
+}
 
 // The hidden values: of every `parts`-th block a thread adds the shares, then the first ones add those sums.
-__device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* from, float* shared, __half* hidden) {
+__device__ __forceinline__ void join(const SqueezeExciteParams& p, float* shared, __half* hidden) {
+  const float* from = partial_of(p);
   const int width = 1 << p.log_mid, part = threadIdx.x >> p.log_mid, parts = THREADS >> p.log_mid;
 #pragma unroll 1
   for (int first = 0; first < p.wide; first += width) {
@@ -298,7 +309,7 @@ __device__ __forceinline__ void join(const SqueezeExciteParams& p, const float* 
     float sum = 0.f;
     if (m < p.mid)
 #pragma unroll 8
-      for (int block = part; block < gridDim.x; block += parts) sum += __ldcg(from + block * p.mid + m);
+      for (int block = part; block < p.blocks; block += parts) sum += __ldcg(from + block * p.mid + m);
     shared[threadIdx.x] = sum;
     __syncthreads();
     if (part == 0 && m < p.wide) {
@@ -319,49 +330,10 @@ __device__ __forceinline__ float share(const SqueezeExciteParams& p, const float
   return sum * p.scale;
 }
 
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
-    squeeze_excite(const __grid_constant__ SqueezeExciteParams p) {
-  release_next_launch();
-  extern __shared__ __align__(16) float rows[];  // [warp][wide], then [block][wide], then the second layer's factor
-  float* sums = rows + WARPS * p.wide;
-  __half* hidden = reinterpret_cast<__half*>(sums + CLUSTER * p.wide);
-  const int slice = p.runs.quotient(blockIdx.x), run = blockIdx.x - slice * p.runs.d, warp = threadIdx.x / 32;
-#if CLUSTER > 1
-  __shared__ __align__(8) unsigned long long arrived;
-  const u32 barrier = smem_u32(&arrived);
-  if (threadIdx.x == 0) {
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expecting(barrier, CLUSTER * p.mid * 4);
-  }
-  __syncwarp();
-  arrive_at_cluster();
-#endif
-  if (blockIdx.y == 0) fetch_weights(p);
-  First f;
-  Second s;
-  prepare_first(p, slice, run, f);
-#if !TICKETS
-  prepare_second(p, s);
-  const float bias = threadIdx.x < p.mid ? p.b1[threadIdx.x] : 0.f;
-#endif
-#pragma unroll 1
-  for (int m = threadIdx.x % 32; m < p.wide; m += 32) rows[warp * p.wide + m] = 0.f;
-  const u32 mine = smem_u32(rows + warp * p.wide + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4);
-  __syncwarp();
-  wait_for_previous_launch();
-  first_layer(p, f, mine);
-#if TICKETS
-  __shared__ u32 ticket;
-  float* partial = p.partial + static_cast<long long>(blockIdx.y) * gridDim.x * p.mid;
-  __syncthreads();
-#pragma unroll 1
-  for (int m = threadIdx.x; m < p.mid; m += THREADS) partial[blockIdx.x * p.mid + m] = share(p, rows, m);
-  if (!arrives_last(p.counters + blockIdx.y, &ticket)) return;
-  prepare_second(p, s);
-  join(p, partial, rows, hidden);
-#else
-  __syncthreads();
+#if !PARTIAL
+// The hidden values, in every block. `barrier`: of a cluster, completed when all its blocks have sent their shares to `sums`.
+__device__ __forceinline__ void meet(const SqueezeExciteParams& p, const float* rows, float* sums, u32 barrier, float bias,
+                                     __half* hidden) {
 #if CLUSTER > 1
   wait_for_cluster();  // all blocks have begun, and their mbarriers are there
 #pragma unroll 1
@@ -386,6 +358,63 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
     put(hidden, m, v);
   }
   __syncthreads();
+}
+#endif
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
+    squeeze_excite(const __grid_constant__ SqueezeExciteParams p) {
+  release_next_launch();
+  extern __shared__ __align__(16) float rows[];  // [warp][wide], then [block][wide], then the second layer's factor
+  float* sums = rows + WARPS * p.wide;
+  __half* hidden = reinterpret_cast<__half*>(sums + CLUSTER * p.wide);
+  Second s;
+#if LAYER == 2
+  prepare_second(p, s);
+  wait_for_previous_launch();
+  join(p, rows, hidden);
+#else
+  const int slice = p.runs.quotient(blockIdx.x), run = blockIdx.x - slice * p.runs.d, warp = threadIdx.x / 32;
+  u32 barrier = 0;
+#if CLUSTER > 1
+  __shared__ __align__(8) unsigned long long arrived;
+  barrier = smem_u32(&arrived);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expecting(barrier, CLUSTER * p.mid * 4);
+  }
+  __syncwarp();
+  arrive_at_cluster();
+#endif
+  if (blockIdx.y == 0) fetch_weights(p);
+  First f;
+  prepare_first(p, slice, run, f);
+#if !PARTIAL
+  prepare_second(p, s);
+  const float bias = threadIdx.x < p.mid ? p.b1[threadIdx.x] : 0.f;
+#endif
+#pragma unroll 1
+  for (int m = threadIdx.x % 32; m < p.wide; m += 32) rows[warp * p.wide + m] = 0.f;
+  const u32 mine = smem_u32(rows + warp * p.wide + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4);
+  __syncwarp();
+  wait_for_previous_launch();
+  first_layer(p, f, mine);
+  __syncthreads();
+#if PARTIAL
+  float* partial = partial_of(p);
+#pragma unroll 1
+  for (int m = threadIdx.x; m < p.mid; m += THREADS) partial[blockIdx.x * p.mid + m] = share(p, rows, m);
+#if LAYER == 1
+  return;
+#else
+  __shared__ u32 ticket;
+  if (!arrives_last(p.counters + blockIdx.y, &ticket)) return;
+  prepare_second(p, s);
+  join(p, rows, hidden);
+#endif
+#else
+  meet(p, rows, sums, barrier, bias, hidden);
+#endif
 #endif
   second_layer(p, s, hidden);
 }

@@ -21,9 +21,9 @@ from tactics.tactic import Tactic
 
 # Measured over predicted on an H200, the median over tactics, of kernels whose warps wait for loads longer than is counted.
 # Nobody knows what other architectures do. `move` has changed since: this is what the old kernel's times leave unexplained when
-# its sectors and instructions are counted; `squeeze_excite`, too. `gather`, which nobody has timed, is taken to be as the old one. Not here:
-# `pool_global`, 2.7 times as long in three tactics at batch 32, and half as long in networks at batch 1, before its threads
-# combined their sums in fewer steps.
+# its sectors and instructions are counted; `squeeze_excite`, too. `gather`, which nobody has timed, is taken to be as the old
+# one. Not here: `pool_global`, 2.7 times as long in three tactics at batch 32, and half as long in networks at batch 1, before
+# its threads combined their sums in fewer steps.
 MEASURED_ON = "sm_90a"
 MEASURED = {
     **{"conv_grouped": 1.2, "conv_stem": 1.2, "squeeze_excite": 1.4},

@@ -77,14 +77,16 @@ class Patch(Hashed):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Parts(Hashed):
-    """Of squeeze-excite: the blocks of an image, `slices` of its channels times `runs` of its pixels; as a `cluster` or not."""
+    """Of squeeze-excite: the blocks of an image, `slices` of its channels times `runs` of its pixels; as a `cluster`, or with
+    the two layers `apart`, as two launches."""
 
     slices: int
     runs: int
     cluster: bool = False
+    apart: bool = False
 
     def __str__(self) -> str:
-        return f"{self.slices}x{self.runs}{'_cluster' * self.cluster}"
+        return f"{self.slices}x{self.runs}{'_cluster' * self.cluster}{'_apart' * self.apart}"
 
 
 def _tile(found: re.Match) -> Tile:
@@ -168,7 +170,7 @@ class Tactic(Hashed):
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
-        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster)?", head)
+        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster)?(_apart)?", head)
         found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
@@ -177,7 +179,7 @@ class Tactic(Hashed):
                 channels, h, w, th, tw = map(int, patch.groups()[1:6])
                 kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
             elif parts:
-                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]))
+                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]), bool(parts[5]))
             elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:

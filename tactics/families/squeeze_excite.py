@@ -1,7 +1,8 @@
-"""Squeeze-excite's scale in one launch (squeeze_excite.cu): global average, two fully connected layers; packing and time.
+"""Squeeze-excite's scale in one launch or two (squeeze_excite.cu): global average, two fully connected layers; packing, time.
 
-Apart these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, each
-multiplies its share of the average with the first layer's weights, and the last of an image's blocks does the rest.
+Apart these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, and each
+multiplies its share of the average with the first layer's weights. The rest do a cluster's blocks together, or the last of an
+image's blocks, or as many as there are in a second launch.
 """
 
 import math
@@ -20,6 +21,7 @@ from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProb
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, resident, sm_l2
 from tactics.step import (
+    NULL,
     Launch,
     act_code,
     alpha_beta,
@@ -37,8 +39,8 @@ from tactics.tactic import Only, Parts, Tactic, restrict
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
 FEW_AHEAD, MANY_AHEAD = 7, 14  # groups of 8 pixels in flight; MANY where one turn is not enough and blocks are at most ALONE
 ALONE = 32
-TOGETHER, WITH_TICKETS, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
-INSTRUCTIONS = 330  # of a warp beyond what is counted below
+TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
+INSTRUCTIONS, JOIN = 330, 100  # of a warp beyond what is counted below; where sums are joined
 CLUSTERS, TICKETS = (2, 4, 8), (8, 32, 128)  # blocks of an image that are tried
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
@@ -91,8 +93,10 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
     least, useful = _power(-(-c8 // THREADS)), _power(-(-vectors // THREADS))
     least = max(least, min(useful, FEW // n))
     most = max(least, min(useful, MANY // n))
-    counts = [(1, False), *((b, True) for b in CLUSTERS), *((b, False) for b in sorted({*TICKETS, least} - {1}))]
-    return tuple(_shared(c8, blocks, cluster) for blocks, cluster in counts if least <= blocks <= most)
+    many = [b for b in sorted({*TICKETS, least} - {1}) if least <= b <= most]
+    one = [_shared(c8, 1)] if least == 1 else []
+    clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most]
+    return (*one, *clusters, *(_shared(c8, b) for b in many), *(replace(_shared(c8, b), apart=True) for b in many))
 
 
 def _power(number: int) -> int:
@@ -100,12 +104,12 @@ def _power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def _shared(c8: int, blocks: int, cluster: bool) -> Parts:
+def _shared(c8: int, blocks: int) -> Parts:
     """Slices of 8 vectors at least, of a line of 128 bytes; then runs of pixels."""
     slices = 1
     while slices < blocks and -(-c8 // (2 * slices)) >= 8:
         slices *= 2
-    return Parts(slices, blocks // slices, cluster)
+    return Parts(slices, blocks // slices)
 
 
 def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
@@ -117,17 +121,23 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
     args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
     args |= ints(log_near=_log(sizes.near), log_mid=_log(min(max(one.k, 32), THREADS)), each=sizes.each)
-    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs))) | floats(
-        down=sizes.down, scale=1 / (pixels * sizes.down)
+    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs)))
+    args |= alpha_beta(one, "1") | alpha_beta(two, "2") | floats(down=sizes.down, scale=1 / (pixels * sizes.down))
+    blocks, n, alone = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs == 1 or parts.cluster
+    args |= ints(blocks=blocks)
+    values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "LAYER": 0}
+    values |= {"PARTIAL": int(not alone), "AHEAD": sizes.ahead, "SUMMED": int(sizes.down < 1)}
+    grid, smem, workspace = (blocks, n, 1), _smem(p, values["CLUSTER"]), 0 if alone else n * blocks * one.k * 4
+    if alone:
+        return (launch("squeeze_excite", values, grid, THREADS, smem, args),)
+    args |= {"partial": ("workspace", 0), "counters": NULL if parts.apart else ("counters", 0)}
+    if not parts.apart:
+        return (launch("squeeze_excite", values, grid, THREADS, smem, args, workspace, n * 4),)
+    last = values | {"LAYER": 2, "AHEAD": FEW_AHEAD, "SUMMED": 0}
+    return (
+        launch("squeeze_excite", values | {"LAYER": 1}, grid, THREADS, smem, args, workspace),
+        launch("squeeze_excite", last, (-(-sizes.tiles_out // sizes.each), n, 1), THREADS, smem, args, workspace),
     )
-    args |= alpha_beta(one, "1") | alpha_beta(two, "2")
-    blocks, n, tickets = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs > 1 and not parts.cluster
-    values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "TICKETS": int(tickets)}
-    values |= {"AHEAD": sizes.ahead, "SUMMED": int(sizes.down < 1)}
-    if not tickets:
-        return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, _smem(p, values["CLUSTER"]), args),)
-    args |= {"partial": ("workspace", 0), "counters": ("counters", 0)}
-    return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, _smem(p, 1), args, n * blocks * one.k * 4, n * 4),)
 
 
 def _smem(p: SqueezeExciteProblem, cluster: int) -> int:
@@ -157,6 +167,11 @@ class _Sizes:
     each: int
     ahead: int
     rows: int  # of 16 hidden values
+
+    @property
+    def tiles_out(self) -> int:
+        """16 channels of the output, so many times."""
+        return -(-self.k_wide // 16)
 
     @property
     def groups(self) -> int:
@@ -190,7 +205,7 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     parts, k_wide = tactic.parts, padded_channels(tactic.out.layout, p.second.k)
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
-    each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
+    each = WARPS if parts.apart else -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16))
     few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
     if few.turns == 1 or p.average.n * parts.slices * parts.runs > ALONE:
@@ -233,14 +248,15 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     Instructions are counted in sm_90a's machine code: of a turn of pixels and of 16 channels of the output, and of what these
     have for each 16, or 32, hidden values. Products of a sum follow one another."""
     sizes, n, blocks = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
-    tickets = blocks > 1 and not tactic.parts.cluster
-    bound = ALONE_ON_SM if sizes.ahead == MANY_AHEAD else WITH_TICKETS if tickets else TOGETHER
+    alone, apart = blocks == 1 or tactic.parts.cluster, tactic.parts.apart
+    bound = ALONE_ON_SM if sizes.ahead == MANY_AHEAD else TOGETHER if alone else WITH_PARTIAL
     registers = device.regs_per_sm // (bound * THREADS) // 8 * 8
     resident_blocks = resident(device, THREADS, registers, _smem(p, blocks if tactic.parts.cluster else 1))
     per_sm = min(resident_blocks, -(-n * blocks // device.num_sms))
     deep, tiles = sizes.wide // 32, -(-sizes.each // WARPS)
     each = THREADS / 32 / 4  # warps that share an issue slot
-    products = sizes.turns * -(-min(sizes.groups, sizes.ahead) // 2) if sizes.down == 1 else sizes.tiles
+    in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
+    products = sizes.turns * in_a_row if sizes.down == 1 else sizes.tiles
     first = sizes.turns * LATENCY_CLK + sizes.rows * products * MMA_CLK
     issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + sizes.instructions[sizes.down < 1])
     of_tile = each * (110 + 20 * deep)
@@ -249,9 +265,12 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     own = max(64 * sizes.chunks * (sizes.run + 16 * sizes.rows) / rate, first)
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
-    if tickets:
-        last, meet = 0.0, TICKET_CLK + math.ceil(n / at_once) * (last + L2_LATENCY_CLK)
-    together = per_sm * (issue + (0 if tickets else tiles * of_tile))
+    if not alone:  # each joins 256 values at a time, 8 in flight
+        turns = -(-sizes.wide * blocks // (8 * THREADS))
+        rounds = math.ceil(n * (-(-sizes.tiles_out // sizes.each) if apart else 1) / at_once)
+        last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + each * JOIN + turns * L2_LATENCY_CLK)
+    together = per_sm * (issue + (tiles * of_tile if alone else 0))
     clk = math.ceil(n * blocks / at_once) * max(own + last + issue, together) + meet
     read, written = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
-    return Counts(read, written, sum(section_bytes(p, tactic).values()), {"latency": clk / device.clock_mhz})
+    us, packed = clk / device.clock_mhz, sum(section_bytes(p, tactic).values())
+    return Counts(read, written, packed, {"latency": us}, launches=1 + apart)
