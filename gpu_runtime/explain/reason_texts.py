@@ -138,7 +138,7 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
 def _one_launch(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     only = f"only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
-    text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
+    text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one tactic ({dense})"
     return f"{text}; launched alone, such a layer takes {sparse} sparse"
 
 
@@ -251,9 +251,9 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         _reformat_outweighs,
     ),
     "one_launch": ReasonText(
-        "one launch",
+        "one tactic",
         lambda rows, _: (
-            f"one launch runs these layers dense; launched alone, {sum(len(r.able) for r in rows)} could run sparse"
+            f"one tactic runs these layers dense; launched alone, {sum(len(r.able) for r in rows)} could run sparse"
         ),
         _one_launch,
     ),

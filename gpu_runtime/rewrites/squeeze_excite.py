@@ -1,9 +1,8 @@
-"""Squeeze-excite: its average and the two fully connected layers behind it, offered as one launch, and the scale that they
+"""Squeeze-excite: its average and the two fully connected layers behind it, offered as one operator, and the scale that they
 give, one value per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
 
-Each is a choice of the plan. An image's last block reads all weights of the second layer, so that of many hidden values the
-layers are faster apart; and where gates are in front, images are computed apart, which costs where a small one fills no tile.
-The one launch is dense, also where the weights are 2:4: the log says so (one_launch).
+Each is a choice of the plan. Where gates are in front, images are computed apart, which costs where a small one fills no tile.
+The operator, of one launch or two, is dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
 from collections.abc import Sequence

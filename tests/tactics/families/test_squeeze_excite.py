@@ -1,4 +1,4 @@
-"""Squeeze-excite's scale in one launch: values, counters, what is offered, and inside a network."""
+"""Squeeze-excite's scale in one launch or two: values, counters, what is offered, and inside a network."""
 
 from dataclasses import replace
 
@@ -217,7 +217,7 @@ def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(t
     assert (row.other_cost_us or 0) > 0 if sparsity == "force" else row.other_cost_us is None
     unknown = replace(row, best_dense=None, best_sparse=None, other=None)
     told, bare = (wording.sentence(r, engine.record) for r in (row, unknown))
-    assert "None" not in told + bare and ("its 2 layers run dense in one launch" in told) == (reason == "one_launch")
+    assert "None" not in told + bare and ("its 2 layers run dense in one tactic" in told) == (reason == "one_launch")
     assert row.able == (("reduce", "expand") if sparsity == "force" else ("reduce",))
     assert set(row.able) == set(row.layers) & set(engine.sparsity.eligible)
     assert ("Only reduce could run sparse" in told) == (sparsity == "enable")  # forced, both could
