@@ -1,4 +1,5 @@
 // Copies in bulk and what goes with them, by NVIDIA's wrappers (libcu++, CuTe, CUTLASS): the host knows what must arrive where.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -137,6 +138,14 @@ __global__ void halves(int const* x, int* y) {
     }
 }
 
+// Numbers that are not below a limit, as NaN is not, and the smaller of two without a sign.
+__global__ void compared(float const* x, unsigned const* limits, int* y) {
+    const int t = threadIdx.x;
+    const bool large = !(fabsf(x[t]) < 3.f);
+    y[t] = static_cast<int>(x[t] * (large ? 0.25f : 8.f)) + (large ? 100 : 0);
+    y[32 + t] = min(limits[t], limits[31 - t]);
+}
+
 template <class T>
 T* on_device(std::vector<T> const& x) {
     T* p;
@@ -203,6 +212,19 @@ int main() {
     for (int i = 0; i < 32; i++) exchanged[i] = i < 16 ? 3 * (x[i + 16] + 1) : x[i - 16] - 7;
     halves<<<1, 32>>>(on_device(x), y);
     judge("halves of a warp", y, exchanged);
+
+    std::vector<float> numbers(32);
+    std::vector<unsigned> limits(32);
+    std::vector<int> found(64);
+    for (int i = 0; i < 32; i++) numbers[i] = i - 16.f, limits[i] = i % 3 ? 0x80000000u + i : i * 977;
+    for (int i = 0; i < 32; i++) {
+        const bool large = numbers[i] >= 3 || numbers[i] <= -3;
+        found[i] = static_cast<int>(numbers[i] * (large ? 0.25f : 8.f)) + (large ? 100 : 0);
+        found[32 + i] = static_cast<int>(limits[i] < limits[31 - i] ? limits[i] : limits[31 - i]);
+    }
+    numbers[5] = NAN, found[5] = 100;
+    compared<<<1, 32>>>(on_device(numbers), on_device(limits), y);
+    judge("numbers compared", y, found);
     printf("%s: %d wrong\n", failures ? "Failed" : "Passed", failures);
     return failures;
 }

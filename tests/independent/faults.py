@@ -15,7 +15,12 @@ ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "sys"}  # of atomic
 STEERS = {"bra", "brx", "ret", "exit", "call", "trap"}  # a program that ends right has them right
 HINTS = {"griddepcontrol.launch_dependents", "prefetch.global.L2"}  # when, not what: no result depends on them
 # Words of an opcode that mean what stands there without them, and the scope of an mbarrier's order: one run cannot show it.
-UNSAID = {"cp": {"tile"}, "barrier": {"release", "acquire"}, "mbarrier": {"release", "acquire", "cluster", "shared"}}
+UNSAID = {
+    "cp": {"tile"},
+    "st": {"weak"},
+    "barrier": {"release", "acquire"},
+    "mbarrier": {"release", "acquire", "cluster", "shared"},
+}
 SAME_BITS = re.compile(r"\.[usf](?=(8|16|32|64|128)$)")
 
 
