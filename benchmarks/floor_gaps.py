@@ -60,7 +60,7 @@ def measure(name: str, device: str, sparsity: str) -> dict[str, Any]:
 
 def table(networks: dict[str, Any]) -> Iterator[str]:
     """A line per network, then one per launch that is far from its floor."""
-    yield "| network | launches | plan, us | floor, us | times | most above the floor |"
+    yield "| network | layers | plan, us | floor, us | times | most above the floor |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name, row in networks.items():
         us, floor = (sum(times[i] for times in row["kinds"].values()) for i in (0, 1))
