@@ -1,4 +1,5 @@
-// squeeze_excite: global average, two fully connected layers with their activations, one launch; the scale of squeeze-excite.
+// squeeze_excite: global average, two fully connected layers with their activations, in one launch or two; the scale of
+// squeeze-excite.
 //
 //   x [image][pixels][C]  ->  mean [C]  ->  act1(w1 mean + b1) [MID]  ->  act2(w2 hidden + b2) [K]  ->  y [image][K]
 //        a block takes `chunks` of 32 channels of `run` pixels        |   join   |   all of K, or its part
@@ -17,8 +18,8 @@
 // Sums are added in the order of warps, then of blocks, so that the bits are the same in whatever order these run:
 //
 //   one block per image   nothing meets
-//   CLUSTER > 1           an image's blocks are a cluster: they send each other their sums into shared memory, and each computes
-//                         its part of the second layer
+//   CLUSTER > 1           an image's blocks are a cluster: they send each other their sums into shared memory, and each
+//                         computes its part of the second layer
 //   PARTIAL               in memory: whoever arrives last at an image (counted in one counter per image, which it sets back
 //                         to zero for the next launch) goes through the second layer alone; nobody waits for anybody
 //   PARTIAL, LAYER 1, 2   in memory, and the second layer is a launch of its own, whose blocks each compute their part of it
@@ -109,7 +110,7 @@ __device__ __forceinline__ float gather(const float (&sum)[2][4], float scale) {
   return odd ? got + scale * high : low + scale * got;
 }
 
-// Where a warp is in its share of the block's pixels and channels, and the weights of these channels for the first hidden values.
+// Where a warp is in its share of the block's pixels and channels, and these channels' weights for the first hidden values.
 struct First {
   int tile, end_tile, from, pixel, end;  // of 32 channels, of all; pixels
   int turn, step;                        // pixels between two groups of the warp, and halfs

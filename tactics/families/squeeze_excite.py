@@ -56,7 +56,7 @@ WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
-    """Why the three cannot be one launch, or an empty string."""
+    """Why the three cannot be one tactic, or an empty string."""
     if not pool.is_global or pool.kind != "avg":
         return "no global average"
     for p, before in ((first, pool), (second, first)):
