@@ -128,6 +128,7 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "Triton's TMA, no proxy fence": lambda s: refused(changed("tma_64x64x32", PROXIES, ""), "proxy fence"),
     "Triton's TMA, no last wait": lambda s: refused(changed("tma_64x64x32", BULK_WAIT, ""), "pending"),
     "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
+    "NVIDIA's wrappers for Hopper": lambda s: cuda(s, "bulk_copies", "Passed"),
     "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "CUTLASS's convolution, two blocks share pixels": lambda s: cuda(s, "conv_sm90_1x2", "Passed"),
@@ -157,7 +158,7 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
     "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
 }
-NEED_CUDA = ("CUB", "cooperative", "nvcc", "CuTe's wgmma", "CUTLASS")
+NEED_CUDA = ("CUB", "cooperative", "nvcc", "CuTe's wgmma", "CUTLASS", "NVIDIA")
 
 
 # ---- faults
