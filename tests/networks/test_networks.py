@@ -344,6 +344,7 @@ def test_each_step_issues_the_plans_mma(build, execute, name, sparsity):
         for layer in layers:
             bands = step.kernel == "conv_depthwise" and layer.tactic.patch.mma  # filters as bands, on tensor cores
             multiplies = layer.type.startswith("conv") and (bands or step.kernel != "conv_depthwise")
+            multiplies |= step.kernel == "squeeze_excite"
             assert (stats.mma + stats.mma_sp > 0) == multiplies, layer.name
             assert (stats.mma_sp > 0) == layer.is_sparse, layer.name
         sparse |= {layer.layer for layer in layers if layer.is_sparse}
