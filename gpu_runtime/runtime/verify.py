@@ -18,9 +18,9 @@ from gpu_runtime.runtime import dataflow, derive
 from gpu_runtime.runtime.compatibility import planned_device
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, Span
-from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
+from gpu_runtime.runtime.plan_record import Container, EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
 from tactics.candidates import accepts
-from tactics.format import DTYPES, LAYOUTS, canonical, part_format
+from tactics.format import DTYPES, LAYOUTS, CanonicalFormat, Format, canonical, part_format
 from tactics.kernels import KERNELS
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.library_problem import LibraryProblem
@@ -139,6 +139,16 @@ def _check_weights_fit(problem: Problem, held: int) -> None:
             raise Fault(f"{p}: needs more weights than the engine holds")
 
 
+def _format_inside(whole: Container, c: int) -> CanonicalFormat | None:
+    """The format of `c` channels there; None: they are no tensor. A block of a blocked layout may itself be a tensor whose last
+    dimension is its channels, with others inside: of 48 channels in chw32 the first 32, and of those 16."""
+    (n, channels, h, w), first, lay = whole.shape4, whole.channel, LAYOUTS[whole.format.layout]
+    found, block = part_format(whole.format, whole.shape4, first, c), first // lay.vector
+    if found or not lay.blocked or block != (first + c - 1) // lay.vector or (block + 1) * lay.vector > channels:
+        return found
+    return part_format(Format(whole.format.dtype, "hwc8"), (n, lay.vector, h, w), first % lay.vector, c)
+
+
 def _check_place(t: TensorPlace) -> None:
     """Check a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
     fmt, whole = t.format, t.inside
@@ -149,7 +159,7 @@ def _check_place(t: TensorPlace) -> None:
     (n, channels, h, w), first, c = whole.shape4, whole.channel, t.shape4[1]
     if (n, c, h, w) != t.shape4 or first + c > channels:
         raise Fault(f"tensor {t.name[:40]!r} does not fit the tensor that contains it")
-    if part_format(whole.format, whole.shape4, first, c) != canonical(fmt, t.shape4):
+    if _format_inside(whole, c) != canonical(fmt, t.shape4):
         raise Fault(f"tensor {t.name[:40]!r}: channels {first} to {first + c} of {whole.format} are not a tensor of {fmt}")
     if t.offset != whole.first_byte:
         raise Fault(f"tensor {t.name[:40]!r}: expected offset {whole.first_byte}, got {t.offset}")

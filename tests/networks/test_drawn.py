@@ -77,6 +77,20 @@ def agree(seeds: range, rules, tmp_path) -> None:
     assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, found in wrong.items() for text in found)
 
 
+@pytest.mark.parametrize("images", [1, 3])
+def test_pieces_of_a_piece_lie_in_a_block_of_channels(images, tmp_path):
+    """Of 48 channels in chw32 the first 32 are a Concat of 16 and 16: each is a tensor inside the block, channels last."""
+    proto, path = network(2093, ALL), tmp_path / "m.onnx"
+    for outputs in (proto.graph.node, proto.graph.output):  # all but a Resize, which is of one image
+        for one in [o for o in outputs if {"t5", "t6", "t7"} & {getattr(o, "name", ""), *getattr(o, "output", ())}]:
+            outputs.remove(one)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = images
+    assert not disputes(proto, path)
+    tensors = [t for layer in gr.build(path, device=DEFAULT_DEVICE).plan.layers for t in layer.tensors if t.inside]
+    assert any(str(t.inside.format) == "fp16:chw32" and (t.shape4[1], t.inside.channel) == (16, 16) for t in tensors)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(10))
