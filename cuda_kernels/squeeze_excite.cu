@@ -70,7 +70,8 @@ struct SqueezeExciteParams {
   Divisor runs;            // of `run` pixels, whole eights, make an image
   int blocks;              // of an image, in the first layer
   int run, chunks;         // chunks of 32 channels that a block has
-  int log_near, log_mid;   // warps that share a chunk's pixels; threads of what is joined at a time, at least a warp
+  int log_near;            // of the warps that share a chunk's pixels
+  int log_mid;             // of the hidden values that are joined at a time, 32 or more
   int each;                // 16 channels of y, so many times, that a block has
   float down, scale, alpha1, beta1, alpha2, beta2;
 };

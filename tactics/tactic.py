@@ -170,7 +170,7 @@ class Tactic(Hashed):
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
-        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster)?(_apart)?", head)
+        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster|_apart)?", head)
         found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
@@ -179,7 +179,7 @@ class Tactic(Hashed):
                 channels, h, w, th, tw = map(int, patch.groups()[1:6])
                 kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
             elif parts:
-                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]), bool(parts[5]))
+                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), parts[4] == "_cluster", parts[4] == "_apart")
             elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:

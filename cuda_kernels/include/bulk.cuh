@@ -147,7 +147,8 @@ __device__ __forceinline__ void store_async(u32 address, float v, u32 rank, u32 
 __device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  wait_for_cluster();
 }
 // The same where no thread reads what another has written: a release would wait until all stores so far are in memory.
 __device__ __forceinline__ void meet_cluster() {

@@ -37,15 +37,14 @@ from tactics.step import (
 from tactics.tactic import Only, Parts, Tactic, restrict
 
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
-FEW_AHEAD, MANY_AHEAD = 7, 14  # groups of 8 pixels in flight; MANY where one turn is not enough and blocks are at most ALONE
-ALONE = 32
+FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32  # groups of 8 pixels in flight; many need more turns than one, and few blocks
 TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
-INSTRUCTIONS, JOIN = 330, 100  # of a warp beyond what is counted below; where sums are joined
+INSTRUCTIONS, JOIN = 330, 100  # of a warp beyond what is counted below; joining sums: too low, it has 200 (benchmarks/NOTES.md)
 CLUSTERS, TICKETS = (2, 4, 8), (8, 32, 128)  # blocks of an image that are tried
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # between products of one sum
-CLUSTER_CLK, TICKET_CLK = 400, 2000  # sums meet: sent into other blocks' memory; stored, a fence, counted, a fence, read
+CLUSTER_CLK, TICKET_CLK = 400, 2000  # sums meet: sent to other blocks, not timed yet; stored, a fence, counted, a fence, read
 _CASE = SqueezeExciteProblem(
     PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
@@ -126,7 +125,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     blocks, n, alone = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs == 1 or parts.cluster
     args |= ints(blocks=blocks)
     values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "LAYER": 0}
-    values |= {"PARTIAL": int(not alone), "AHEAD": sizes.ahead, "SUMMED": int(sizes.down < 1)}
+    values |= {"PARTIAL": int(not alone), "AHEAD": sizes.ahead, "SUMMED": int(sizes.summed)}
     grid, smem, workspace = (blocks, n, 1), _smem(p, values["CLUSTER"]), 0 if alone else n * blocks * one.k * 4
     if alone:
         return (launch("squeeze_excite", values, grid, THREADS, smem, args),)
@@ -179,26 +178,31 @@ class _Sizes:
         return -(-self.run // (8 * self.near))
 
     @property
-    def turns(self) -> int:
-        """How often a warp of the first layer loads pixels."""
-        return self.tiles * -(-self.groups // self.ahead)
-
-    @property
-    def tiles(self) -> int:
+    def own_chunks(self) -> int:
         """Of 32 channels, of a warp."""
         return -(-self.chunks * self.near // WARPS)
+
+    @property
+    def turns(self) -> int:
+        """How often a warp of the first layer loads pixels."""
+        return self.own_chunks * -(-self.groups // self.ahead)
 
     @property
     def instructions(self) -> tuple[int, int]:
         """Of a warp for pixels and first weights: each turn's by all hidden values; added up before."""
         direct, added = (52 + 4 * self.ahead) * self.rows, 16 * self.ahead
-        return self.turns * direct, self.turns * added + self.tiles * (30 + 55 * self.rows)
+        return self.turns * direct, self.turns * added + self.own_chunks * (30 + 55 * self.rows)
+
+    @property
+    def summed(self) -> bool:
+        """Whether a lane adds its pixels up before the products."""
+        direct, added = self.instructions
+        return added < direct and self.groups > 1
 
     @property
     def down(self) -> float:
-        """Where pixels are added up before: what a sum is multiplied with, so that FP16 holds it; else 1."""
-        direct, summed = self.instructions
-        return 1.0 if direct <= summed or self.groups == 1 else 1 / _power(self.groups)
+        """What such a sum is multiplied with, so that FP16 holds it."""
+        return 1 / _power(self.groups) if self.summed else 1.0
 
 
 def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
@@ -208,7 +212,7 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     each = WARPS if parts.apart else -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16))
     few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
-    if few.turns == 1 or p.average.n * parts.slices * parts.runs > ALONE:
+    if few.turns == 1 or p.average.n * parts.slices * parts.runs > AHEAD_BLOCKS:
         return few
     return min((replace(sizes, near=near, ahead=MANY_AHEAD) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
 
@@ -219,8 +223,7 @@ def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
 
     Of a tile lane 4g + t has columns 8t..8t+3 of rows g and g + 8 in the first factor, 8t+4..8t+7 in the second one, two at a
     time: lane 5, for example, of row 1 columns 8, 9, of row 9 the same, of row 1 columns 10, 11, of row 9 these."""
-    sizes = section_bytes(p, tactic)
-    packed = {}
+    sizes, packed = section_bytes(p, tactic), dict[str, np.ndarray]()
     for name, conv in (("w", p.first), ("w2", p.second)):
         w = np.zeros((sizes[name] // (2 * _whole(conv.c, 32)), _whole(conv.c, 32)), np.float16)
         w[: conv.k, : conv.c] = weights[name].reshape(conv.k, conv.c)
@@ -256,9 +259,9 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     deep, tiles = sizes.wide // 32, -(-sizes.each // WARPS)
     each = THREADS / 32 / 4  # warps that share an issue slot
     in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
-    products = sizes.turns * in_a_row if sizes.down == 1 else sizes.tiles
+    products = sizes.own_chunks if sizes.summed else sizes.turns * in_a_row
     first = sizes.turns * LATENCY_CLK + sizes.rows * products * MMA_CLK
-    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + sizes.instructions[sizes.down < 1])
+    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed])
     of_tile = each * (110 + 20 * deep)
     tile = max(of_tile + deep * MMA_CLK, L2_LATENCY_CLK) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
