@@ -37,6 +37,7 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int RESIDENT = AHEAD > 7 ? 1 : PARTIAL ? 3 : 2;  // blocks of an SM that registers are for
 constexpr int CHAINS = LAYER == 1 ? 1 : 2;                 // sums of a row, over groups in turn: registers leave room for one
 constexpr int HELD = 3;                                    // groups of 32 hidden values of the second layer's weights
+constexpr int JOINED = 8;                                  // blocks whose shares a thread has in flight
 constexpr int LINE = 64;                                   // halfs
 constexpr float LARGE = 32768.f, DOWN = 0x1p-28f, UP = 0x1p28f;  // hidden values from LARGE on are scaled
 #if CLUSTER > 1
@@ -253,11 +254,12 @@ __device__ __forceinline__ void prepare_second(const SqueezeExciteParams& p, Sec
 }
 __device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Second& s, const __half* hidden) {
   const int lane = threadIdx.x % 32;
+  const u32 column = smem_u32(hidden + lane * 8);
 #pragma unroll 1
   while (s.tile < s.to) {
     Second next = s;
     next.tile += WARPS;
-    load_second(p, next);
+    if (LAYER != 2) load_second(p, next);  // there a warp has one tile
     float sum[2][4] = {};
 #pragma unroll 1
     for (int m = 0;;) {
@@ -265,7 +267,7 @@ __device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Secon
       for (int i = 0; i < HELD; ++i) {
         if (m + i * 32 >= p.wide) break;
         uint4 bits = {};
-        if (lane < 16) bits = lds_128(smem_u32(hidden + (m + i * 32) * 4 + lane * 8));
+        if (lane < 16) bits = lds_128(column + (m + i * 32) * 8);
         multiply(sum, s.weights[i], bits);
       }
       m += HELD * 32;
@@ -277,6 +279,7 @@ __device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Secon
     if (lane % 4 < 2 && channel < p.k_wide)
       store_half(p.y + p.out.at(blockIdx.y, channel, 0), channel < p.k ? activate<ACT2>(v, p.alpha2, p.beta2, 0.f) : 0.f,
                  p.nonfinite);  // padding stays zero
+    if (LAYER == 2) break;
     s = next;
   }
 }
@@ -304,19 +307,26 @@ __device__ __forceinline__ float* partial_of(const SqueezeExciteParams& p) {
 __device__ __forceinline__ void join(const SqueezeExciteParams& p, float* shared, __half* hidden) {
   const float* from = partial_of(p);
   const int width = 1 << p.log_mid, part = threadIdx.x >> p.log_mid, parts = THREADS >> p.log_mid;
+  const int step = parts * p.mid;
 #pragma unroll 1
   for (int first = 0; first < p.wide; first += width) {
     const int m = first + (threadIdx.x & (width - 1));
     const float bias = m < p.mid ? p.b1[m] : 0.f;
+    const float* at = from + part * p.mid + m;
     float sum = 0.f;
-    if (m < p.mid)
-#pragma unroll 8
-      for (int block = part; block < p.blocks; block += parts) sum += __ldcg(from + block * p.mid + m);
+#pragma unroll 1
+    for (int left = m < p.mid ? p.blocks - part : 0; left > 0; left -= JOINED * parts, at += JOINED * step) {
+      float shares[JOINED];
+#pragma unroll
+      for (int i = 0; i < JOINED; ++i) shares[i] = i * parts < left ? __ldcg(at + i * step) : 0.f;
+#pragma unroll
+      for (int i = 0; i < JOINED; ++i) sum += shares[i];
+    }
     shared[threadIdx.x] = sum;
     __syncthreads();
     if (part == 0 && m < p.wide) {
 #pragma unroll 4
-      for (int i = 1; i < parts; ++i) sum += shared[i * width + threadIdx.x];
+      for (int i = m - first + width; i < THREADS; i += width) sum += shared[i];
       put(hidden, m, m < p.mid ? activate<ACT1>(sum + bias, p.alpha1, p.beta1, 0.f) : 0.f);
     }
     __syncthreads();

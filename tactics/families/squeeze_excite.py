@@ -39,7 +39,10 @@ from tactics.tactic import Only, Parts, Tactic, restrict
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
 FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32  # groups of 8 pixels in flight; many need more turns than one, and few blocks
 TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
-INSTRUCTIONS, JOIN = 330, 100  # of a warp beyond what is counted below; joining sums: too low, it has 200 (benchmarks/NOTES.md)
+# Instructions of a warp in sm_90a's machine code, beside those of pixels and tiles. Before it waits for the launch ahead: of
+# both layers, the first, the second. Then: of the first; to sum a block's or a cluster's; to join stored sums, further turns.
+BEFORE, FIRST, MEET, JOIN, JOIN_TURN = (200, 135, 75), 105, 130, 200, 55
+JOINED = 8  # blocks whose sums a thread has in flight
 CLUSTERS, TICKETS = (2, 4, 8), (8, 32, 128)  # blocks of an image that are tried
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
@@ -119,7 +122,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     args |= {"w2": of_two["w"], "b2": of_two["bias"]}
     args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
     args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
-    args |= ints(log_near=_log(sizes.near), log_mid=_log(min(max(one.k, 32), THREADS)), each=sizes.each)
+    args |= ints(log_near=_log(sizes.near), log_mid=_log(sizes.width), each=sizes.each)
     args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs)))
     args |= alpha_beta(one, "1") | alpha_beta(two, "2") | floats(down=sizes.down, scale=1 / (pixels * sizes.down))
     blocks, n, alone = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs == 1 or parts.cluster
@@ -166,6 +169,7 @@ class _Sizes:
     each: int
     ahead: int
     rows: int  # of 16 hidden values
+    width: int  # of the hidden values that are joined at a time
 
     @property
     def tiles_out(self) -> int:
@@ -190,8 +194,8 @@ class _Sizes:
     @property
     def instructions(self) -> tuple[int, int]:
         """Of a warp for pixels and first weights: each turn's by all hidden values; added up before."""
-        direct, added = (52 + 4 * self.ahead) * self.rows, 16 * self.ahead
-        return self.turns * direct, self.turns * added + self.own_chunks * (30 + 55 * self.rows)
+        direct, added = (62 + 4 * self.ahead) * self.rows, 17 * self.ahead
+        return self.turns * direct, self.turns * added + self.own_chunks * (70 + 55 * self.rows)
 
     @property
     def summed(self) -> bool:
@@ -210,7 +214,8 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = WARPS if parts.apart else -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16))
+    width = min(_power(max(p.first.k, 32)), THREADS)
+    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16), width)
     few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
     if few.turns == 1 or p.average.n * parts.slices * parts.runs > AHEAD_BLOCKS:
         return few
@@ -261,19 +266,21 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
     products = sizes.own_chunks if sizes.summed else sizes.turns * in_a_row
     first = sizes.turns * LATENCY_CLK + sizes.rows * products * MMA_CLK
-    issue = each * (INSTRUCTIONS + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed])
+    early = (0, 0, 0) if device.dependent_launch else BEFORE  # hidden where launches overlap
+    issue = early[not alone] + FIRST + MEET * alone + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed]
     of_tile = each * (110 + 20 * deep)
     tile = max(of_tile + deep * MMA_CLK, L2_LATENCY_CLK) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
     own = max(64 * sizes.chunks * (sizes.run + 16 * sizes.rows) / rate, first)
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
-    if not alone:  # each joins 256 values at a time, 8 in flight
-        turns = -(-sizes.wide * blocks // (8 * THREADS))
+    if not alone:
+        turns = -(-sizes.wide // sizes.width) * -(-blocks * sizes.width // (JOINED * THREADS))
+        join = each * ((early if apart else BEFORE)[2] + JOIN + JOIN_TURN * (turns - 1)) + turns * L2_LATENCY_CLK
         rounds = math.ceil(n * (-(-sizes.tiles_out // sizes.each) if apart else 1) / at_once)
-        last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + each * JOIN + turns * L2_LATENCY_CLK)
-    together = per_sm * (issue + (tiles * of_tile if alone else 0))
-    clk = math.ceil(n * blocks / at_once) * max(own + last + issue, together) + meet
+        last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + join)
+    together = per_sm * (each * issue + (tiles * of_tile if alone else 0))
+    clk = math.ceil(n * blocks / at_once) * max(own + last + each * issue, together) + meet
     read, written = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     us, packed = clk / device.clock_mhz, sum(section_bytes(p, tactic).values())
     return Counts(read, written, packed, {"latency": us}, launches=1 + apart)
