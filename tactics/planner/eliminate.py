@@ -15,6 +15,7 @@ Added to its own table this is 9 or 6, so variable 1 is in state 1, and then var
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from tactics.planner import integer_program
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
 
+SLICES = 4  # of a table, minimised one after the other: so many times the cells that are built at once
+SLICED_CELLS = 1 << 18  # tables of more cells than this are minimised in slices
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
@@ -52,8 +55,9 @@ def minimise(
     """The assignment with the least sum, and the first such one in a fixed order of variables and states.
 
     `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost
-    below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
-    cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`; with None there is no answer.
+    below one quantum only breaks ties; elimination honours it and HiGHS ignores it. No more than `max_cells` cells are built at
+    once, of a table of at most SLICES times as many: else HiGHS gets `seconds`, and `bound` may stay below `cost`; with None
+    there is no answer.
     """
     factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
     found = _eliminated(sizes, factors, max_cells)
@@ -63,9 +67,9 @@ def minimise(
 
 
 def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> Solution | None:
-    """`minimise` by elimination alone; None: it would need a table of more than `max_cells`."""
+    """`minimise` by elimination alone; None: it would need a table of more than SLICES times `max_cells`."""
     placed, leaders = _substitute(sizes, factors)
-    sequence, width = order(sizes, [scope for scope, _ in placed], max_cells)
+    sequence, width = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
     tree = _up(sizes, placed, leaders, sequence)
@@ -210,8 +214,7 @@ def _remade(tree: Tree, new: dict[int, np.ndarray], changed: set[int]) -> tuple[
     todo: set[int] = set()
     while len(changed) > 1:
         b = min(changed)
-        table = summed(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
-        new[tree.messages + b] = np.minimum(table.min(axis=0), NEVER)
+        new[tree.messages + b] = _message(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
         changed = changed - {b} | {tree.receiver(b)}
         todo.add(b)
     return min(changed), todo
@@ -289,10 +292,21 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
         put(*made.ranked(*factor), i)
     for b, items in enumerate(made.buckets[:-1]):
         made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
-        table = summed(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
-        put(made.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), made.messages + b)
+        message = _message(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
+        put(made.scopes[b][1:], message, made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
+
+
+def _message(sizes: Sequence[int], scope: tuple[int, ...], items: Sequence[Factor]) -> np.ndarray:
+    """The least sum over the first variable of `scope`, which all tables name first. Where the sum is large, state by state, so
+    that it is never there as a whole."""
+    if math.prod(sizes[v] for v in scope) <= SLICED_CELLS:
+        return np.minimum(summed(sizes, scope, items).min(axis=0), NEVER)
+    least = np.full([sizes[v] for v in scope[1:]], NEVER, np.int64)
+    for state in range(sizes[scope[0]]):
+        np.minimum(least, summed(sizes, scope[1:], [(s[1:], table[state]) for s, table in items]), out=least)
+    return least
 
 
 def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:

@@ -10,13 +10,14 @@ TOO_MANY = 1 << 60  # cells: so many, or more
 Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 
 
-def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
+def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int = 1) -> tuple[list[int], int]:
     """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
-    `max_cells` cells. Least message next; where that takes MANY_CELLS in all, the cheapest of three orders."""
+    `max_cells` cells, or as many in each of its `slices`. Least message next; where that takes MANY_CELLS in all, the cheapest
+    of three orders."""
     scopes = list(scopes)
-    found = _order(sizes, scopes, max_cells, _message)
+    found = _order(sizes, scopes, max_cells, slices, _message)
     if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
-        others = [_order(sizes, scopes, max_cells, score) for score in (_table, _fill)]
+        others = [_order(sizes, scopes, max_cells, slices, score) for score in (_table, _fill)]
         found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
     return found[:2]
 
@@ -43,7 +44,9 @@ def _fill(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
 
 
-def _order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, score: Score) -> tuple[list[int], int, int]:
+def _order(
+    sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int, score: Score
+) -> tuple[list[int], int, int]:
     """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
     variable)."""
     near: list[set[int]] = [set() for _ in sizes]
@@ -62,7 +65,7 @@ def _order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: i
         if gone[v] or c != scores[v]:
             continue  # an older entry of this variable
         width, cells = max(width, len(near[v])), _table(sizes, near, v)
-        if cells > max_cells:
+        if cells > min(slices, sizes[v]) * max_cells:
             break
         gone[v] = True
         sequence.append(v)
