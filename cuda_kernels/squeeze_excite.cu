@@ -24,6 +24,9 @@
 //                         to zero for the next launch) goes through the second layer alone; nobody waits for anybody
 //   PARTIAL, LAYER 1, 2   in memory, and the second layer is a launch of its own, whose blocks each compute their part of it
 //
+// Where hidden values are many, more blocks of a first layer apart read the same pixels, each for some hidden values, and
+// several warps of a second one share 16 channels of y. Warps that have no pixels of their own share hidden values, too.
+//
 // Weights are prefetched before the launch may read x, and the first ones of a layer are in registers before its inputs are.
 //
 // Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, PARTIAL, SUMMED; LAYER, 0: both; ACT1, ACT2,
@@ -37,6 +40,7 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int RESIDENT = AHEAD > 7 ? 1 : PARTIAL ? 3 : 2;  // blocks of an SM that registers are for
 constexpr int CHAINS = LAYER == 1 ? 1 : 2;                 // sums of a row, over groups in turn: registers leave room for one
 constexpr int HELD = 3;                                    // groups of 32 hidden values of the second layer's weights
+constexpr bool SHARED_ROWS = !PARTIAL || LAYER == 1;       // warps may share hidden values: registers leave no room for it else
 constexpr int JOINED = 8;                                  // blocks whose shares a thread has in flight
 constexpr int LINE = 64;                                   // halfs
 constexpr float LARGE = 32768.f, DOWN = 0x1p-28f, UP = 0x1p28f;  // hidden values from LARGE on are scaled
@@ -69,9 +73,11 @@ struct SqueezeExciteParams {
   int c, pixels, mid, k;   // c: whole vectors
   int deep, wide, k_wide;  // columns of w1 and of w2: channels and hidden values, to whole 32; channels of y with padding
   Divisor runs;            // of `run` pixels, whole eights, make an image
-  int blocks;              // of an image, in the first layer
+  int blocks;              // of an image, in the first layer; those that share hidden values are one
   int run, chunks;         // chunks of 32 channels that a block has
-  int log_near;            // of the warps that share a chunk's pixels
+  int log_near, log_rows;  // of the warps that share a chunk's pixels, and of those that share its hidden values
+  int log_apart;           // LAYER 1: of the blocks that share the hidden values
+  int log_deep;            // LAYER 2: of the warps that share the hidden values
   int log_mid;             // of the hidden values that are joined at a time, 32 or more
   int each;                // 16 channels of y, so many times, that a block has
   float down, scale, alpha1, beta1, alpha2, beta2;
@@ -116,22 +122,27 @@ __device__ __forceinline__ float gather(const float (&sum)[2][4], float scale) {
 struct First {
   int tile, end_tile, from, pixel, end;  // of 32 channels, of all; pixels
   int turn, step;                        // pixels between two groups of the warp, and halfs
+  int row;                               // the warp's first 16 hidden values
   const __half* x;
   bool whole;  // the lane's channels are there
   Weights weights;
 };
+__device__ __forceinline__ void load_row(const SqueezeExciteParams& p, int row, First& f) {
+  if (row < p.mid) f.weights = load_weights(p.w1, row / 16 * (p.deep / 32) + f.tile);
+}
 __device__ __forceinline__ void begin_tile(const SqueezeExciteParams& p, First& f) {
   const int channel = f.tile * 32 + threadIdx.x % 4 * 8;
   f.pixel = f.from, f.whole = channel < p.c;
   f.x = p.x + p.in.at(blockIdx.y, channel, f.from + threadIdx.x % 32 / 4);
 }
-__device__ __forceinline__ void prepare_first(const SqueezeExciteParams& p, int slice, int run, First& f) {
-  const int warp = threadIdx.x / 32;
-  f.tile = slice * p.chunks + (warp >> p.log_near), f.end_tile = min((slice + 1) * p.chunks, p.deep / 32);
-  f.from = run * p.run + (warp & ((1 << p.log_near) - 1)) * 8, f.end = min((run + 1) * p.run, p.pixels);
+__device__ __forceinline__ void prepare_first(const SqueezeExciteParams& p, int slice, int run, int part, First& f) {
+  const int log_rows = SHARED_ROWS ? p.log_rows : 0, warp = threadIdx.x / 32, near = warp >> log_rows;
+  f.tile = slice * p.chunks + (near >> p.log_near), f.end_tile = min((slice + 1) * p.chunks, p.deep / 32);
+  f.from = run * p.run + (near & ((1 << p.log_near) - 1)) * 8, f.end = min((run + 1) * p.run, p.pixels);
   f.turn = 8 << p.log_near, f.step = f.turn * p.in.pixel;
+  f.row = (part << log_rows | (warp & ((1 << log_rows) - 1))) * 16;
   begin_tile(p, f);
-  if (f.tile < f.end_tile) f.weights = load_weights(p.w1, f.tile);
+  if (f.tile < f.end_tile) load_row(p, f.row, f);
 }
 __device__ __forceinline__ void load_pixels(const First& f, uint4 (&x)[AHEAD]) {
   const int pixel = f.pixel + threadIdx.x % 32 / 4;
@@ -165,14 +176,16 @@ struct Pixels {
 };
 #endif
 
-// What 32 channels give to each hidden value is added to what is at `to`, the lane's place among 16. x: groups of 8 pixels, or
-// the parts of their sum.
+// What 32 channels give to each of the warp's hidden values is added to what is at `to`, the lane's place among 16. x: groups of
+// 8 pixels, or the parts of their sum.
 template <int GROUPS>
 __device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, First& f, const uint4 (&x)[GROUPS], u32 to) {
 #pragma unroll 1
-  for (int row = 0; row < p.mid; row += 16) {
+  for (int row = f.row; row < p.mid;) {
     const Weights now = f.weights;
-    if (row + 16 < p.mid) f.weights = load_weights(p.w1, (row / 16 + 1) * (p.deep / 32) + f.tile);
+    const u32 at = to + row * 4;
+    row += 16 << (SHARED_ROWS ? p.log_rows + p.log_apart : 0);
+    load_row(p, row, f);
     float sum[2][4] = {}, odd[2][4] = {};
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) {
@@ -183,7 +196,6 @@ __device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, Firs
     for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
     float both = gather(sum, 1.f);
     both += __shfl_xor_sync(0xffffffffu, both, 2);
-    const u32 at = to + row * 4;
     if (threadIdx.x % 4 < 2) sts_32(at, __float_as_uint(__uint_as_float(lds_32(at)) + both));
   }
 }
@@ -211,12 +223,12 @@ __device__ __forceinline__ void first_layer(const SqueezeExciteParams& p, First&
       pixels = {};
       multiply_rows(p, f, parts, to);
 #endif
-      f.tile += WARPS >> p.log_near;
+      f.tile += WARPS >> (SHARED_ROWS ? p.log_near + p.log_rows : p.log_near);
       if (f.tile >= f.end_tile) return;
       begin_tile(p, f);
     }
     load_pixels(f, x);
-    if (!SUMMED || f.pixel == f.from) f.weights = load_weights(p.w1, f.tile);
+    if (!SUMMED || f.pixel == f.from) load_row(p, f.row, f);
   }
 }
 
@@ -234,54 +246,78 @@ __device__ __forceinline__ void put(__half* hidden, int m, float v) {
 // What a warp has of the second layer before it knows the hidden values.
 struct Second {
   int tile, to;  // its first 16 channels of y, and where the block's end
+  int m, step;   // hidden values: its first 32, and from those to its next
   float bias;
   Weights weights[HELD];
 };
-__device__ __forceinline__ void load_held(const SqueezeExciteParams& p, int tile, int m, Weights (&w)[HELD]) {
+__device__ __forceinline__ void load_held(const SqueezeExciteParams& p, Second& s, int m) {
 #pragma unroll
   for (int i = 0; i < HELD; ++i)
-    if (m + i * 32 < p.wide) w[i] = load_weights(p.w2, (tile * p.wide + m) / 32 + i);
+    if (m + i * s.step < p.wide) s.weights[i] = load_weights(p.w2, (s.tile * p.wide + m + i * s.step) / 32);
 }
 __device__ __forceinline__ void load_second(const SqueezeExciteParams& p, Second& s) {
   if (s.tile >= s.to) return;
-  load_held(p, s.tile, 0, s.weights);
+  load_held(p, s, s.m);
   s.bias = p.b2[s.tile * 16 + threadIdx.x % 2 * 8 + threadIdx.x % 32 / 4];
 }
 __device__ __forceinline__ void prepare_second(const SqueezeExciteParams& p, Second& s) {
-  const int from = CLUSTER > 1 || LAYER == 2 ? blockIdx.x * p.each : 0;
-  s.tile = from + threadIdx.x / 32, s.to = min(from + p.each, (p.k_wide + 15) / 16);
+  const int from = CLUSTER > 1 || LAYER == 2 ? blockIdx.x * p.each : 0, warp = threadIdx.x / 32;
+  s.tile = from + warp, s.to = min(from + p.each, (p.k_wide + 15) / 16);
+  s.m = 0, s.step = 32;
+  if (LAYER == 2) s.tile = from + (warp >> p.log_deep), s.m = (warp & ((1 << p.log_deep) - 1)) * 32, s.step = 32 << p.log_deep;
   load_second(p, s);
 }
-__device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Second& s, const __half* hidden) {
-  const int lane = threadIdx.x % 32;
+
+// The lane's sum of its hidden values. column: its place in the second layer's factor.
+__device__ __forceinline__ float multiply_second(const SqueezeExciteParams& p, Second& s, u32 column) {
+  float sum[2][4] = {};
+#pragma unroll 1
+  for (int m = s.m;;) {
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      if (m + i * s.step >= p.wide) break;
+      uint4 bits = {};
+      if (threadIdx.x % 32 < 16) bits = lds_128(column + (m + i * s.step) * 8);
+      multiply(sum, s.weights[i], bits);
+    }
+    m += HELD * s.step;
+    if (m >= p.wide) break;
+    load_held(p, s, m);
+  }
+  return gather(sum, UP);
+}
+__device__ __forceinline__ void store_channel(const SqueezeExciteParams& p, int tile, float v) {
+  const int lane = threadIdx.x % 32, channel = tile * 16 + lane % 2 * 8 + lane / 4;
+  if (lane % 4 < 2 && channel < p.k_wide)
+    store_half(p.y + p.out.at(blockIdx.y, channel, 0), channel < p.k ? activate<ACT2>(v, p.alpha2, p.beta2, 0.f) : 0.f,
+               p.nonfinite);  // padding stays zero
+}
+
+// `shared`: 16 sums of each warp, of which several may have parts of the same.
+__device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Second& s, const __half* hidden, float* shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 column = smem_u32(hidden + lane * 8);
+#if LAYER == 2
+  const int warps = 1 << p.log_deep;
+  float sum = s.tile < s.to ? multiply_second(p, s, column) : 0.f;
+  if (warps > 1) {
+    float* mine = shared + warp * 16 + lane % 2 * 8 + lane / 4;
+    if (lane % 4 < 2) *mine = sum;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 1; i < warps && lane % 4 < 2 && s.m == 0; ++i) sum += mine[i * 16];
+  }
+  if (s.tile < s.to && s.m == 0) store_channel(p, s.tile, sum + s.bias);
+#else
 #pragma unroll 1
   while (s.tile < s.to) {
     Second next = s;
     next.tile += WARPS;
-    if (LAYER != 2) load_second(p, next);  // there a warp has one tile
-    float sum[2][4] = {};
-#pragma unroll 1
-    for (int m = 0;;) {
-#pragma unroll
-      for (int i = 0; i < HELD; ++i) {
-        if (m + i * 32 >= p.wide) break;
-        uint4 bits = {};
-        if (lane < 16) bits = lds_128(column + (m + i * 32) * 8);
-        multiply(sum, s.weights[i], bits);
-      }
-      m += HELD * 32;
-      if (m >= p.wide) break;
-      load_held(p, s.tile, m, s.weights);
-    }
-    const float v = gather(sum, UP) + s.bias;
-    const int channel = s.tile * 16 + lane % 2 * 8 + lane / 4;
-    if (lane % 4 < 2 && channel < p.k_wide)
-      store_half(p.y + p.out.at(blockIdx.y, channel, 0), channel < p.k ? activate<ACT2>(v, p.alpha2, p.beta2, 0.f) : 0.f,
-                 p.nonfinite);  // padding stays zero
-    if (LAYER == 2) break;
+    load_second(p, next);
+    store_channel(p, s.tile, multiply_second(p, s, column) + s.bias);
     s = next;
   }
+#endif
 }
 
 #if PARTIAL && LAYER == 0
@@ -385,7 +421,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
   wait_for_previous_launch();
   join(p, rows, hidden);
 #else
-  const int slice = p.runs.quotient(blockIdx.x), run = blockIdx.x - slice * p.runs.d, warp = threadIdx.x / 32;
+  const int log_apart = LAYER == 1 ? p.log_apart : 0;
+  const int block = blockIdx.x >> log_apart, part = blockIdx.x - (block << log_apart);
+  const int slice = p.runs.quotient(block), run = block - slice * p.runs.d, warp = threadIdx.x / 32;
   u32 barrier = 0;
 #if CLUSTER > 1
   __shared__ __align__(8) unsigned long long arrived;
@@ -400,7 +438,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
 #endif
   if (blockIdx.y == 0) fetch_weights(p);
   First f;
-  prepare_first(p, slice, run, f);
+  prepare_first(p, slice, run, part, f);
 #if !PARTIAL
   prepare_second(p, s);
   const float bias = threadIdx.x < p.mid ? p.b1[threadIdx.x] : 0.f;
@@ -415,7 +453,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
 #if PARTIAL
   float* partial = partial_of(p);
 #pragma unroll 1
-  for (int m = threadIdx.x; m < p.mid; m += THREADS) partial[blockIdx.x * p.mid + m] = share(p, rows, m);
+  for (int m = threadIdx.x; m < p.mid; m += THREADS)
+    if (LAYER == 0 || (m / 16 >> p.log_rows & ((1 << log_apart) - 1)) == part)
+      partial[block * p.mid + m] = share(p, rows, m);
 #if LAYER == 1
   return;
 #else
@@ -428,5 +468,5 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
   meet(p, rows, sums, barrier, bias, hidden);
 #endif
 #endif
-  second_layer(p, s, hidden);
+  second_layer(p, s, hidden, rows);
 }

@@ -78,15 +78,16 @@ class Patch(Hashed):
 @dataclass(frozen=True, slots=True, order=True)
 class Parts(Hashed):
     """Of squeeze-excite: the blocks of an image, `slices` of its channels times `runs` of its pixels; as a `cluster`, or with
-    the two layers `apart`, as two launches."""
+    the two layers `apart`, as two launches, so many times the blocks in the first one."""
 
     slices: int
     runs: int
     cluster: bool = False
-    apart: bool = False
+    apart: int = 0
 
     def __str__(self) -> str:
-        return f"{self.slices}x{self.runs}{'_cluster' * self.cluster}{'_apart' * self.apart}"
+        apart = f"_apart{self.apart}" if self.apart > 1 else "_apart" * self.apart
+        return f"{self.slices}x{self.runs}{'_cluster' * self.cluster}{apart}"
 
 
 def _tile(found: re.Match) -> Tile:
@@ -170,7 +171,7 @@ class Tactic(Hashed):
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
-        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(_cluster|_apart)?", head)
+        parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(?:(_cluster)|(_apart)(\d*))?", head)
         found = re.fullmatch(TILED, head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
@@ -179,7 +180,10 @@ class Tactic(Hashed):
                 channels, h, w, th, tw = map(int, patch.groups()[1:6])
                 kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
             elif parts:
-                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), parts[4] == "_cluster", parts[4] == "_apart")
+                kernel, tile = (
+                    parts[1],
+                    Parts(int(parts[2]), int(parts[3]), bool(parts[4]), int(parts[6] or 1) if parts[5] else 0),
+                )
             elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:

@@ -43,7 +43,9 @@ TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers 
 # both layers, the first, the second. Then: of the first; to sum a block's or a cluster's; to join stored sums, further turns.
 BEFORE, FIRST, MEET, JOIN, JOIN_TURN = (200, 135, 75), 105, 130, 200, 55
 JOINED = 8  # blocks whose sums a thread has in flight
-CLUSTERS, TICKETS = (2, 4, 8), (8, 32, 128)  # blocks of an image that are tried
+# Blocks of an image that are tried: of a cluster; in one launch; in the first of two, and how many times as many, which then
+# share the hidden values. Predicted, the best of these takes 1.3 % longer than of all powers of 2 (benchmarks/NOTES.md).
+CLUSTERS, MOST_TICKETS, APART = (4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # between products of one sum
@@ -95,10 +97,13 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
     least, useful = _power(-(-c8 // THREADS)), _power(-(-vectors // THREADS))
     least = max(least, min(useful, FEW // n))
     most = max(least, min(useful, MANY // n))
-    many = [b for b in sorted({*TICKETS, least} - {1}) if least <= b <= most]
     one = [_shared(c8, 1)] if least == 1 else []
     clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most]
-    return (*one, *clusters, *(_shared(c8, b) for b in many), *(replace(_shared(c8, b), apart=True) for b in many))
+    ticket = max(least, min(MOST_TICKETS, most))
+    rows = -(-p.first.k // 16)
+    apart = [(b, a) for b, a in APART if least <= b <= most and (a == 1 or (a < 2 * rows and n * b * a <= MANY))]
+    many = [(ticket, 0), *(apart or [(ticket, 1)])] if ticket > 1 else []
+    return (*one, *clusters, *(replace(_shared(c8, b), apart=a) for b, a in many))
 
 
 def _power(number: int) -> int:
@@ -122,7 +127,8 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     args |= {"w2": of_two["w"], "b2": of_two["bias"]}
     args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
     args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
-    args |= ints(log_near=_log(sizes.near), log_mid=_log(sizes.width), each=sizes.each)
+    args |= ints(log_near=_log(sizes.near), log_rows=_log(sizes.near_rows), log_mid=_log(sizes.width), each=sizes.each)
+    args |= ints(log_apart=_log(parts.apart or 1), log_deep=_log(WARPS // sizes.each) if parts.apart else 0)
     args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs)))
     args |= alpha_beta(one, "1") | alpha_beta(two, "2") | floats(down=sizes.down, scale=1 / (pixels * sizes.down))
     blocks, n, alone = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs == 1 or parts.cluster
@@ -137,7 +143,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
         return (launch("squeeze_excite", values, grid, THREADS, smem, args, workspace, n * 4),)
     last = values | {"LAYER": 2, "AHEAD": FEW_AHEAD, "SUMMED": 0}
     return (
-        launch("squeeze_excite", values | {"LAYER": 1}, grid, THREADS, smem, args, workspace),
+        launch("squeeze_excite", values | {"LAYER": 1}, (blocks * parts.apart, n, 1), THREADS, smem, args, workspace),
         launch("squeeze_excite", last, (-(-sizes.tiles_out // sizes.each), n, 1), THREADS, smem, args, workspace),
     )
 
@@ -158,7 +164,8 @@ def _log(number: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """Channels of the input, hidden values and channels of the output with padding: `deep`, `wide`, `k_wide`. Of a block
-    `chunks` of 32 channels of `run` pixels; `near` warps share those of a chunk; `each` times 16 channels of the output."""
+    `chunks` of 32 channels of `run` pixels; `near` times `near_rows` warps share those of a chunk and its hidden values; `each`
+    times 16 channels of the output."""
 
     deep: int
     wide: int
@@ -166,9 +173,10 @@ class _Sizes:
     chunks: int
     run: int
     near: int
+    near_rows: int
     each: int
     ahead: int
-    rows: int  # of 16 hidden values
+    rows: int  # of 16 hidden values, which the block has
     width: int  # of the hidden values that are joined at a time
 
     @property
@@ -184,7 +192,12 @@ class _Sizes:
     @property
     def own_chunks(self) -> int:
         """Of 32 channels, of a warp."""
-        return -(-self.chunks * self.near // WARPS)
+        return -(-self.chunks * self.near * self.near_rows // WARPS)
+
+    @property
+    def own_rows(self) -> int:
+        """Of 16 hidden values, of a warp."""
+        return -(-self.rows // self.near_rows)
 
     @property
     def turns(self) -> int:
@@ -194,14 +207,19 @@ class _Sizes:
     @property
     def instructions(self) -> tuple[int, int]:
         """Of a warp for pixels and first weights: each turn's by all hidden values; added up before."""
-        direct, added = (62 + 4 * self.ahead) * self.rows, 17 * self.ahead
-        return self.turns * direct, self.turns * added + self.own_chunks * (70 + 55 * self.rows)
+        direct, added = (62 + 4 * self.ahead) * self.own_rows, 17 * self.ahead
+        return self.turns * direct, self.turns * added + self.own_chunks * (70 + 55 * self.own_rows)
 
     @property
     def summed(self) -> bool:
         """Whether a lane adds its pixels up before the products."""
         direct, added = self.instructions
         return added < direct and self.groups > 1
+
+    @property
+    def clk(self) -> float:
+        """Of a warp for pixels and first weights, where each issue slot has two warps."""
+        return 2 * (110 * self.turns + self.instructions[self.summed]) + LATENCY_CLK * self.turns
 
     @property
     def down(self) -> float:
@@ -213,13 +231,20 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     parts, k_wide = tactic.parts, padded_channels(tactic.out.layout, p.second.k)
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
-    each = WARPS if parts.apart else -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    width = min(_power(max(p.first.k, 32)), THREADS)
-    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, each, FEW_AHEAD, -(-p.first.k // 16), width)
-    few = min((replace(sizes, near=near) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
+    each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
+    if (
+        parts.apart
+    ):  # as many warps for 16 channels as have HELD times 32 hidden values each, or more where that takes more warps
+        each = max(1, WARPS // _power(-(-wide // (32 * HELD))))
+    width, rows = min(_power(max(p.first.k, 32)), THREADS), math.ceil(p.first.k / 16 / (parts.apart or 1))
+    sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, 1, each, FEW_AHEAD, rows, width)
+    ticket = not parts.apart and not parts.cluster and parts.slices * parts.runs > 1  # whose warps have all hidden values
+    ways = [(near, of) for near, of in product((1, 2, 4, 8), repeat=2) if near * of <= (near if ticket else WARPS)]
+    shared = [replace(sizes, near=near, near_rows=of) for near, of in ways]
+    few = min(shared, key=lambda s: s.clk)
     if few.turns == 1 or p.average.n * parts.slices * parts.runs > AHEAD_BLOCKS:
         return few
-    return min((replace(sizes, near=near, ahead=MANY_AHEAD) for near in (1, 2, 4, 8)), key=lambda s: s.turns)
+    return min((replace(s, ahead=MANY_AHEAD) for s in shared), key=lambda s: s.clk)
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -255,17 +280,19 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
 
     Instructions are counted in sm_90a's machine code: of a turn of pixels and of 16 channels of the output, and of what these
     have for each 16, or 32, hidden values. Products of a sum follow one another."""
-    sizes, n, blocks = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
-    alone, apart = blocks == 1 or tactic.parts.cluster, tactic.parts.apart
+    sizes, n, shares = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
+    blocks = shares * (tactic.parts.apart or 1)
+    alone, apart = shares == 1 or tactic.parts.cluster, bool(tactic.parts.apart)
     bound = ALONE_ON_SM if sizes.ahead == MANY_AHEAD else TOGETHER if alone else WITH_PARTIAL
     registers = device.regs_per_sm // (bound * THREADS) // 8 * 8
     resident_blocks = resident(device, THREADS, registers, _smem(p, blocks if tactic.parts.cluster else 1))
     per_sm = min(resident_blocks, -(-n * blocks // device.num_sms))
     deep, tiles = sizes.wide // 32, -(-sizes.each // WARPS)
+    deep = -(-deep // (WARPS // sizes.each)) if apart else deep
     each = THREADS / 32 / 4  # warps that share an issue slot
     in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
     products = sizes.own_chunks if sizes.summed else sizes.turns * in_a_row
-    first = sizes.turns * LATENCY_CLK + sizes.rows * products * MMA_CLK
+    first = sizes.turns * LATENCY_CLK + sizes.own_rows * products * MMA_CLK
     early = (0, 0, 0) if device.dependent_launch else BEFORE  # hidden where launches overlap
     issue = early[not alone] + FIRST + MEET * alone + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed]
     of_tile = each * (110 + 20 * deep)
@@ -275,7 +302,7 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
     if not alone:
-        turns = -(-sizes.wide // sizes.width) * -(-blocks * sizes.width // (JOINED * THREADS))
+        turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (JOINED * THREADS))
         join = each * ((early if apart else BEFORE)[2] + JOIN + JOIN_TURN * (turns - 1)) + turns * L2_LATENCY_CLK
         rounds = math.ceil(n * (-(-sizes.tiles_out // sizes.each) if apart else 1) / at_once)
         last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + join)

@@ -45,7 +45,10 @@ def test_names_round_trip(problem):
         assert not set(tactic.name) & set("<>&|/ "), "names go into graphs and file names"
 
 
-NOTHING = ("", "conv_dense", "conv_dense_hmma_16816_1x2__fp16.hwc8", "conv_dense__fp16.hwc8_fp16.hwc8_x")
+NOTHING = (
+    *("", "conv_dense", "conv_dense_hmma_16816_1x2__fp16.hwc8", "conv_dense__fp16.hwc8_fp16.hwc8_x"),
+    "squeeze_excite_8x1_apart1__fp16.hwc8_fp16.hwc8",
+)
 
 
 @pytest.mark.parametrize("name", NOTHING)
