@@ -176,8 +176,8 @@ struct Pixels {
 };
 #endif
 
-// What 32 channels give to each of the warp's hidden values is added to what is at `to`, the lane's place among 16. x: groups of
-// 8 pixels, or the parts of their sum.
+// What 32 channels give to each of the warp's hidden values is added to what is at `to`, the lane's place among 16. x: groups
+// of 8 pixels, or the parts of their sum.
 template <int GROUPS>
 __device__ __forceinline__ void multiply_rows(const SqueezeExciteParams& p, First& f, const uint4 (&x)[GROUPS], u32 to) {
 #pragma unroll 1
