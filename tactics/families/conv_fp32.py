@@ -1,7 +1,7 @@
 """Convolution in FP32 on CUDA cores (conv_fp32.cu), for tensors that FP16 cannot hold: launches, packing, time.
 
 Prediction: the threads' products at the CUDA cores' rate, or all that they issue; activations go through L2 once for each tile
-of output channels, which neighbouring blocks share.
+of output channels, which neighbouring blocks share. Where that leaves SMs idle, threads share a pixel's input channels.
 """
 
 import math
@@ -20,7 +20,9 @@ from tactics.tactic import Tactic
 
 THREADS = 128
 PIXELS = 4  # of a thread, where there are threads enough
-ENOUGH = 256 * THREADS * PIXELS  # sums of tiles of channels: two blocks for each of 128 SMs
+ENOUGH = 256 * THREADS  # threads: two blocks for each of 128 SMs
+SPLITS = (1, 8, 32, 128)  # threads that share a pixel
+JOIN_CLK = 150  # of a block: shuffles, a barrier, sums in shared memory
 ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
 CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),)}
 
@@ -38,7 +40,18 @@ def _tiles(p: ConvProblem) -> int:
 
 def _pixels(p: ConvProblem) -> int:
     """Output pixels of a thread."""
-    return PIXELS if p.n * p.p * p.q * p.groups * _tiles(p) >= ENOUGH else 1
+    return PIXELS if _threads(p) >= PIXELS * ENOUGH else 1
+
+
+def _threads(p: ConvProblem) -> int:
+    """One for each output pixel and tile of channels."""
+    return p.n * p.p * p.q * p.groups * _tiles(p)
+
+
+def _split(p: ConvProblem) -> int:
+    """Threads that share an output pixel: until they are ENOUGH, but each has 4 input channels and ends with one sum."""
+    usable = [split for split in SPLITS if split == 1 or (4 * split <= p.c // p.groups and split >= _channels(p))]
+    return next((split for split in usable if split * _threads(p) >= ENOUGH), usable[-1])
 
 
 def launches(
@@ -49,6 +62,7 @@ def launches(
     values = {
         "K_THREAD": _channels(p),
         "P_THREAD": _pixels(p),
+        "SPLIT": _split(p),
         "X_F32": int(tactic.ins[0].dtype == "fp32"),
         "ADDED_F32": int(end.residual and tactic.ins[1].dtype == "fp32"),
         "Y_F32": int(tactic.out.dtype == "fp32"),
@@ -58,7 +72,7 @@ def launches(
     args |= ints(pixels=p.n * p.p * p.q, r=p.r, s=p.s, out_w=store.out[3])
     args |= ints(c_group=p.c // p.groups, k_group=p.k // p.groups, tiles=_tiles(p))
     args |= ints(block=end.d2s, crd=end.d2s == 1 or end.d2s_mode == "crd")
-    blocks = -(-p.n * p.p * p.q // (THREADS * _pixels(p))) * p.groups * _tiles(p)
+    blocks = -(-p.n * p.p * p.q // (THREADS // _split(p) * _pixels(p))) * p.groups * _tiles(p)
     return (launch("conv_fp32", values, (blocks, 1, 1), THREADS, 0, args),)
 
 
@@ -79,8 +93,8 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     wide, deep, tiles = _channels(p), _pixels(p), p.groups * _tiles(p)
-    (launch,), steps = launches(p, tactic), p.r * p.s * p.c // p.groups
-    blocks = launch.grid[0]
+    (launch,), split = launches(p, tactic), _split(p)
+    blocks, steps = launch.grid[0], p.r * p.s * math.ceil(p.c / p.groups / split)
     products = wide * deep * steps
     # A step of the inner loop: its products, per pixel a load with its test, conversion and address, the weights, the loop.
     instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep
@@ -88,13 +102,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
-    weights = 4 * wide * tiles * steps
+    weights = section_bytes(p, tactic)["w"]
     again = x * (tiles / p.groups - 1) / rates(device).l2 * clk_us
     limits = {
         "l2": moved_us(device, x + added, y, weights)["l2"] + again,
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
-        # A thread waits for two steps' loads at a time, of which the weights come from L2.
-        "latency": (2 * LATENCY_CLK + steps / 2 * L2_LATENCY_CLK) * clk_us,
+        # A thread waits for two or four steps' loads at a time, of which the weights come from L2.
+        "latency": (2 * LATENCY_CLK + steps / (2 if deep > 1 else 4) * L2_LATENCY_CLK + JOIN_CLK * (split > 1)) * clk_us,
     }
     return Counts(x + added, y, weights, limits)
