@@ -15,7 +15,7 @@ from tactics.tactic import Tactic
 LINEAR = Format("fp16", "chw")
 TILE = 64  # rows and columns of a block
 LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
-INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
+INSTRUCTIONS_FP32, AT_ONCE_FP32 = 6, 8  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
 CASES = {
     "matmul": (MatmulProblem((2, 3), (1, 3), 20, 66, 48),),
@@ -62,7 +62,8 @@ def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:
     """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues."""
     read, written = traffic(p.all_shapes, tactic)
     if tactic.kernel == "matmul_fp32":
-        return streamed(device, launches(p, tactic), read, written, INSTRUCTIONS_FP32 * p.k * prod(p.out_shape))
+        instructions = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)
+        return streamed(device, launches(p, tactic), read, written, instructions, turns=-(-p.k // AT_ONCE_FP32))
     steps, clk_us = -(-p.k // 16), 1 / device.clock_mhz
     waves = -(-launches(p, tactic)[0].grid[0] // device.num_sms)
     limits = {"loads": waves * steps * 4 * LOADS_PER_STEP * clk_us, "latency": steps * STEP_LATENCY_CLK * clk_us}
