@@ -59,9 +59,8 @@ __device__ __forceinline__ void load_weights(bool there, const float* from, floa
   }
 }
 
-// Where output pixels are, each in y and, with the same distances, in the residual.
-struct Pixel {
-  int image, row, col;  // image -1: behind the last pixel
+struct Pixel {  // of the output
+  int image, row, col;  // image -1: behind the last one
 };
 // Bias, residual and activation; where y is FP16, one rounding.
 __device__ __forceinline__ void store_channel(const ConvFp32Params& p, const Pixel& of, int k, float sum) {

@@ -45,7 +45,7 @@ BEFORE, FIRST, MEET, JOIN, JOIN_TURN = (200, 135, 75), 105, 130, 200, 55
 JOINED = 8  # blocks whose sums a thread has in flight
 # Blocks of an image that are tried: of a cluster; in one launch; in the first of two, and how many times as many, which then
 # share the hidden values. Predicted, the best of these takes 1.3 % longer than of all powers of 2 (benchmarks/NOTES.md).
-CLUSTERS, MOST_TICKETS, APART = (4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
+CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # between products of one sum
@@ -98,7 +98,7 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
     least = max(least, min(useful, FEW // n))
     most = max(least, min(useful, MANY // n))
     one = [_shared(c8, 1)] if least == 1 else []
-    clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most]
+    clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most and (b > 2 or n > FEW)]
     ticket = max(least, min(MOST_TICKETS, most))
     rows = -(-p.first.k // 16)
     apart = [(b, a) for b, a in APART if least <= b <= most and (a == 1 or (a < 2 * rows and n * b * a <= MANY))]
