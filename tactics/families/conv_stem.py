@@ -307,7 +307,8 @@ def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
 
 
 def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
-    """Whether two neighbours in the input are one aligned access, from even columns on, and inside the image or outside."""
+    """Whether two neighbours in an input that begins with two such are one aligned access, from even columns on, and inside
+    the image or outside."""
     even = p.w % 2 == 0 and x.n % 2 == 0 and (p.stride[1] % 2 == 0 or not p.epilogue.pool)
     return even and (x.pixel == p.c if hwc else x.pixel == 1 and x.block % 2 == 0)
 
@@ -316,6 +317,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     t, g, x_fmt, y_fmt = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out
     x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
+    in_pairs = strided is None and _aligned_pairs(p, x, hwc)  # else one of the tensors, maybe x, begins at any element
     values = {
         **t.values,
         "IN_TYPE": IN_TYPES[x_fmt.dtype],
@@ -326,7 +328,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
         **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
         **{"CHANNELS": p.c, "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "LOG2_TW": g.log2_tw},
         **{"ROWS": g.rows, "PAIRS": g.pairs, "STEPS": g.steps, "FULL": g.full, "PAIRED": int(g.paired)},
-        **{"VEC": int(_aligned_pairs(p, x, hwc)), "WHOLE": int(p.k % t.m == 0 and y_c == p.k), "MIN_BLOCKS": _min_blocks(p, t)},
+        **{"VEC": int(in_pairs), "WHOLE": int(p.k % t.m == 0 and y_c == p.k), "MIN_BLOCKS": _min_blocks(p, t)},
     }
     tiles_h, tiles_w = _sizes(p, g)
     conv = conv_pointers(p) | {"meta": NULL} | window_args(p) | alpha_beta(p) | view_args("x_", x) | view_args("y_", y)

@@ -91,6 +91,15 @@ def test_pieces_of_a_piece_lie_in_a_block_of_channels(images, tmp_path):
     assert any(str(t.inside.format) == "fp16:chw32" and (t.shape4[1], t.inside.channel) == (16, 16) for t in tensors)
 
 
+def test_a_stem_reads_planes_that_begin_at_an_odd_element(monkeypatch, tmp_path):
+    """A transposed tensor of 20 columns is the end of a Concat, behind 5 elements: pairs of columns are not aligned there."""
+    monkeypatch.setattr("tests.networks.test_drawn.DEFAULT_DEVICE", "a100")
+    proto, path = network(90756, ALL), tmp_path / "m.onnx"
+    assert not disputes(proto, path)
+    layers = gr.build(path, device="a100").plan.layers
+    assert [x.inputs[0].offset % 4 for x in layers if x.tactic and x.tactic.kernel == "conv_stem"] == [2]
+
+
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(10))
