@@ -98,7 +98,7 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
     least = max(least, min(useful, FEW // n))
     most = max(least, min(useful, MANY // n))
     one = [_shared(c8, 1)] if least == 1 else []
-    clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most and (b > 2 or n > FEW)]
+    clusters = [replace(_shared(c8, b), cluster=True) for b in CLUSTERS if least <= b <= most and (b > 2 or n > 2 * FEW)]
     ticket = max(least, min(MOST_TICKETS, most))
     rows = -(-p.first.k // 16)
     apart = [(b, a) for b, a in APART if least <= b <= most and (a == 1 or (a < 2 * rows and n * b * a <= MANY))]
@@ -232,15 +232,13 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    if (
-        parts.apart
-    ):  # as many warps for 16 channels as have HELD times 32 hidden values each, or more where that takes more warps
+    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where 8 warps are too few for that
         each = max(1, WARPS // _power(-(-wide // (32 * HELD))))
     width, rows = min(_power(max(p.first.k, 32)), THREADS), math.ceil(p.first.k / 16 / (parts.apart or 1))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, 1, each, FEW_AHEAD, rows, width)
     ticket = not parts.apart and not parts.cluster and parts.slices * parts.runs > 1  # whose warps have all hidden values
-    ways = [(near, of) for near, of in product((1, 2, 4, 8), repeat=2) if near * of <= (near if ticket else WARPS)]
-    shared = [replace(sizes, near=near, near_rows=of) for near, of in ways]
+    pairs = [(near, of) for near, of in product((1, 2, 4, 8), repeat=2) if near * of <= (near if ticket else WARPS)]
+    shared = [replace(sizes, near=near, near_rows=of) for near, of in pairs]
     few = min(shared, key=lambda s: s.clk)
     if few.turns == 1 or p.average.n * parts.slices * parts.runs > AHEAD_BLOCKS:
         return few
