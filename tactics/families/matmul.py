@@ -59,7 +59,7 @@ def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
 
 
 def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:
-    """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues or waits for."""
+    """Loads of fragments through L1, one warp's per clock and SM, bound it; of matmul_fp32, what it issues or waits for."""
     read, written = traffic(p.all_shapes, tactic)
     if tactic.kernel == "matmul_fp32":
         instructions = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)
