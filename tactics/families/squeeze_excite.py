@@ -232,7 +232,7 @@ def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where 8 warps are too few for that
+    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where 8 warps are too few
         each = max(1, WARPS // _power(-(-wide // (32 * HELD))))
     width, rows = min(_power(max(p.first.k, 32)), THREADS), math.ceil(p.first.k / 16 / (parts.apart or 1))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, 1, each, FEW_AHEAD, rows, width)
