@@ -51,8 +51,8 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
     `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops
     must be forced in each of their names. Where more than `max_cells` table cells were needed at once, the graph is split by
     the options of a few groups, and where that does not help, HiGHS takes over; its proof is exact up to its own
-    floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by then depends on the machine's speed. ValueError:
-    the graph is malformed, or no plan exists (says which op).
+    floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by then
+    depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
     """
     check(graph)
     return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_key))
