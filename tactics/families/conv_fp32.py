@@ -99,6 +99,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     # A step of the inner loop: its products, per pixel a load with its test, conversion and address, the weights, the loop.
     instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep
     instructions += (30 + epilogue_instructions(p)) * wide * deep
+    parts = max(1, split * 32 // THREADS)  # of a warp, each with input channels of its own
+    lines = deep * (parts if p.h * p.w > 1 else 1) + max(2 if wide == 8 else 1, parts * wide * 4 / 128)
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
@@ -108,6 +110,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         "l2": moved_us(device, x + added, y, weights)["l2"] + again,
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
+        "l1": waves * THREADS / 32 * steps * lines * clk_us,  # a clock for each line of 128 bytes that a warp's access meets
         # A thread waits for two or four steps' loads at a time, of which the weights come from L2.
         "latency": (2 * LATENCY_CLK + steps / (2 if deep > 1 else 4) * L2_LATENCY_CLK + JOIN_CLK * (split > 1)) * clk_us,
     }

@@ -297,11 +297,11 @@ def test_sums_beyond_fp16_come_from_tensor_cores(tmp_path):
     """Only what reads them needs CUDA cores; 2:4 weights are as good as others."""
     proto = model(
         [node("Conv", "x a b", "p", pads=(1, 1, 1, 1)), *silu("p", "q"), node("Conv", "q c", "y")],
-        {"x": (1, 64, 14, 14)},
+        {"x": (1, 256, 14, 14)},
         "y",
-        {"a": weights(64, 64, 3, 3, scale=3e3) + 3e3, "b": weights(64), "c": weights(8, 64, 1, 1, scale=1e-6)},
+        {"a": weights(256, 256, 3, 3, scale=3e3) + 3e3, "b": weights(256), "c": weights(8, 256, 1, 1, scale=1e-6)},
     )
-    x = {"x": np.random.default_rng(0).random((1, 64, 14, 14), np.float32)}
+    x = {"x": np.random.default_rng(0).random((1, 256, 14, 14), np.float32)}
     engine = build(tmp_path, proto)
     layers = {layer.name: layer for layer in engine.plan.layers}
     assert layers["p + q_s + q"].tactic_name.startswith("conv_dense") and layers["y"].tactic_name.startswith("conv_fp32")
