@@ -12,8 +12,8 @@ Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int = 1) -> tuple[list[int], int]:
     """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
-    `max_cells` cells, or as many in each of its `slices`. Least message next; where that takes MANY_CELLS in all, the cheapest
-    of three orders."""
+    `max_cells` cells, or of more than `slices` times as many, which are then there one slice at a time. Least message next;
+    where that takes MANY_CELLS in all, the cheapest of three orders."""
     scopes = list(scopes)
     found = _order(sizes, scopes, max_cells, slices, _message)
     if found[2] > MANY_CELLS or len(found[0]) < len(sizes):

@@ -219,7 +219,7 @@ def test_predicted_times_follow_the_cuda_cores():
 
 @pytest.mark.parametrize("c, k, size, split", [(37, 9, 3, 8), (512, 512, 7, 32), (1024, 1000, 1, 128), (256, 256, 56, 1)])
 def test_threads_share_a_pixel_where_pixels_are_few(c, k, size, split):
-    """Each has 4 input channels at least. A classifier's last layer took 85 us on an H200 when one thread had each pixel."""
+    """Each has 4 input channels at least. One thread of a pixel was predicted to take 85 us for a classifier's last layer."""
     problem = ConvProblem(1, c, size, size, k, 1, 1)
     (tactic, *_) = candidates(problem, DEVICE, ("fp32", "fp32"))
     (launch,) = launches(problem, tactic)

@@ -404,7 +404,7 @@ def test_minimise_equals_enumeration(monkeypatch, sliced_cells):
 
 
 def test_a_large_table_is_minimised_in_slices(monkeypatch):
-    """Of 5 variables in one sum, each with 3 states: 81 cells at a time, which are fewer than a slice of a table may have."""
+    """Of 5 variables with 3 states, each two in a table: the first sum has 243 cells, of which 81 are there at a time."""
     monkeypatch.setattr(eliminate, "SLICED_CELLS", 0)
     rng, built = np.random.default_rng(0), []
     monkeypatch.setattr(eliminate, "summed", lambda *a: built.append(f := factors.summed(*a)) or f)
