@@ -51,6 +51,7 @@ OFFERS = {
 WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     **{name: (f"gpu_runtime.rewrites.{name}", function, same) for name, function in OFFERS.items()},
     "gates": ("gpu_runtime.rewrites.squeeze_excite", "gates", same),
+    "scaled": ("gpu_runtime.rewrites.squeeze_excite", "scaled", same),
     "off_grid": ("gpu_runtime.off_grid.grid", "offer", same),
     "off_grid sums": ("gpu_runtime.off_grid.grid", "summed", same),
 }

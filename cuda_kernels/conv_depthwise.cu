@@ -14,9 +14,14 @@
 // have VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
 //
 // Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW,
-// ACT, RES, AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
+// ACT, RES, AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C), HIDDEN (1: beside the outputs, their share of a
+// squeeze-excite's hidden values, include/hidden_share.cuh).
 #include "activation.cuh"
 #include "tensor.cuh"
+
+#ifndef HIDDEN
+#define HIDDEN 0
+#endif
 
 constexpr int SPOTS = H_BLOCK * W_BLOCK;  // T of the patch
 constexpr int THREADS = C_BLOCK * (TENSOR ? 32 : SPOTS);
@@ -36,6 +41,15 @@ constexpr int LIMIT = STAGED ? MANY : TENSOR ? BANDS : 1, BLOCKS = THREADS <= LI
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
+#if HIDDEN
+constexpr int SUM_VEC = VEC, SUM_CHANNELS = C_BLOCK * VEC, SUM_SPOTS = TENSOR ? 32 : SPOTS;
+static_assert(!MULTIPLIED, "each channel is of its own");
+#include "hidden_share.cuh"
+#else
+struct PixelSums {
+  __device__ __forceinline__ void add(const u32 (&)[(VEC + 1) / 2], bool) {}
+};
+#endif
 
 struct DepthwiseParams {
   u32* nonfinite;
@@ -59,6 +73,9 @@ struct DepthwiseParams {
 #endif
 #if LAST
   float alpha_last, beta_last;
+#endif
+#if HIDDEN
+  HiddenShare share;
 #endif
 };
 
@@ -223,7 +240,7 @@ __device__ __forceinline__ void mask_padding(int known, u32 (&kept)[WORDS]) {
 // Bias, residual and activation in FP32, one rounding.
 template <int A, int B>
 __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Place& at, u32 weights, const float (&acc)[A][B][VEC],
-                                              Watch& watch) {
+                                              Watch& watch, PixelSums& sums) {
   Ends ends[VEC];
   u32 kept[WORDS];
   mask_padding(p.k - at.channel, kept);
@@ -265,6 +282,7 @@ __device__ __forceinline__ void finish_pixels(const DepthwiseParams& p, const Pl
         seen.see(*reinterpret_cast<const __half2*>(&bits[i]));
       }
       if (inside) watch = seen;
+      sums.add(bits, inside);
       store_if(inside, to, bits);
     }
   }
@@ -358,17 +376,8 @@ __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& 
     }
   }
 }
-#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
-  release_next_launch();
-  __shared__ __align__(16) char shared[PARTS * PART_BYTES];
-  const u32 weights = smem_u32(shared);
-#if TENSOR
-  compute_bands(p, weights);
-#elif STAGED
-  compute_staged(p, weights);
-#else
+__device__ __forceinline__ void compute_direct(const DepthwiseParams& p, u32 weights, PixelSums& sums) {
   const int t = threadIdx.x;
   const Place first = first_place(p);
   const Place at = place(p, first, VEC == 8 ? t % C_BLOCK : t / SPOTS, VEC == 8 ? t / C_BLOCK : t % SPOTS);
@@ -386,7 +395,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(con
 #endif
   }
   Watch watch;
-  finish_pixels(p, at, weights, acc, watch);
+  finish_pixels(p, at, weights, acc, watch, sums);
   watch.report(p.nonfinite);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+  release_next_launch();
+  __shared__ __align__(16) char shared[PARTS * PART_BYTES];
+  const u32 weights = smem_u32(shared);
+  PixelSums sums;
+#if HIDDEN
+  extern __shared__ __align__(16) char patch[];
+  HiddenHeld held;
+  held.copy(p.share, smem_u32(patch), first_place(p).channel);
+  cp_async_commit();
+#endif
+#if TENSOR
+  compute_bands(p, weights, sums);
+#elif STAGED
+  compute_staged(p, weights, sums);
+#else
+  compute_direct(p, weights, sums);
+#endif
+#if HIDDEN
+  const int t = threadIdx.x;
+  share_hidden(p.share, held, [&] { return first_place(p).channel; }, t % C_BLOCK * VEC, t / C_BLOCK, sums);
 #endif
 }

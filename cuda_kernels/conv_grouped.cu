@@ -22,6 +22,10 @@
 //   PATCH_H rows of the patch; PITCH positions per row, of them PHASE for each column modulo STRIDE_W, so that the columns that
 //   one tap reads are neighbours; PATCH_W columns in use; ROW_MASK, COLUMN_MASK   remainders that taps read
 //   IN_LINEAR, OUT_LINEAR, ACT, RES, AFFINE, LAST   as in conv.cuh
+//   HIDDEN   1: beside the outputs, their share of a squeeze-excite's hidden values (include/hidden_share.cuh)
+#ifndef HIDDEN
+#define HIDDEN 0
+#endif
 constexpr int THREADS = 32 * WARPS_UNIT * WARPS_PIXEL;
 constexpr int ALL = (TILE_H * TILE_W + 15) / 16;  // 16-pixel tiles that hold a pixel
 constexpr int MT = PIXELS / 16 / WARPS_PIXEL, USED = ALL < MT ? ALL : MT;  // a warp's, and those of them that it computes
@@ -33,6 +37,15 @@ static_assert((IN_CHUNKS & (IN_CHUNKS - 1)) == 0 && (OUT_CHUNKS & (OUT_CHUNKS - 
 static_assert(THREADS % IN_CHUNKS == 0, "a thread keeps to its chunk of the channels");
 static_assert(IN_CHUNKS <= 16, "the tap table holds a chunk in 4 bits");
 static_assert(PIXELS % 64 == 0, "rows of the linear staging tile are whole swizzle patterns");
+#if HIDDEN
+constexpr int SUM_VEC = 8, SUM_CHANNELS = OUT_CHUNKS * 8, SUM_SPOTS = THREADS / OUT_CHUNKS;
+static_assert(!OUT_LINEAR && THREADS % OUT_CHUNKS == 0, "a thread stores pixels of the same channels");
+#include "hidden_share.cuh"
+#else
+struct PixelSums {
+  __device__ __forceinline__ void add(const u32 (&)[4], bool) {}
+};
+#endif
 
 struct GroupedParams {
   u32* nonfinite;
@@ -56,6 +69,9 @@ struct GroupedParams {
 #endif
 #if LAST
   float alpha_last, beta_last;
+#endif
+#if HIDDEN
+  HiddenShare share;
 #endif
 };
 
@@ -161,7 +177,7 @@ __device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Pa
   }
 }
 
-__device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
+__device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32 staging, u32 rows, PixelSums& sums) {
   if (OUT_LINEAR) {
     for (int id = threadIdx.x; id < (b.channel_end - b.channel0) * PIXELS; id += THREADS) {
       const int m = id / PIXELS, n = id % PIXELS, c = b.channel0 + m, pixel = static_cast<int>(lds_32(rows + n * 4));
@@ -172,7 +188,10 @@ __device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32
 #pragma unroll 4
   for (int id = threadIdx.x; id < PIXELS * OUT_CHUNKS; id += THREADS) {
     const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m, pixel = static_cast<int>(lds_32(rows + n * 4));
-    if (pixel >= 0 && c < b.channel_end) stg_128(p.y + at_output(p, b, pixel, c), lds_128(staged(staging, m, n)));
+    if (pixel < 0 || c >= b.channel_end) continue;
+    const uint4 bits = lds_128(staged(staging, m, n));
+    sums.add({bits.x, bits.y, bits.z, bits.w}, true);
+    stg_128(p.y + at_output(p, b, pixel, c), bits);
   }
 }
 
@@ -217,6 +236,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_unit = warp / WARPS_PIXEL, pixel0 = warp % WARPS_PIXEL * MT * 16;
   const Part b = part_of_block(p);
+#if HIDDEN
+  HiddenHeld held;
+  held.copy(p.share, smem_u32(shared), b.channel0);
+#endif
   const int unit_bytes = STEPS * NT * 256;
   const u32 patch = smem_u32(shared), weights = patch + (PATCH_H * PITCH + 7) / 8 * 8 * IN_CHUNKS * 16;
   const u32 staging = weights + PER_BLOCK * unit_bytes, rows = staging + STAGING_BYTES, taps = rows + PIXELS * 4;
@@ -305,5 +328,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
   }
   watch.report(p.nonfinite);
   __syncthreads();
-  store(p, b, staging, rows);
+  PixelSums sums;
+  store(p, b, staging, rows, sums);
+#if HIDDEN
+  share_hidden(p.share, held, [&] { return b.channel0; }, threadIdx.x % OUT_CHUNKS * 8, threadIdx.x / OUT_CHUNKS, sums);
+#endif
 }

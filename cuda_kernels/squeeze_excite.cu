@@ -24,24 +24,31 @@
 //                         to zero for the next launch) goes through the second layer alone; nobody waits for anybody
 //   PARTIAL, LAYER 1, 2   in memory, and the second layer is a launch of its own, whose blocks each compute their part of it
 //
+// SCALED: in the second of two launches, whose first one was the convolution ahead (include/hidden_share.cuh), a block has `each`
+// times 16 channels of `run` pixels, which it multiplies by their scale where they lie.
+//
 // Where hidden values are many, more blocks of a first layer apart read the same pixels, each for some hidden values, and
 // several warps of a second one share 16 channels of y. Warps that have no pixels of their own share hidden values, too.
 //
 // Weights are prefetched before the launch may read x, and the first ones of a layer are in registers before its inputs are.
 //
-// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, PARTIAL, SUMMED; LAYER, 0: both; ACT1, ACT2,
-// Acts without a slope. w1 is [MID to whole 16][C to whole 32], w2 is [K to whole 16][MID to whole 32], with zeros, in tiles of
-// 16 x 32.
+// Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, PARTIAL, SUMMED; LAYER, 0: both; SCALED, the
+// block's warps; ACT1, ACT2 and, behind the multiplication, ACT3, Acts without a slope. w1 is [MID to whole 16][C to whole 32], w2
+// is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
 #include "activation.cuh"
 #include "bulk.cuh"
 #include "tensor.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int RESIDENT = AHEAD > 7 ? 1 : PARTIAL ? 3 : 2;  // blocks of an SM that registers are for
+#ifndef SCALED
+#define SCALED 0
+#endif
+
+constexpr int WARPS = SCALED ? SCALED : 8, THREADS = 32 * WARPS;
+constexpr int RESIDENT = SCALED ? 24 / WARPS : AHEAD > 7 ? 1 : PARTIAL ? 3 : 2;  // blocks of an SM that registers are for
 constexpr int CHAINS = LAYER == 1 ? 1 : 2;                 // sums of a row, over groups in turn: registers leave room for one
 constexpr int HELD = 3;                                    // groups of 32 hidden values of the second layer's weights
 constexpr bool SHARED_ROWS = !PARTIAL || LAYER == 1;       // warps may share hidden values: registers leave no room for it else
-constexpr int JOINED = 8;                                  // blocks whose shares a thread has in flight
+constexpr int JOINED = SCALED ? 16 : 8;                    // blocks whose shares a thread has in flight
 constexpr int LINE = 64;                                   // halfs
 constexpr float LARGE = 32768.f, DOWN = 0x1p-28f, UP = 0x1p28f;  // hidden values from LARGE on are scaled
 #if CLUSTER > 1
@@ -81,6 +88,10 @@ struct SqueezeExciteParams {
   int log_mid;             // of the hidden values that are joined at a time, 32 or more
   int each;                // 16 channels of y, so many times, that a block has
   float down, scale, alpha1, beta1, alpha2, beta2;
+#if SCALED
+  Divisor vectors;  // of 8 channels, of a block's pixel
+  float alpha3, beta3;
+#endif
 };
 
 // The weights, which no launch writes, into L2.
@@ -233,6 +244,9 @@ __device__ __forceinline__ void first_layer(const SqueezeExciteParams& p, First&
 }
 
 #include "squeeze_excite_second.cuh"
+#if SCALED
+#include "squeeze_excite_scaled.cuh"
+#endif
 
 #if PARTIAL && LAYER == 0
 // Whether this block is the image's last; then it sees what all of them have written. 9.7.13.5 atom of one thread, as a release
@@ -333,6 +347,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
 #if LAYER == 2
   prepare_second(p, s);
   wait_for_previous_launch();
+#if SCALED
+  Scaled own;
+  load_scaled(p, own);
+#endif
   join(p, rows, hidden);
 #else
   const int log_apart = LAYER == 1 ? p.log_apart : 0;
@@ -383,4 +401,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
 #endif
 #endif
   second_layer(p, s, hidden, rows);
+#if SCALED
+  store_scaled(p, own, rows + WARPS * 16);
+#endif
 }

@@ -260,7 +260,8 @@ class Options:
     """Other ways to compute parts of a network, each an option of a group; `network()` is the network with all of them.
 
     What an option does without is `limit`ed to the others; what it has instead is put `before` or `behind` an op, in whose
-    topological place it stands. All options of a group must compute the same outputs. Ops are told apart by identity.
+    topological place it stands. All options of a group must compute the same outputs; no plan has options of several groups
+    that together leave a tensor without its op. Ops are told apart by identity.
     """
 
     def __init__(self, network: Network) -> None:

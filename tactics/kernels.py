@@ -29,6 +29,7 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
+    ScaledConvProblem,
     SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature
@@ -119,6 +120,8 @@ ROWS = (
     Kernel("matmul", "matmul", (MatmulProblem,), placed=False),
     Kernel("matmul_fp32", "matmul", (), (MatmulProblem,), placed=False),
     Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), (), "parts", placed=False),
+    Kernel("depthwise_scaled", "conv_scaled", (ScaledConvProblem,), (), "patch", placed=False),
+    Kernel("grouped_scaled", "conv_scaled", (ScaledConvProblem,), (), "tile", HMMA, placed=False),
     Kernel("attention", "attention.tokens", (AttentionProblem,)),
     Kernel("cross_covariance", "attention.channels", (AttentionProblem,)),
     Kernel("library", "array_function", (LibraryProblem,), placed=False),

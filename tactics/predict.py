@@ -174,10 +174,15 @@ def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     if (same := alike(problem, tactic)) != tactic:
         return _cached(problem, same, device)
     counts = _family(tactic.kernel).counts(problem, tactic, device)
-    if isinstance(counts, Counts):
-        factor = MEASURED.get(tactic.kernel, 1.0) if device.sm == MEASURED_ON else 1.0
-        return predicted(device, replace(counts, untimed=counts.untimed * factor))
-    parts = [predicted(device, of) for of in counts]  # one after the other
+    one_by_one = [counts] if isinstance(counts, Counts) else counts  # launches, one after the other
+    parts = [predicted(device, _measured(of, of.kernel or tactic.kernel, device)) for of in one_by_one]
+    if len(parts) == 1:
+        return parts[0]
     slowest = max(parts, key=lambda part: float(part["total_us"]))
     total = {k: sum(float(part.get(k, 0.0)) for part in parts) for k in slowest if k != "bound"}
     return {**total, "bound": slowest["bound"]}
+
+
+def _measured(counts: Counts, kernel: str, device: Device) -> Counts:
+    factor = MEASURED.get(kernel, 1.0) if device.sm == MEASURED_ON else 1.0
+    return counts if factor == 1.0 else replace(counts, untimed=counts.untimed * factor)

@@ -11,12 +11,19 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.format import DTYPES, Shape4, num_bytes
 from tactics.problems.gather import GatherProblem
-from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, MoveProblem, SqueezeExciteProblem
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    ScaledConvProblem,
+    SqueezeExciteProblem,
+)
 from tactics.problems.protocol import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
-Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem  # what has weights
+Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem  # with weights
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 # Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
 # (arXiv 2402.13499, table of memory latencies); queues add to it.
@@ -34,7 +41,7 @@ class Counts:
 
     Bytes of activations `read` and `written`, and of `weights`; `limits`: microseconds by what else bounds the launches (of a
     resource that memory has as well, its time); `sparse`: of a sparse kernel, whose launch has a fixed cost; `untimed`: what
-    an estimate of a kernel that nobody has timed multiplies all limits with.
+    an estimate of a kernel that nobody has timed multiplies all limits with; `kernel`: of a launch that is not the tactic's.
     """
 
     read: float
@@ -44,6 +51,7 @@ class Counts:
     launches: int = 1
     sparse: bool = False
     untimed: float = 1.0
+    kernel: str = ""
 
 
 def traffic(shapes: Sequence[Shape4], tactic: Tactic) -> tuple[int, int]:
@@ -200,6 +208,9 @@ def _needs(p: Layer) -> tuple[int, int, int]:
     """(elements of the first input that some product needs, products, weights that one of them needs)."""
     if isinstance(p, SqueezeExciteProblem):
         return math.prod(p.in_shapes[0]), p.macs, sum(q.k * q.c // q.groups * q.r * q.s for q in (p.first, p.second))
+    if isinstance(p, ScaledConvProblem):
+        (read, macs, weights), (_, more, others) = _needs(p.first), _needs(p.second)
+        return read, macs + more, weights + others
     if isinstance(p, BackToBackProblem):  # the second is 1 x 1: a stride of it leaves out rows and columns of the first
         starts = [np.arange(o) * p.second.stride[i] - p.second.pad[i] for i, o in enumerate((p.second.p, p.second.q))]
         ends = p.first.p, p.first.q

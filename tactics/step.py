@@ -63,6 +63,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a squeeze-excite's hidden values that a convolution's launch computes beside its outputs
+    (include/hidden_share.cuh): arguments; bytes of dynamic shared memory behind its own, and of the workspace."""
+
+    args: tuple[tuple[str, Arg], ...]
+    smem: int
+    workspace: int
+
+    def behind(self, smem: int) -> tuple[Args, int]:
+        """(its arguments, bytes of shared memory in all) where so many are the convolution's own."""
+        own = -(-smem // 16) * 16
+        return member("share", dict(self.args) | ints(held_at=own)), own + self.smem
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A library function (tactics.problems.array_functions) instead of a launch; arrays are (argument, type, shape), linear.
 

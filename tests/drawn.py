@@ -275,6 +275,23 @@ def mean(d: Drawn):
 
 
 MOVES = (concat, concat, concat, split, reshape, reshape, reshape, transpose, transpose, slice_, pointwise)
+
+
+def squeeze_excite(d: Drawn):
+    """A grouped convolution, times what two layers make of its average. Not of ALL, whose networks tests know by seeds."""
+    if (x := d.image()) is None or math.prod(d.shapes[x]) > MOST_ELEMENTS:
+        return None
+    shape = n, c, *_ = d.shapes[x]
+    groups = d.pick.choice((c, c, math.gcd(c, 4), math.gcd(c, 3)))
+    w = d.constant(c, c // groups, 3, 3, spread=(3 * c // groups) ** -0.5)
+    y = d.add("Relu", d.add("Conv", f"{x} {w} {d.constant(c, spread=0.3)}", shape, pads=(1,) * 4, group=groups), shape)
+    s = d.add("GlobalAveragePool", y, (n, c, 1, 1))
+    for k, after in ((d.pick.randint(1, 9), "Relu"), (c, "Sigmoid")):
+        w = d.constant(k, d.shapes[s][1], 1, 1, spread=d.shapes[s][1] ** -0.5)
+        s = d.add(after, d.add("Conv", f"{s} {w}", (n, k, 1, 1)), (n, k, 1, 1))
+    return d.add("Mul", d.pick.choice((f"{y} {s}", f"{s} {y}")), shape)
+
+
 # fmt: off
 ALL = (conv, conv, conv, norm, pointwise, pointwise, binary, binary, concat, concat, split, pool, resize, slice_, transpose,
        pad, reshape, softmax, gemm, shuffle, mean)

@@ -30,6 +30,7 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
+    ScaledConvProblem,
     SqueezeExciteProblem,
 )
 from tactics.problems.prologue import Prologue
@@ -300,6 +301,7 @@ CHAINED: dict[str, Problem] = {
 }
 _BETWEEN = conv_case(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
 _HIDDEN = conv_case(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
+_GATES = conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID)
 # fmt: off
 JOINED: dict[str, Problem] = {  # more than one layer per launch
     "stem_pooled": conv_case(
@@ -318,9 +320,14 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     ),
     "grouped_tail": conv_case(2, 36, 9, 7, 36, 3, 3, **SAME, groups=6, act=PRELU, **TAILS[""]),
     "stem_tail": conv_case(1, 3, 20, 21, 33, 3, 3, (2, 2), (1, 1, 1, 1), bias=True, act=PRELU, **TAILS[""]),
-    "squeeze_excite": SqueezeExciteProblem(
-        PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
-    ),
+    "squeeze_excite": SqueezeExciteProblem(PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)), _HIDDEN, _GATES),
+    **{
+        f"scaled_{groups}": ScaledConvProblem(
+            conv_case(2, 40, 30, 26, 40, 3, 3, **SAME, groups=groups, act=RELU),
+            SqueezeExciteProblem(PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)), _HIDDEN, _GATES), RELU,
+        )
+        for groups in (40, 5)
+    },
 }
 # fmt: on
 

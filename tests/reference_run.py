@@ -38,13 +38,22 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
 
 
 def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
-    """Every combination of fusion options; past `limit`, a set that takes each option of each group at least once."""
+    """Every combination of fusion options; past `limit`, a set that takes each option of each group at least once. Of both
+    those in which all that an op reads is made: no plan has the others."""
     names = [group for group, _ in network.groups]
     options = [o for _, o in network.groups]
     if np.prod([len(o) for o in options], dtype=float) <= limit:
-        return [dict(zip(names, pick, strict=True)) for pick in itertools.product(*options)]
-    most = max(len(o) for o in options)
-    return [{n: o[(k + i) % len(o)] for i, (n, o) in enumerate(zip(names, options, strict=True))} for k in range(most)]
+        found = [dict(zip(names, pick, strict=True)) for pick in itertools.product(*options)]
+    else:
+        most = max(len(o) for o in options)
+        found = [{n: o[(k + i) % len(o)] for i, (n, o) in enumerate(zip(names, options, strict=True))} for k in range(most)]
+    return [choice for choice in found if _possible(network, choice)]
+
+
+def _possible(network: Network, choice: dict[str, str]) -> bool:
+    ops = [op for op in network.ops if exists(op, choice)]
+    made = {t.name for t in network.inputs} | {op.output for op in ops}
+    return made.issuperset(t for op in ops for t in op.inputs)
 
 
 # ---- small models, files and onnxruntime, for the tests of import, fusion and lowering

@@ -199,7 +199,7 @@ __device__ __forceinline__ void keep_outputs(const DepthwiseParams& p, const Pla
 }
 
 // A pixel whose input is not finite, of which a band spoils outputs that do not read it.
-__device__ __forceinline__ void sum_taps(const DepthwiseParams& p, const Place& at, u32 weights, Watch& watch) {
+__device__ __forceinline__ void sum_taps(const DepthwiseParams& p, const Place& at, u32 weights, Watch& watch, PixelSums& all) {
   const __half* from = p.x + p.in.at(at.image, at.channel, 0);
   float sums[1][1][VEC] = {};
   const int h0 = at.row * p.stride_h - p.pad_t, w0 = at.col * p.stride_w - p.pad_l;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void sum_taps(const DepthwiseParams& p, const Place& 
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sums[0][0][c] += of[c] * x[c];
   }
-  finish_pixels(p, at, weights, sums, watch);
+  finish_pixels(p, at, weights, sums, watch, all);
 }
 
 __device__ __forceinline__ uint4 kept_output(u32 at) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ bool has_nan(const uint4& bits) {
 
 // Neighbours take a pixel's next channels, so that an access meets few lines of memory, and then the row's next pixels. Several
 // pixels at once, or one by one where a value is not finite or a channel is padding, which stays zero.
-__device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at, u32 weights, u32 from) {
+__device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at, u32 weights, u32 from, PixelSums& sums) {
   constexpr int TURN = 32 / COLUMNS, TURNS = H_BLOCK * TH / TURN, AT_ONCE = TURNS % 7 ? 4 : 7;  // rows of a turn
   static_assert(TURNS % AT_ONCE == 0, "whole turns");
   const int spot = threadIdx.x / C_BLOCK, down = TURN * p.step_h;
@@ -254,8 +254,10 @@ __device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at
     }
     if (known >= 8 && !(*reinterpret_cast<const u32*>(&seen.sum) & 0x7fff7fffu)) {
 #pragma unroll
-      for (int n = 0; n < AT_ONCE; ++n)
+      for (int n = 0; n < AT_ONCE; ++n) {
+        sums.add({bits[n].x, bits[n].y, bits[n].z, bits[n].w}, n < turns);
         if (n < turns) stg_128(to + n * next, bits[n]);
+      }
       from += AT_ONCE * 256, to += AT_ONCE * next;
       continue;
     }
@@ -268,9 +270,10 @@ __device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at
       if (has_nan(one)) {
         Place spoilt = at;
         spoilt.row += (n0 + n) * down;
-        sum_taps(p, spoilt, weights, watch);
+        sum_taps(p, spoilt, weights, watch, sums);
       } else {
         watch.see(one);
+        sums.add({one.x, one.y, one.z, one.w}, true);
         stg_128(to, one);
       }
     }
@@ -278,7 +281,7 @@ __device__ __forceinline__ void store_outputs(const DepthwiseParams& p, Place at
   watch.report(p.nonfinite);
 }
 
-__device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weights) {
+__device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weights, PixelSums& sums) {
   extern __shared__ __align__(16) char patch[];
   __shared__ __align__(16) char filters[C_BLOCK * 8 * FILTER];
   const Place first = first_place(p);
@@ -302,5 +305,5 @@ __device__ __forceinline__ void compute_bands(const DepthwiseParams& p, u32 weig
     keep_outputs(p, own, weights, part, planes, acc);
   }
   __syncthreads();
-  store_outputs(p, place(p, first, to_store, 0), weights, smem_u32(patch) + to_store * CHUNK);
+  store_outputs(p, place(p, first, to_store, 0), weights, smem_u32(patch) + to_store * CHUNK, sums);
 }

@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_rows(u32 patch, u32 weights, int local,
   }
 }
 
-__device__ __forceinline__ void compute_staged(const DepthwiseParams& p, u32 weights) {
+__device__ __forceinline__ void compute_staged(const DepthwiseParams& p, u32 weights, PixelSums& sums) {
   extern __shared__ __align__(16) char patch[];
   const int t = threadIdx.x, spot = t / C_BLOCK;
   const Place first = first_place(p), at = place(p, first, t % C_BLOCK, spot);
@@ -95,6 +95,6 @@ __device__ __forceinline__ void compute_staged(const DepthwiseParams& p, u32 wei
   const u32 own = smem_u32(patch) + spot / W_BLOCK * BH * ROW + spot % W_BLOCK * PITCH * PIXEL + at.local * VEC * 2;
   multiply_rows(own, weights, at.local, acc);
   Watch watch;
-  finish_pixels(p, at, weights, acc, watch);
+  finish_pixels(p, at, weights, acc, watch, sums);
   watch.report(p.nonfinite);
 }

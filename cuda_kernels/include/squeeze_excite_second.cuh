@@ -1,5 +1,6 @@
 // Part of squeeze_excite.cu, which defines the names and the compile-time values used here: the second layer by warps, 16
 // channels of y from the hidden values. In: these one by one (`put`). A warp's first weights are loaded before they are known.
+// SCALED: what it gives stays in shared memory, behind the sums of warps.
 #pragma once
 
 // Hidden value m in the four columns of the second layer's factor, hidden[m / 32][column][m % 32].
@@ -56,8 +57,12 @@ __device__ __forceinline__ float multiply_second(const SqueezeExciteParams& p, S
   }
   return gather(sum, UP);
 }
-__device__ __forceinline__ void store_channel(const SqueezeExciteParams& p, int tile, float v) {
+__device__ __forceinline__ void store_channel(const SqueezeExciteParams& p, int tile, float v, float* shared) {
   const int lane = threadIdx.x % 32, channel = tile * 16 + lane % 2 * 8 + lane / 4;
+#if SCALED
+  if (lane % 4 < 2) shared[WARPS * 16 + channel - blockIdx.x * p.each * 16] = activate<ACT2>(v, p.alpha2, p.beta2, 0.f);
+  return;
+#endif
   if (lane % 4 < 2 && channel < p.k_wide)
     store_half(p.y + p.out.at(blockIdx.y, channel, 0), channel < p.k ? activate<ACT2>(v, p.alpha2, p.beta2, 0.f) : 0.f,
                p.nonfinite);  // padding stays zero
@@ -77,14 +82,14 @@ __device__ __forceinline__ void second_layer(const SqueezeExciteParams& p, Secon
 #pragma unroll 1
     for (int i = 1; i < warps && lane % 4 < 2 && s.m == 0; ++i) sum += mine[i * 16];
   }
-  if (s.tile < s.to && s.m == 0) store_channel(p, s.tile, sum + s.bias);
+  if (s.tile < s.to && s.m == 0) store_channel(p, s.tile, sum + s.bias, shared);
 #else
 #pragma unroll 1
   while (s.tile < s.to) {
     Second next = s;
     next.tile += WARPS;
     load_second(p, next);
-    store_channel(p, s.tile, multiply_second(p, s, column) + s.bias);
+    store_channel(p, s.tile, multiply_second(p, s, column) + s.bias, shared);
     s = next;
   }
 #endif

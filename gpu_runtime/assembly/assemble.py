@@ -27,6 +27,7 @@ from tactics.problems.problem import (
     ConvProblem,
     ConvTransposeProblem,
     ReformatProblem,
+    ScaledConvProblem,
     SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Problem
@@ -36,7 +37,8 @@ Home = Mapping[Place, tuple[Place, int]]  # see places.homes
 Alias = Mapping[Place, tuple[Place, int]]  # see places.aliases
 
 
-CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem)  # layers with counted weights
+# Layers with counted weights.
+CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)
 
 
 @dataclass(slots=True)
@@ -322,6 +324,6 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         round(layer.time_us, 6),
         tuple(op.nodes) if op else (),
         op.layer or None if op else None,
-        sum(int(weights[name].size) for name in ("w", "w2") if name in weights),
+        sum(int(weights[name].size) for name in ("w", "w2", "w22") if name in weights),
         layer.images,
     )

@@ -26,6 +26,7 @@ from tactics.problems.problem import (
     PointwiseProblem,
     PoolProblem,
     ReformatProblem,
+    ScaledConvProblem,
 )
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
@@ -182,7 +183,7 @@ def _parameters(layer: Layer, timing: Timing) -> Keys:
     if isinstance(p, ChainedProblem):
         stages = _pointwise(p.chain, len(p.chain.tensors))
         return _parameters(replace(layer, problem=p.first), timing) | {k: stages[k] for k in ("NbOperations", "Operations")}
-    if isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
+    if isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem, ScaledConvProblem)):
         return _conv(layer, p)
     if isinstance(p, PoolProblem):
         return _pool(p)
@@ -239,9 +240,9 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
     return f"const auto var{i} = {op}({', '.join(filter(None, [before, *inside.split(',')]))});"
 
 
-def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem) -> Keys:
+def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem | ScaledConvProblem) -> Keys:
     """Two convolutions in one launch read as the first one does and write as the second one does."""
-    reads = p.first if isinstance(p, BackToBackProblem) else p
+    reads = p.first if isinstance(p, (BackToBackProblem, ScaledConvProblem)) else p
     act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
     return {
         "ParameterType": "Deconvolution" if isinstance(p, ConvTransposeProblem) else "Convolution",

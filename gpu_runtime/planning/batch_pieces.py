@@ -101,15 +101,26 @@ def _able(network: Network, block: Block, images: int) -> bool:
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
     nothing."""
-    images, able = table.network.images, able_blocks(table.network)
-    best, most = None, LEAST_GAIN * chosen.us
-    for pieces in (1 << i for i in range(1, images.bit_length()) if able):
-        sizes = sizes_of(images, pieces)
+    network, able = table.network, able_blocks(table.network)
+    listed, best, most = blocks(network) if able else (), None, LEAST_GAIN * chosen.us
+    for pieces in (1 << i for i in range(1, network.images.bit_length()) if able):
+        sizes = sizes_of(network.images, pieces)
         gains = {i: _gain(table.device, block, chosen, sizes) for i, block in able.items()}
-        found = {i for i, gain in gains.items() if gain > 0}
-        if (total := sum(gains[i] for i in found)) > most:
-            between = range(min(found), max(found) + 1)
-            best, most = Pieces(sizes, frozenset(able.keys() & between)), total
+        found = [i for i, gain in gains.items() if gain > 0]
+        total = sum(gains[i] for i in found)
+        if best and total < most / 2:
+            break  # smaller ones gain less still: launches are what they add
+        if total > most:
+            first, last = min(found), max(found)
+            # A block beside them may save that the tensor between is written to DRAM as a whole.
+            ends = [
+                (i, gains[i] + _whole_us(network, table.device, listed[at].output))
+                for i, at in ((first - 1, first - 1), (last + 1, last))
+                if i in gains
+            ]
+            beside = [i for i, gain in ends if gain >= 0]
+            best = Pieces(sizes, frozenset(able.keys() & range(first, last + 1)).union(beside))
+            most = total
     return best
 
 
@@ -137,7 +148,7 @@ def _is_odd(name: str) -> bool:
 
 
 def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
-    """Microseconds that the plan's tactics are predicted to save in pieces."""
+    """Microseconds that the plan's tactics are predicted to save in pieces; 0 where one of them cannot run."""
     gain, taken = 0.0, list[tuple[Problem, Tactic]]()
     for op in block.ops:
         entry = chosen.entries[op.name] if _is_in(op, chosen) else None
@@ -150,7 +161,7 @@ def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int])
             gain -= sizes.count(n) * us
             taken.append((of, entry.tactic))
         gain += predict_us(op.problem, entry.tactic, device)
-    return gain if gain > 0 and all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
+    return gain if all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
 
 
 def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
@@ -208,10 +219,16 @@ def _tie(
 ) -> Op[Problem]:
     """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
     tensor = source if apart else made
-    shape, element = network.tensors[tensor], {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
-    us = 0.0 if device.measured else moved_us(device, element.get(tensor, 2) * math.prod(shape), 0)["dram"]
-    name, problem = f"images of {made}", PiecesProblem(shape, sizes, apart, us)
+    us = _whole_us(network, device, tensor)
+    name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
+
+
+def _whole_us(network: Network, device: Device, tensor: str) -> float:
+    """What DRAM takes for the part of a whole tensor that L2 cannot hold."""
+    element = {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
+    nbytes = element.get(tensor, 2) * math.prod(network.tensors[tensor])
+    return 0.0 if device.measured else moved_us(device, nbytes, 0)["dram"]
 
 
 def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]) -> Network:

@@ -1,6 +1,7 @@
 """A lowered network and the times of its tactics -> the planner's graph."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -228,7 +229,7 @@ class _Reformats:
         self.times: dict[ReformatProblem, Times] = {}
         self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
-        self._pieces = {op.output: op.pieces for op in network.ops if op.pieces}
+        self._pieces = {op.output: Counter(op.pieces) for op in network.ops if op.pieces}
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
 
@@ -238,9 +239,10 @@ class _Reformats:
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
             whole = ReformatProblem(*self._shapes[tensor], *map(str, ends))
-            each = [self._ps(replace(whole, n=n)) for n in self._pieces.get(tensor, (whole.n,))]
+            each = [(self._ps(replace(whole, n=n)), times) for n, times in self._pieces.get(tensor, {whole.n: 1}).items()]
             self.problems[hop] = whole
-            self._known[hop] = None if None in each else sum(ps for ps in each if ps is not None)
+            able = all(ps is not None for ps, _ in each)
+            self._known[hop] = sum(ps * times for ps, times in each if ps is not None) if able else None
         return self._known[hop]
 
     def _ps(self, problem: ReformatProblem) -> int | None:

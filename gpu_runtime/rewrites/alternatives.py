@@ -35,6 +35,7 @@ def alternatives(network: Network) -> Network:
         grid.offer,
         back_to_back.offer,
         squeeze_excite.gates,
+        squeeze_excite.scaled,
         chained.offer,
         norms.offer,
     ):

@@ -1,22 +1,25 @@
 """Squeeze-excite: its average and the two fully connected layers behind it, offered as one operator, and the scale that they
 give, one value per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
 
+A depthwise convolution ahead may take in all of it, the multiplication too.
+
 Each is a choice of the plan. Where gates are in front, images are computed apart, which costs where a small one fills no tile.
-The operator, of one launch or two, is dense, also where the weights are 2:4: the log says so (one_launch).
+The operators, of one launch or two, are dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from gpu_runtime.network import Literal, Network, Op, Options, computes, joined
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes, joined
+from tactics.families import conv_scaled
 from tactics.families.squeeze_excite import reason_against
 from tactics.problems.pointwise_ops import NONE, Activation
-from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem, SqueezeExciteProblem
+from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem, ScaledConvProblem, SqueezeExciteProblem
 from tactics.problems.prologue import GATED_ACTS, Prologue
 from tactics.problems.protocol import Feature, Problem
 
-IN_FRONT = "in front"
+IN_FRONT, SCALED = "in front", "scaled"
 TWIN = ", gated"  # behind the name of an option that is the same but for a gate in front
 NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # beside these
 Conv = Op[ConvProblem]
@@ -124,3 +127,67 @@ def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tup
     x, gate = product.inputs if product.problem.tensors[0] == "nchw" else reversed(product.inputs)
     problem = replace(conv.problem, prologue=Prologue(gated=True, act=act))
     return joined(product, conv, problem=problem, inputs=(x, *conv.inputs[1:], gate), when=when)
+
+
+# ---- all of it behind the convolution ahead
+
+
+def scaled(network: Network) -> Network:
+    """The network with convolutions, squeeze-excites of their outputs, and the products of both as one operator each."""
+    options = Options(network)
+    for product in network.ops:
+        if not computes(product, PointwiseProblem) or (act := _act(product.problem)) is None:
+            continue
+        x, gate = product.inputs if product.problem.tensors[0] == "nchw" else reversed(product.inputs)
+        makers, gone = network.producers.get(x, ()), _only_for(network, product, x, gate)
+        excite = next((op for op in gone if computes(op, SqueezeExciteProblem) and op.inputs == (x,)), None)
+        if excite is None or network.is_fp32(product.output):
+            continue
+        conv = next((op for op in makers if computes(op, ConvProblem) and not _against(op, excite, act)), None)
+        if conv is None:
+            continue
+        decided = {g for g, _ in product.when}  # where a gate may be in front of the same readers, one group decides
+        gate_of = next((g for g in decided if dict(network.groups)[g] == (APART, IN_FRONT) and len(decided) == 1), "")
+        group, before = gate_of or f"scale {product.name}", (APART, IN_FRONT) if gate_of else (APART,)
+        options.group(group, *((SCALED,) if gate_of else (APART, SCALED)))
+        for op in (*makers, *gone, *(() if gate_of else (product,))):
+            options.limit(op, group, *before)
+        for reader in network.readers[product.output]:
+            if (group, APART) in reader.when:
+                options.limit(reader, group, SCALED)
+        when = (*conv.when, *(() if gate_of else product.when), (group, SCALED))
+        options.behind(product, _scaled(conv, excite, product, act, when))
+    return options.network()
+
+
+def _against(conv: Op[ConvProblem], excite: Op[SqueezeExciteProblem], act: Activation) -> str:
+    return conv_scaled.reason_against(conv.problem, excite.problem, act)
+
+
+def _only_for(network: Network, product: Op[PointwiseProblem], x: str, gate: str) -> tuple[Op[Problem], ...]:
+    """The ops between x and the gate, where nothing else reads these or x but what multiplies the two; else none."""
+    found, tensors = list[Op[Problem]](), [gate]
+    for tensor in tensors:
+        for op in network.producers.get(tensor, ()):
+            found.append(op)
+            tensors += [t for t in op.inputs if t != x and t not in tensors]
+    used = {id(op) for op in found} | {id(op) for op in network.readers[gate]}
+    inside = all(id(op) in used for t in (x, *tensors) for op in network.readers.get(t, ()))
+    hidden = not {x, *tensors} & network.output_names and not any(map(network.is_fp32, (x, *tensors)))
+    return tuple(found) if inside and hidden and all(network.producers.get(t) for t in tensors) else ()
+
+
+def _scaled(
+    conv: Conv, excite: Op[SqueezeExciteProblem], product: Op[PointwiseProblem], act: Activation, when: tuple[Literal, ...]
+) -> Op[ScaledConvProblem]:
+    return joined(
+        conv,
+        excite,
+        product,
+        problem=ScaledConvProblem(conv.problem, excite.problem, act),
+        inputs=conv.inputs,
+        weights={**conv.weights, **{f"{name}2": array for name, array in excite.weights.items()}},
+        layer=f"{conv.layer} -> {excite.layer}",
+        layers=(conv.layer, *excite.layers),
+        when=when,
+    )

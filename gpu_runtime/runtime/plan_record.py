@@ -42,6 +42,7 @@ FORMAT_VERSION = 5
 # fmt: off
 TYPES = {
     "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
+    "ScaledConvProblem": "conv",
     "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",

@@ -29,6 +29,7 @@ from tactics.problems.problem import (
     BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
+    ScaledConvProblem,
     SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature, Problem
@@ -119,6 +120,9 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: i
     return work
 
 
+PAIRS = (BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)
+
+
 def _check_problem(problem: Problem) -> None:
     if isinstance(problem, LibraryProblem):
         try:
@@ -134,7 +138,9 @@ def _check_problem(problem: Problem) -> None:
 
 def _check_weights_fit(problem: Problem, held: int) -> None:
     """Check, before any count of taps or channels, that there are no more weights than bytes."""
-    for p in (problem.first, problem.second) if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)) else (problem,):
+    for p in (problem.first, problem.second) if isinstance(problem, PAIRS) else (problem,):
+        if isinstance(p, SqueezeExciteProblem) and p is not problem:
+            _check_weights_fit(p, held)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")
 

@@ -27,7 +27,18 @@ from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate
-from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
+from tactics.step import (
+    Launch,
+    Share,
+    Store,
+    conv_args,
+    epilogue_instructions,
+    epilogue_values,
+    ints,
+    launch,
+    linear,
+    vector_sections,
+)
 from tactics.tactic import Only, Patch, Tactic, restrict
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -192,6 +203,11 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
     return parts * (-(-(taps + 2) * row // 128) * 128 + 64) + filters
 
 
+def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Of a block, static and dynamic."""
+    return _smem(p, tactic) + patch_bytes(p, tactic)
+
+
 def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Dynamic shared memory of a block's patch of input, where the kernel copies it there, and as it lays it out."""
     t = tactic.patch
@@ -240,8 +256,13 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
+    p: ConvProblem,
+    tactic: Tactic,
+    store: Store | None = None,
+    strided: tuple[Strides, ...] | None = None,
+    share: Share | None = None,
 ) -> tuple[Launch, ...]:
+    """`share`: what else the launch computes (conv_scaled)."""
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {
@@ -259,12 +280,19 @@ def launches(
         "TW": t.tw,
         **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
+        **({"HIDDEN": 1} if share else {}),
     }
     args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
     args |= ints(step_h=steps[0], step_w=steps[1], tiles_h=counts[0], tiles_w=counts[1], phases_h=phases[0], phases_w=phases[1])
-    smem = patch_bytes(p, tactic)
-    blocks = p.n * -(-padded_channels(tactic.out.layout, p.k) // t.channels) * math.prod(counts) * math.prod(phases)
-    return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), smem, args),)
+    more, smem = share.behind(patch_bytes(p, tactic)) if share else ({}, patch_bytes(p, tactic))
+    grid, workspace = (p.n * blocks_of(p, tactic), 1, 1), share.workspace if share else 0
+    return (launch("conv_depthwise", values, grid, threads(tactic), smem, args | more, workspace),)
+
+
+def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
+    """Blocks of an image."""
+    counts, phases = tiles(p, tactic.patch)
+    return -(-padded_channels(tactic.out.layout, p.k) // tactic.patch.channels) * math.prod(counts) * math.prod(phases)
 
 
 def _pitch(p: ConvProblem) -> int:
@@ -284,10 +312,11 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
-def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    t, size, blocks = tactic.patch, threads(tactic), launches(p, tactic)[0].grid[0]
+def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
+    """`more`: of a thread instructions, of a block latency (clocks) and bytes of shared memory, beside those of the outputs."""
+    t, size, blocks = tactic.patch, threads(tactic), p.n * blocks_of(p, tactic)
     _, (e_h, e_w) = lattice(p)
-    at_once = resident(device, size, _registers(p, tactic), _smem(p, tactic) + patch_bytes(p, tactic))
+    at_once = resident(device, size, _registers(p, tactic), shared_bytes(p, tactic) + more[2])
     rows = (t.th - 1) * e_h + p.r
     if t.mma:
         instructions, port, products, turns = _tensor(p, t, size)
@@ -305,12 +334,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
+    clk["issue"] += size * more[0] / 128
     if not t.mma:
         clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     block = max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]) if t.mma else max(clk.values())
-    return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, block, alone))
+    return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, block, alone + more[1]))
 
 
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:

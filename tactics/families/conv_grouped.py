@@ -22,7 +22,18 @@ from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
-from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
+from tactics.step import (
+    Launch,
+    Share,
+    Store,
+    conv_args,
+    epilogue_instructions,
+    epilogue_values,
+    ints,
+    launch,
+    linear,
+    vector_sections,
+)
 from tactics.tactic import Only, Tactic, Tile, restrict
 
 MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
@@ -178,10 +189,10 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     for tile, x, y in product(restrict("conv_grouped", TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         found = geometry(p, tactic)
-        yield tactic, unsupported(found if isinstance(found, str) else no_room(smem_bytes(p, tactic), device))
+        yield tactic, unsupported(found if isinstance(found, str) else no_room(shared_bytes(p, tactic), device))
 
 
-def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
+def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Patch, weights, staging tile, tables."""
     u, g, t = packed(p), cut(p, tactic), tactic.gemm
     patch = -(-g.patch[0] * g.pitch // 8) * 8 * t.k * 2
@@ -189,8 +200,13 @@ def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
+    p: ConvProblem,
+    tactic: Tactic,
+    store: Store | None = None,
+    strided: tuple[Strides, ...] | None = None,
+    share: Share | None = None,
 ) -> tuple[Launch, ...]:
+    """`share`: what else the launch computes (conv_scaled)."""
     t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
     values = {
         "PIXELS": t.n,
@@ -211,10 +227,18 @@ def launches(
     values |= {"TILE_H": g.tile[0], "TILE_W": g.tile[1], "PATCH_H": g.patch[0], "PATCH_W": g.patch[1]}
     values |= {"PITCH": g.pitch, "PHASE": g.phase, "ROW_MASK": used[0], "COLUMN_MASK": used[1]}
     values |= {"DIL_W": p.dilation[1], "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "TAPS_W": p.s, "DIL_H": p.dilation[0]}
+    values |= {"HIDDEN": 1} if share else {}
     args = conv_args(p, tactic, store, strided, ("x_", "y_", "r_")) | ints(c=p.c)
     args |= ints(units=u.count, blocks_of_units=g.blocks, tiles_h=g.tiles[0], tiles_w=g.tiles[1])
-    grid = g.blocks * g.tiles[0] * g.tiles[1] * p.n
-    return (launch(tactic.kernel, values, (grid, 1, 1), t.threads, smem_bytes(p, tactic), args),)
+    more, smem = share.behind(shared_bytes(p, tactic)) if share else ({}, shared_bytes(p, tactic))
+    grid, workspace = (p.n * blocks_of(p, tactic), 1, 1), share.workspace if share else 0
+    return (launch(tactic.kernel, values, grid, t.threads, smem, args | more, workspace),)
+
+
+def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
+    """Blocks of an image."""
+    g = cut(p, tactic)
+    return g.blocks * g.tiles[0] * g.tiles[1]
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -247,12 +271,13 @@ def mmas(p: ConvProblem, tactic: Tactic) -> int:
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
-def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
+    """`more`: of a thread instructions, of a block latency (clocks) and bytes of shared memory, beside those of the outputs."""
     t, u, g = tactic.gemm, packed(p), cut(p, tactic)
-    blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
+    blocks = p.n * blocks_of(p, tactic)
     tiles = min(t.n // 16 // t.warps_n, -(-g.tile[0] * g.tile[1] // 16))
     registers = min(255, -(-(tiles * (4 * u.n8 + 4) + 42) // 8) * 8)
-    at_once = resident(device, t.threads, registers, smem_bytes(p, tactic))
+    at_once = resident(device, t.threads, registers, shared_bytes(p, tactic) + more[2])
     a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
     weights = g.per_block * u.steps * u.n8 * 256
     patch = g.patch[0] * g.patch[1] * g.span * 16
@@ -266,10 +291,10 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
         "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
-        "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends) / min(4, warps),
+        "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends + t.threads / 32 * more[0]) / min(4, warps),
     }
     # A block loads, then computes: what the blocks beside it do meanwhile hides the shorter of both.
     hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
     block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
-    limits = rounds_us(device, clk, blocks, at_once, block, ROUND_CLK)
+    limits = rounds_us(device, clk, blocks, at_once, block, ROUND_CLK + more[1])
     return convolved(p, tactic, u.count * u.steps * u.n8 * 256, limits)

@@ -14,14 +14,15 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import MAX_GRID, Device
-from tactics.format import HALF_FORMATS, num_bytes, padded_channels
+from tactics.format import HALF_FORMATS, Format, num_bytes, padded_channels, strides
 from tactics.problems.epilogue import RELU, Epilogue
-from tactics.problems.pointwise_ops import Activation
+from tactics.problems.pointwise_ops import ACTIVATION_CODES, Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, resident, sm_l2
 from tactics.step import (
     NULL,
+    Args,
     Launch,
     act_code,
     alpha_beta,
@@ -43,6 +44,9 @@ TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers 
 # both layers, the first, the second. Then: of the first; to sum a block's or a cluster's; to join stored sums, further turns.
 BEFORE, FIRST, MEET, JOIN, JOIN_TURN = (200, 135, 75), 105, 130, 200, 55
 JOINED = 8  # blocks whose sums a thread has in flight
+# Of a second launch that scales a tensor: warps of a block, of few and of many hidden values; the same; pixels of a thread, 8
+# channels each; instructions of a warp for these, once, and for each.
+SCALED_WARPS, SCALED_JOINED, SCALED_PIXELS, SCALE = (4, 8), 16, 4, (90, 38)
 # Blocks of an image that are tried: of a cluster; in one launch; in the first of two, and how many times as many, which then
 # share the hidden values. Predicted, the best of these takes 1.3 % longer than of all powers of 2 (benchmarks/NOTES.md).
 CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
@@ -120,22 +124,12 @@ def _shared(c8: int, blocks: int) -> Parts:
 
 
 def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
-    x, y = own_strides(p, tactic)
-    one, two, sizes, parts = p.first, p.second, _sizes(p, tactic), tactic.parts
-    of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
-    args = {name: of_one[name] for name in ("nonfinite", "x", "y")} | {"w1": of_one["w"], "b1": of_one["bias"]}
-    args |= {"w2": of_two["w"], "b2": of_two["bias"]}
-    args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
-    args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
-    args |= ints(log_near=_log(sizes.near), log_rows=_log(sizes.near_rows), log_mid=_log(sizes.width), each=sizes.each)
-    args |= ints(log_apart=_log(parts.apart or 1), log_deep=_log(WARPS // sizes.each) if parts.apart else 0)
-    args |= member("runs", ints(d=parts.runs, inverse=-(-(1 << 22) // parts.runs)))
-    args |= alpha_beta(one, "1") | alpha_beta(two, "2") | floats(down=sizes.down, scale=1 / (pixels * sizes.down))
-    blocks, n, alone = parts.slices * parts.runs, p.average.n, parts.slices * parts.runs == 1 or parts.cluster
-    args |= ints(blocks=blocks)
-    values = {"ACT1": act_code(one), "ACT2": act_code(two), "CLUSTER": blocks if parts.cluster else 1, "LAYER": 0}
+    sizes, parts, n = _sizes(p, tactic), tactic.parts, p.average.n
+    blocks, alone = parts.slices * parts.runs, parts.slices * parts.runs == 1 or parts.cluster
+    args = _arguments(p, tactic, sizes)
+    values = {"ACT1": act_code(p.first), "ACT2": act_code(p.second), "CLUSTER": blocks if parts.cluster else 1, "LAYER": 0}
     values |= {"PARTIAL": int(not alone), "AHEAD": sizes.ahead, "SUMMED": int(sizes.summed)}
-    grid, smem, workspace = (blocks, n, 1), _smem(p, values["CLUSTER"]), 0 if alone else n * blocks * one.k * 4
+    grid, smem, workspace = (blocks, n, 1), _smem(p, values["CLUSTER"]), 0 if alone else n * blocks * p.first.k * 4
     if alone:
         return (launch("squeeze_excite", values, grid, THREADS, smem, args),)
     args |= {"partial": ("workspace", 0), "counters": NULL if parts.apart else ("counters", 0)}
@@ -148,9 +142,63 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     )
 
 
-def _smem(p: SqueezeExciteProblem, cluster: int) -> int:
+def _arguments(p: SqueezeExciteProblem, tactic: Tactic, sizes: "_Sizes", warps: int = WARPS) -> Args:
+    """Of every launch; `sizes`, `warps`: of the block."""
+    x, y = own_strides(p, tactic)
+    one, two, parts = p.first, p.second, tactic.parts
+    of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
+    args = {name: of_one[name] for name in ("nonfinite", "x", "y")} | {"w1": of_one["w"], "b1": of_one["bias"]}
+    args |= {"w2": of_two["w"], "b2": of_two["bias"]}
+    args |= view_args("in", x) | view_args("out", y) | ints(c=_whole(p.average.c, 8), pixels=pixels, mid=one.k, k=two.k)
+    args |= ints(deep=sizes.deep, wide=sizes.wide, k_wide=sizes.k_wide, run=sizes.run, chunks=sizes.chunks)
+    args |= ints(log_near=_log(sizes.near), log_rows=_log(sizes.near_rows), log_mid=_log(sizes.width), each=sizes.each)
+    args |= ints(log_apart=_log(parts.apart or 1), log_deep=_log(warps // sizes.each) if parts.apart else 0)
+    args |= member("runs", _divisor(parts.runs)) | ints(blocks=parts.slices * parts.runs)
+    args |= alpha_beta(one, "1") | alpha_beta(two, "2")
+    return args | floats(down=sizes.down, scale=1 / (pixels * sizes.down))
+
+
+def _divisor(d: int) -> Args:
+    """The kernel's struct Divisor."""
+    return ints(d=d, inverse=-(-(1 << 22) // d))
+
+
+def scale_launch(p: SqueezeExciteProblem, fmt: Format, blocks: int, act: Activation) -> Launch:
+    """The second of two launches, behind a convolution that has written its output, in format `fmt`, and in the workspace what
+    each of an image's `blocks` has of the hidden values: it multiplies that output by its scale. `act`: what then follows."""
+    tactic = Tactic("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
+    (sizes, across, runs), warps = _scaled_sizes(p, tactic), _scaled_warps(p)
+    args = _arguments(p, tactic, sizes, warps)
+    lies = strides(fmt, p.in_shapes[0])
+    args |= {"x": NULL, "w1": NULL, "w2": ("weights", "w22"), "b1": ("weights", "b2"), "b2": ("weights", "b22")}
+    args |= {"partial": ("workspace", 0), "counters": NULL}
+    args |= view_args("out", lies) | member("vectors", _divisor(2 * sizes.each))
+    alpha, beta = (*act.params, 0.0, 0.0)[:2]
+    args |= floats(alpha3=alpha, beta3=beta)
+    values = {"ACT1": act_code(p.first), "ACT2": act_code(p.second), "ACT3": ACTIVATION_CODES[act.name], "CLUSTER": 1}
+    values |= {"LAYER": 2, "PARTIAL": 1, "AHEAD": FEW_AHEAD, "SUMMED": 0, "SCALED": warps}
+    workspace, smem = p.average.n * blocks * p.first.k * 4, _smem(p, 1, warps)
+    return launch("squeeze_excite", values, (across, p.average.n, runs), 32 * warps, smem, args, workspace)
+
+
+def _scaled_warps(p: SqueezeExciteProblem) -> int:
+    few, many = SCALED_WARPS
+    return many if p.first.k > 32 * few else few
+
+
+def _scaled_sizes(p: SqueezeExciteProblem, tactic: Tactic) -> tuple["_Sizes", int, int]:
+    """(sizes of a block, blocks along channels, blocks along pixels)."""
+    warps = _scaled_warps(p)
+    sizes = _sizes(p, tactic, warps)
+    across = -(-sizes.tiles_out // sizes.each)
+    each = -(-sizes.tiles_out // across)
+    run = SCALED_PIXELS * (32 * warps // (2 * each))
+    return replace(sizes, each=each, run=run), across, -(-p.average.h * p.average.w // run)
+
+
+def _smem(p: SqueezeExciteProblem, cluster: int, warps: int = WARPS) -> int:
     """Bytes of a block: FP32 sums of each of its warps and of each block of the cluster, and 4 columns in FP16."""
-    return _whole(p.first.k, 32) * (4 * WARPS + 4 * cluster + 2 * 4)
+    return _whole(p.first.k, 32) * (4 * warps + 4 * cluster + 2 * 4)
 
 
 def _whole(number: int, of: int) -> int:
@@ -227,14 +275,14 @@ class _Sizes:
         return 1 / _power(self.groups) if self.summed else 1.0
 
 
-def _sizes(p: SqueezeExciteProblem, tactic: Tactic) -> _Sizes:
+def _sizes(p: SqueezeExciteProblem, tactic: Tactic, warps: int = WARPS) -> _Sizes:
     parts, k_wide = tactic.parts, padded_channels(tactic.out.layout, p.second.k)
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where 8 warps are too few
-        each = max(1, WARPS // _power(-(-wide // (32 * HELD))))
-    width, rows = min(_power(max(p.first.k, 32)), THREADS), math.ceil(p.first.k / 16 / (parts.apart or 1))
+    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where the warps are too few
+        each = max(1, warps // _power(-(-wide // (32 * HELD))))
+    width, rows = min(_power(max(p.first.k, 32)), 32 * warps), math.ceil(p.first.k / 16 / (parts.apart or 1))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, 1, each, FEW_AHEAD, rows, width)
     ticket = not parts.apart and not parts.cluster and parts.slices * parts.runs > 1  # whose warps have all hidden values
     pairs = [(near, of) for near, of in product((1, 2, 4, 8), repeat=2) if near * of <= (near if ticket else WARPS)]
@@ -285,23 +333,19 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     registers = device.regs_per_sm // (bound * THREADS) // 8 * 8
     resident_blocks = resident(device, THREADS, registers, _smem(p, blocks if tactic.parts.cluster else 1))
     per_sm = min(resident_blocks, -(-n * blocks // device.num_sms))
-    deep, tiles = sizes.wide // 32, -(-sizes.each // WARPS)
-    deep = -(-deep // (WARPS // sizes.each)) if apart else deep
-    each = THREADS / 32 / 4  # warps that share an issue slot
+    tiles, each = -(-sizes.each // WARPS), THREADS / 32 / 4  # warps that share an issue slot
     in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
     products = sizes.own_chunks if sizes.summed else sizes.turns * in_a_row
     first = sizes.turns * LATENCY_CLK + sizes.own_rows * products * MMA_CLK
     early = (0, 0, 0) if device.dependent_launch else BEFORE  # hidden where launches overlap
     issue = early[not alone] + FIRST + MEET * alone + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed]
-    of_tile = each * (110 + 20 * deep)
-    tile = max(of_tile + deep * MMA_CLK, L2_LATENCY_CLK) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
+    of_tile, tile = _tile_clk(sizes, WARPS // sizes.each if apart else 1, WARPS, L2_LATENCY_CLK)
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
     own = max(64 * sizes.chunks * (sizes.run + 16 * sizes.rows) / rate, first)
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
     if not alone:
-        turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (JOINED * THREADS))
-        join = each * ((early if apart else BEFORE)[2] + JOIN + JOIN_TURN * (turns - 1)) + turns * L2_LATENCY_CLK
+        join = _join_clk(sizes, shares, (early if apart else BEFORE)[2], WARPS, JOINED)
         rounds = math.ceil(n * (-(-sizes.tiles_out // sizes.each) if apart else 1) / at_once)
         last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + join)
     together = per_sm * (each * issue + (tiles * of_tile if alone else 0))
@@ -309,3 +353,35 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     read, written = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     us, packed = clk / device.clock_mhz, sum(section_bytes(p, tactic).values())
     return Counts(read, written, packed, {"latency": us}, launches=1 + apart)
+
+
+def _tile_clk(sizes: _Sizes, near: int, warps: int, least: float) -> tuple[float, float]:
+    """Of 16 channels of the output, whose hidden values `near` of the block's warps share: (clocks to issue, all). `least`:
+    of their weights' arrival, where they were not loaded before the hidden values were known."""
+    deep = -(-sizes.wide // (32 * near))
+    issue = warps / 4 * (110 + 20 * deep)
+    return issue, max(issue + deep * MMA_CLK, least) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
+
+
+def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int) -> float:
+    """Of a block that joins the sums of so many blocks; `before`: instructions that nothing hides."""
+    turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (joined * 32 * warps))
+    of_turn = JOIN_TURN * joined / JOINED
+    return warps / 4 * (before + JOIN - JOIN_TURN + of_turn * turns) + turns * L2_LATENCY_CLK
+
+
+def scaled_counts(p: SqueezeExciteProblem, fmt: Format, blocks: int, device: Device) -> Counts:
+    """Of `scale_launch`: its blocks join the hidden values, load behind load, then multiply what they have meanwhile loaded."""
+    tactic = Tactic("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
+    (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE[2]
+    warps, registers = _scaled_warps(p), device.regs_per_sm // (WITH_PARTIAL * THREADS) // 8 * 8
+    at_once, share = resident(device, 32 * warps, registers, _smem(p, 1, warps)), warps / 4
+    issue, tile = _tile_clk(sizes, warps // sizes.each, warps, 0)
+    scale = SCALE[0] + SCALE[1] * -(-min(sizes.run, p.average.h * p.average.w) // (sizes.run // SCALED_PIXELS))
+    alone = _join_clk(sizes, blocks, before, warps, SCALED_JOINED) + tile + share * scale
+    per_sm = -(-p.average.n * across * runs // device.num_sms)
+    together = per_sm * (share * (before + JOIN + scale) + issue)
+    us = max(-(-per_sm // at_once) * alone, together) / device.clock_mhz
+    moved, sections = num_bytes(fmt, p.in_shapes[0]), section_bytes(p, tactic)
+    weights = sum(sections[name] for name in ("w2", "b", "b2"))
+    return Counts(moved, moved, weights, {"latency": us}, kernel="squeeze_excite")

@@ -90,6 +90,7 @@ _RULES: Mapping[type[Problem], Callable[[Any, int], Any]] = {
     kinds.PointwiseProblem: _pointwise,
     kinds.BackToBackProblem: _parts("first", "second"),
     kinds.SqueezeExciteProblem: _parts("average", "first", "second"),
+    kinds.ScaledConvProblem: _parts("first", "second"),
     kinds.ChainedProblem: _parts("first", "chain"),
     kinds.ConcatProblem: _concat,
     kinds.ViewProblem: lambda p, n: replace(p, shape=(n, *p.shape[1:]), out=(n, *p.out[1:])),

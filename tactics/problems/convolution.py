@@ -1,10 +1,8 @@
-"""Convolutions and pools, and launches of more than one of them,
-as problems (problem.py says what those are)."""
+"""Convolutions and pools as problems (problem.py says what those are)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -323,82 +321,6 @@ class PoolProblem(OneTensor):
             else:
                 np.add(total, tap, out=total, where=valid)
         return total, count
-
-
-class _Pair(Problem):
-    """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
-
-    __slots__ = ()
-    first: ConvProblem
-    second: ConvProblem
-    c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
-    k = property(attrgetter("second.k"))
-
-    @property
-    def out_shape(self) -> Shape4:
-        return self.second.out_shape
-
-    @property
-    def epilogue(self) -> Epilogue:
-        return self.second.epilogue
-
-    @property
-    def sparse24(self) -> bool:
-        """Whether both fit 2:4; their one kernel is dense all the same."""
-        return self.first.sparse24 and self.second.sparse24
-
-    @property
-    def macs(self) -> int:
-        return self.first.macs + self.second.macs
-
-
-@dataclass(frozen=True, slots=True)
-class BackToBackProblem(_Pair):
-    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
-
-    first: ConvProblem
-    second: ConvProblem
-
-    def __post_init__(self) -> None:
-        if self.second.in_shapes[0] != self.first.out_shape or self.first.epilogue.residual:
-            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
-
-    def __str__(self) -> str:
-        return f"back_to_back {self.first} -> {self.second}"
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return (*self.first.in_shapes, *self.second.in_shapes[1:])
-
-    def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second."""
-        z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
-        return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
-
-
-@dataclass(frozen=True, slots=True)
-class SqueezeExciteProblem(_Pair):
-    """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
-
-    average: PoolProblem
-    first: ConvProblem
-    second: ConvProblem
-
-    def __post_init__(self) -> None:
-        if self.first.in_shapes[0] != self.average.out_shape or self.second.in_shapes != (self.first.out_shape,):
-            raise ValueError(f"squeeze_excite: expected each to read the one before, got {self}")
-
-    def __str__(self) -> str:
-        return f"squeeze_excite {self.average} -> {self.first} -> {self.second}"
-
-    @property
-    def in_shapes(self) -> tuple[Shape4, ...]:
-        return self.average.in_shapes
-
-    def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
-        hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
-        return self.second.reference(hidden, weights["w2"], weights.get("b2"))
 
 
 def window_sums(

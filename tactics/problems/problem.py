@@ -5,21 +5,16 @@ once at its end.
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from tactics.problems.attention import AttentionProblem
-from tactics.problems.convolution import (
-    BackToBackProblem,
-    ConvProblem,
-    ConvTransposeProblem,
-    PoolProblem,
-    SqueezeExciteProblem,
-    key,
-)
+from tactics.problems.convolution import ConvProblem, ConvTransposeProblem, PoolProblem, key
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.pointwise_ops import Stage
+from tactics.problems.pointwise_ops import NONE, Activation, Stage
 from tactics.problems.protocol import OneTensor, Problem, Shape4, spanned
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
@@ -69,6 +64,117 @@ class PointwiseProblem(OneTensor):
             for stage in self.stages:
                 v = stage.apply(v, operands.get(stage.operand)).astype(np.float32)
         return np.array(np.broadcast_to(v, self.out_shape))
+
+
+class _Pair(Problem):
+    """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
+
+    __slots__ = ()
+    first: ConvProblem
+    second: "ConvProblem | SqueezeExciteProblem"
+    c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
+    k = property(attrgetter("second.k"))
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.second.out_shape
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.second.epilogue
+
+    @property
+    def sparse24(self) -> bool:
+        """Whether both fit 2:4; their one kernel is dense all the same."""
+        return self.first.sparse24 and self.second.sparse24
+
+    @property
+    def macs(self) -> int:
+        return self.first.macs + self.second.macs
+
+
+@dataclass(frozen=True, slots=True)
+class BackToBackProblem(_Pair):
+    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self) -> None:
+        if self.second.in_shapes[0] != self.first.out_shape or self.first.epilogue.residual:
+            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
+
+    def __str__(self) -> str:
+        return f"back_to_back {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return (*self.first.in_shapes, *self.second.in_shapes[1:])
+
+    def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
+        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second."""
+        z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
+        return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
+
+
+@dataclass(frozen=True, slots=True)
+class SqueezeExciteProblem(_Pair):
+    """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
+
+    average: PoolProblem
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self) -> None:
+        if self.first.in_shapes[0] != self.average.out_shape or self.second.in_shapes != (self.first.out_shape,):
+            raise ValueError(f"squeeze_excite: expected each to read the one before, got {self}")
+
+    def __str__(self) -> str:
+        return f"squeeze_excite {self.average} -> {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return self.average.in_shapes
+
+    def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
+        """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
+        hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
+        return self.second.reference(hidden, weights["w2"], weights.get("b2"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledConvProblem(_Pair):
+    """act(y * second(y)) of y = first(x): a convolution whose output squeeze-excite scales."""
+
+    first: ConvProblem
+    second: SqueezeExciteProblem
+    act: Activation = NONE
+
+    def __post_init__(self) -> None:
+        y = self.first.out_shape
+        if self.second.in_shapes != (y,) or self.second.k != y[1] or self.first.epilogue.residual:
+            raise ValueError(f"scaled conv: expected the scale of the convolution's output, got {self}")
+
+    def __str__(self) -> str:
+        return f"scaled {self.first} -> {self.second}{f' {self.act}' if self.act != NONE else ''}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return self.first.in_shapes
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.first.out_shape
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.first.epilogue
+
+    def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
+        """FP32 arrays; weights of the convolution, then, with a 2 behind their names, of squeeze-excite."""
+        y = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
+        scale = self.second.reference(y, **{name[:-1]: w for name, w in weights.items() if name in ("w2", "b2", "w22", "b22")})
+        return self.act.apply(y * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +386,8 @@ class MatmulProblem(Problem):
 # Every kind: what a file may name.
 # fmt: off
 AnyProblem = (
-    ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
-    | MoveProblem | ConcatProblem | MatmulProblem | AttentionProblem | ReformatProblem | ViewProblem | GatherProblem
-    | ResizeProblem | ReduceProblem | NormalizeProblem | ChainedProblem | LibraryProblem
+    ConvProblem | BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem | ConvTransposeProblem | PoolProblem
+    | PointwiseProblem | MoveProblem | ConcatProblem | MatmulProblem | AttentionProblem | ReformatProblem | ViewProblem
+    | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem | ChainedProblem | LibraryProblem
 )
 # fmt: on

@@ -24,6 +24,7 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
+    ScaledConvProblem,
     SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature
@@ -138,7 +139,7 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
     return weights
 
 
-def _pair_weights(p: BackToBackProblem | SqueezeExciteProblem, rng: Rng, seed: int | None) -> Weights:
+def _pair_weights(p: BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem, rng: Rng, seed: int | None) -> Weights:
     weights = random_data(p.first, seed)[1]
     return weights | {name + "2": array for name, array in random_data(p.second, seed)[1].items()}
 
@@ -180,6 +181,7 @@ WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     ConvTransposeProblem: _convolution_weights,
     BackToBackProblem: _pair_weights,
     SqueezeExciteProblem: _pair_weights,
+    ScaledConvProblem: _pair_weights,
     PointwiseProblem: _pointwise_weights,
     NormalizeProblem: _normalize_weights,
     AttentionProblem: _attention_weights,

@@ -10,7 +10,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
 import gpu_runtime as gr
 from cuda_kernels.device import DEFAULT_DEVICE
-from tests.drawn import ALL, MOVES, network
+from tests.drawn import ALL, MOVES, network, squeeze_excite
 from tests.ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run, with_casts
 from tests.reference_run import model, node
 
@@ -105,6 +105,13 @@ def test_a_stem_reads_planes_that_begin_at_an_odd_element(monkeypatch, tmp_path)
 @pytest.mark.parametrize("group", range(10))
 def test_drawn_networks(group, tmp_path):
     agree(range(GROUP * group, GROUP * group + GROUP), ALL, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["a100", "h200", "l4", "rtx4090"])
+def test_drawn_networks_with_squeeze_excite(device, monkeypatch, tmp_path):
+    monkeypatch.setattr("tests.networks.test_drawn.DEFAULT_DEVICE", device)
+    agree(range(10, 20), (*ALL, *(squeeze_excite,) * 6), tmp_path)
 
 
 @pytest.mark.long

@@ -196,7 +196,7 @@ def test_many_inputs_have_few_tactics():
 
 def test_every_kind_of_problem_has_a_kernel():
     """But those that are options of a plan only, that launch nothing, or that take both types anyway."""
-    options = {"AttentionProblem", "BackToBackProblem", "ChainedProblem", "SqueezeExciteProblem"}
+    options = {"AttentionProblem", "BackToBackProblem", "ChainedProblem", "ScaledConvProblem", "SqueezeExciteProblem"}
     others = options | {"ViewProblem", "ReformatProblem", "LibraryProblem"}
     assert {c.__name__ for c in get_args(AnyProblem)} == others | {c.__name__ for c in OF_FP32}
 

@@ -3,12 +3,14 @@
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import resnet50
+from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, report
@@ -249,6 +251,26 @@ def test_the_plan_is_the_fastest_that_fits(monkeypatch, proto, free, needed):
         assert all(any(layer.images for layer in other.plan.layers) for _ in pieces.forced)
         fitting += [other.plan.solution.total_us] if arena_of(other) <= allowed else []
     assert fitting and engine.plan.solution.total_us == pytest.approx(min(fitting))
+
+
+def test_blocks_beside_those_that_gain_are_offered_where_that_may_save_a_whole_tensor(monkeypatch):
+    """Of 2, 4 and 8 pieces of 16 images, 4 gain most and 8 less than half of that, so 16 are not looked at."""
+    table = SimpleNamespace(network=network(residual(16)), device=named("l4"))
+    gains, asked = {2: (-4.0, 30.0, -6.0, 0.0), 4: (-4.0, 50.0, -6.0, 0.0), 8: (0.0, 8.0, 8.0, 8.0), 16: (0.0,) * 4}, []
+    listed = blocks(table.network)
+    assert len(listed) == 4
+
+    def gain(device, block, chosen, sizes):
+        asked.append(len(sizes))
+        return gains[len(sizes)][listed.index(block)]
+
+    monkeypatch.setattr(batch_pieces, "_gain", gain)
+    for saved, expected in ((0.0, {1}), (5.0, {0, 1}), (7.0, {0, 1, 2})):
+        monkeypatch.setattr(batch_pieces, "_whole_us", lambda network, device, tensor, us=saved: us)
+        found = batch_pieces.worthwhile(table, SimpleNamespace(us=100.0))
+        assert found == Pieces(sizes_of(16, 4), frozenset(expected))
+    assert max(asked) == 8
+    assert batch_pieces.worthwhile(table, SimpleNamespace(us=10_000.0)) is None
 
 
 def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch):

@@ -1,0 +1,146 @@
+"""A depthwise or grouped convolution whose output squeeze-excite scales, as two launches: tiles, packing, time.
+
+Apart these are a convolution, squeeze-excite's one or two launches, and a multiplication or a gate in the convolution behind.
+Here the convolution's blocks sum what they store and multiply their sums with the first layer's weights
+(include/hidden_share.cuh); blocks of the second launch each compute the scale of some channels and multiply these in place
+(include/squeeze_excite_scaled.cuh).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.families import conv_depthwise, conv_grouped, squeeze_excite
+from tactics.problems.epilogue import RELU, Epilogue
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, PoolProblem, ScaledConvProblem, SqueezeExciteProblem
+from tactics.problems.prologue import GATED_ACTS
+from tactics.problems.protocol import Feature
+from tactics.reason import Candidates, no_room, unsupported
+from tactics.roofline import Counts
+from tactics.step import Launch, Share, floats, ints, linear
+from tactics.tactic import Only, Tactic, Tile
+
+AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
+LINE, WIDEST = 64, 128  # channels that a row of the first layer's weights is padded to, and the most that a block has
+ROWS_AT_ONCE = 4  # of these that a thread has in flight, as in hidden_share.cuh
+# Instructions of a warp in sm_90a's machine code: before the outputs, which launches that begin early hide; behind them, with
+# the first turn of rows, and of each further one. Clocks: of two barriers, shared memory and shuffles; of a further turn.
+EARLY, ONCE, OF_TURN, WAIT_CLK, TURN_CLK = 65, 235, 225, 250, 300
+_EXCITE = SqueezeExciteProblem(
+    PoolProblem(2, 40, 9, 11, "avg", 9, 11, (1, 1)),
+    ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
+    ConvProblem(2, 12, 1, 1, 40, 1, 1, epilogue=Epilogue(bias=True, act=Activation("sigmoid"))),
+)
+_CONV = ConvProblem(2, 40, 18, 21, 40, 3, 3, (2, 2), (1, 1, 1, 1), groups=40)
+CASES = {
+    "depthwise_scaled": (ScaledConvProblem(_CONV, _EXCITE),),
+    "grouped_scaled": (ScaledConvProblem(replace(_CONV, groups=5), _EXCITE),),
+}
+
+
+def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activation) -> str:
+    """Why these cannot be one tactic, or an empty string."""
+    if conv.groups == 1 or (conv.groups == conv.c != conv.k):
+        return "no grouped convolution, or several outputs of each input channel"
+    if conv.needs - {Feature.LAST_ACTIVATION}:
+        return "the convolution has a residual, a scale behind its activation, or a pool"
+    if act.name not in GATED_ACTS:
+        return f"{act} behind the multiplication"
+    return squeeze_excite.reason_against(excite.average, excite.first, excite.second)
+
+
+def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candidates:
+    """(tactic or kernel, reason against it or None): those of the convolution ahead. `only`: of the tiles this one alone."""
+    kernel = next(kernel for kernel in AHEAD if (kernel == "depthwise_scaled") == (p.first.groups == p.first.c))
+    if why := reason_against(p.first, p.second, p.act):
+        yield kernel, unsupported(why)
+        return
+    for tactic, reason in AHEAD[kernel].candidates(p.first, device, *filter(None, [only])):
+        if isinstance(tactic, Tactic):
+            tactic = replace(tactic, kernel=kernel)
+            if linear(tactic.ins[0]) or linear(tactic.out):
+                reason = unsupported("only whole vectors of 8 channels are read and written")
+            elif not reason:
+                own = AHEAD[kernel].shared_bytes(p.first, _conv(tactic))
+                reason = unsupported(no_room(own + _more_bytes(p, tactic), device))
+        yield tactic, reason
+
+
+def _conv(tactic: Tactic) -> Tactic:
+    """The convolution's own."""
+    return replace(tactic, kernel=AHEAD[tactic.kernel].__name__.rpartition(".")[2])
+
+
+def launches(p: ScaledConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    family, (_, k, h, w) = AHEAD[tactic.kernel], p.first.out_shape
+    blocks = family.blocks_of(p.first, _conv(tactic))
+    excite = squeeze_excite.scale_launch(p.second, tactic.out, blocks, p.act)
+    args = ints(hidden=p.second.first.k, pitch=_pitch(k)) | floats(per_pixel=1 / (h * w))
+    args |= {"w": ("weights", "w2"), "partial": ("workspace", 0)}
+    share = Share(tuple(args.items()), _held_bytes(p, tactic), excite.workspace)
+    return (*family.launches(p.first, _conv(tactic), share=share), excite)
+
+
+def _block(tactic: Tactic) -> tuple[int, int, int]:
+    """Of the first launch: (threads of a block, its channels, those of a thread)."""
+    if isinstance(tactic.tile, Tile):
+        return tactic.tile.threads, tactic.tile.m, 8
+    conv = _conv(tactic)
+    return conv_depthwise.threads(conv), conv.patch.channels, conv_depthwise.vector(conv)
+
+
+def _held_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
+    """Of the first layer's weights that a block copies to shared memory: those of its threads' first turn."""
+    threads, channels, _ = _block(tactic)
+    return min(p.second.first.k * channels // 8, ROWS_AT_ONCE * threads) * 16
+
+
+def _more_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
+    """Shared memory of a block beside the convolution's: those weights, and the sums of all threads."""
+    threads, _, vector = _block(tactic)
+    return 4 * threads * vector + _held_bytes(p, tactic)
+
+
+def _pitch(channels: int) -> int:
+    return -(-channels // LINE) * LINE
+
+
+def pack(p: ScaledConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The convolution's as its own kernel takes them; the first layer's, "w2", FP16 [hidden][channels to whole 64], and zeros
+    for what a block of more channels reads behind the last; the rest as squeeze_excite takes it."""
+    names = {"w": "w2", "b": "b2", "w2": "w22", "b2": "b22"}
+    excite = squeeze_excite.pack(p.second, _excite(tactic), {n: weights[two] for n, two in names.items() if two in weights})
+    mid, k = p.second.first.k, p.first.k
+    first = np.zeros(mid * _pitch(k) + WIDEST, np.float16)
+    first[:-WIDEST].reshape(mid, _pitch(k))[:, :k] = weights["w2"].reshape(mid, k)
+    packed = AHEAD[tactic.kernel].pack(p.first, _conv(tactic), weights)
+    return packed | {names[name]: array for name, array in excite.items()} | {"w2": first}
+
+
+def _excite(tactic: Tactic) -> Tactic:
+    return replace(tactic, kernel="squeeze_excite", ins=(tactic.out,))
+
+
+def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    excite = squeeze_excite.section_bytes(p.second, _excite(tactic))
+    own = AHEAD[tactic.kernel].section_bytes(p.first, _conv(tactic))
+    first = 2 * (p.second.first.k * _pitch(p.first.k) + WIDEST)
+    return own | {"w2": first} | {f"{name}2": excite[name] for name in ("b", "w2", "b2")}
+
+
+def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]:
+    """Of both launches, one after the other."""
+    conv, family = _conv(tactic), AHEAD[tactic.kernel]
+    threads, channels, _ = _block(tactic)
+    outputs = channels * (tactic.tile.n if isinstance(tactic.tile, Tile) else tactic.patch.h * tactic.patch.w)
+    turns = -(-p.second.first.k // (ROWS_AT_ONCE * threads // (channels // 8)))
+    once = ONCE + (0 if device.dependent_launch else EARLY)
+    clk = WAIT_CLK + TURN_CLK * (turns - 1)
+    more = 2 * outputs / threads + once + OF_TURN * (turns - 1), clk, _more_bytes(p, tactic)
+    first = replace(family.counts(p.first, conv, device, more), kernel=conv.kernel)
+    return [first, squeeze_excite.scaled_counts(p.second, tactic.out, family.blocks_of(p.first, conv), device)]
