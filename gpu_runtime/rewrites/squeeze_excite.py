@@ -1,7 +1,7 @@
 """Squeeze-excite: its average and the two fully connected layers behind it, offered as one operator, and the scale that they
 give, one value per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
 
-A depthwise convolution ahead may take in all of it, the multiplication too.
+A depthwise or grouped convolution ahead may take in all of it, the multiplication too.
 
 Each is a choice of the plan. Where gates are in front, images are computed apart, which costs where a small one fills no tile.
 The operators, of one launch or two, are dense, also where the weights are 2:4: the log says so (one_launch).
