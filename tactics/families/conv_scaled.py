@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from cuda_kernels.device import Device
+from cuda_kernels.device import MAX_GRID, Device
 from tactics.families import conv_depthwise, conv_grouped, squeeze_excite
 from tactics.problems.epilogue import RELU, Epilogue
 from tactics.problems.pointwise_ops import Activation
@@ -26,6 +26,7 @@ from tactics.tactic import Only, Tactic, Tile
 
 AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
 LINE, WIDEST = 64, 128  # channels that a row of the first layer's weights is padded to, and the most that a block has
+MOST_PIXELS = 64 * MAX_GRID[2]  # of the output: a block of the second launch has as many, or more
 ROWS_AT_ONCE = 4  # of these that a thread has in flight, as in hidden_share.cuh
 # Instructions of a warp in sm_90a's machine code: before the outputs, which launches that begin early hide; behind them, with
 # the first turn of rows, and of each further one. Clocks: of two barriers, shared memory and shuffles; of a further turn.
@@ -50,6 +51,8 @@ def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activat
         return "the convolution has a residual, a scale behind its activation, or a pool"
     if act.name not in GATED_ACTS:
         return f"{act} behind the multiplication"
+    if conv.p * conv.q > MOST_PIXELS:
+        return f"more than {MOST_PIXELS} pixels of an image"
     return squeeze_excite.reason_against(excite.average, excite.first, excite.second)
 
 

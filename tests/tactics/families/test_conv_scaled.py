@@ -8,7 +8,7 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.device import ARCHITECTURES, MAX_GRID, named
 from cuda_kernels.launch import Emulated
 from cuda_kernels.params import members
 from gpu_runtime.explain import wording
@@ -129,6 +129,11 @@ def test_what_is_not_offered_says_why():
         ((_, reason),) = rejected(ScaledConvProblem(conv, p.second, act), DEVICE)
         assert why in str(reason)
     assert not conv_scaled.reason_against(p.first, p.second, NONE)
+    for c, mid in ((8, 4), (8, 1024), (250, 90), (250, 300)):  # blocks of the second launch, in all three directions
+        few, many = problem(1, c, 2048, 2047, mid), problem(1, c, 2048, 2048, mid)
+        assert not conv_scaled.reason_against(few.first, few.second, NONE)
+        assert all(of <= most for of, most in zip(launches(few, candidates(few, DEVICE)[0])[1].grid, MAX_GRID, strict=True))
+        assert "pixels of an image" in conv_scaled.reason_against(many.first, many.second, NONE)
     linear = [t for t, why in rejected(p, DEVICE) if isinstance(t, Tactic) and "chw" in (t.ins[0].layout, t.out.layout)]
     assert linear and not any(t in candidates(p, DEVICE) for t in linear)
 
