@@ -122,9 +122,8 @@ def test_what_is_not_offered_says_why():
     wider = conv_case(2, c // 2, 5, 7, c, 3, 3, (1, 1), (1, 1, 1, 1), groups=c // 2)
     tail = replace(p.first, epilogue=replace(p.first.epilogue, affine=True))
     alone = conv_case(2, c, 5, 7, c, 3, 3, (1, 1), (1, 1, 1, 1))
-    cases = (wider, NONE, "several outputs"), (alone, NONE, "no grouped"), (tail, NONE, "scale behind")
-    cases += ((p.first, SWISH, "hard_swish behind"),)
-    for conv, act, why in cases:
+    cases = [(wider, NONE, "several outputs"), (alone, NONE, "no grouped"), (tail, NONE, "scale behind")]
+    for conv, act, why in [*cases, (p.first, SWISH, "hard_swish behind")]:
         assert why in conv_scaled.reason_against(conv, p.second, act)
         ((_, reason),) = rejected(ScaledConvProblem(conv, p.second, act), DEVICE)
         assert why in str(reason)
