@@ -13,6 +13,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.network import Network, exists
+from gpu_runtime.rewrites.squeeze_excite import SCALED
 from tactics.sampling.data import reference
 
 
@@ -47,13 +48,22 @@ def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
     else:
         most = max(len(o) for o in options)
         found = [{n: o[(k + i) % len(o)] for i, (n, o) in enumerate(zip(names, options, strict=True))} for k in range(most)]
-    return [choice for choice in found if _possible(network, choice)]
+    possible = [choice for choice in found if _possible(network, choice)]
+    base = {group: of[0] for group, of in network.groups}
+    for group, option in ((g, o) for g, of in network.groups for o in of):
+        if not any(choice[group] == option for choice in possible):
+            others = ({**base, group: option, other: o} for other, of in network.groups for o in of if other != group)
+            possible.append(next(choice for choice in others if _possible(network, choice)))
+    return possible
 
 
 def _possible(network: Network, choice: dict[str, str]) -> bool:
+    """Whether all that is read is made. Only two kinds of options may leave out what another group's option reads."""
     ops = [op for op in network.ops if exists(op, choice)]
     made = {t.name for t in network.inputs} | {op.output for op in ops}
-    return made.issuperset(t for op in ops for t in op.inputs)
+    missing = {t for op in ops for t in op.inputs} - made
+    assert not missing or any(o == SCALED or o.startswith("into ") for o in choice.values()), (missing, choice)
+    return not missing
 
 
 # ---- small models, files and onnxruntime, for the tests of import, fusion and lowering

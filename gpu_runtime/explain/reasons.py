@@ -219,7 +219,7 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
 
 
 def _first(problem: Problem) -> Any:
-    """The convolution whose weights decide: of squeeze-excite its first layer, also behind a depthwise convolution."""
+    """The convolution whose weights decide: of squeeze-excite its first layer, also with the convolution ahead."""
     excite = problem.second if isinstance(problem, ScaledConvProblem) else problem
     return excite.first if isinstance(excite, SqueezeExciteProblem) else problem
 
@@ -255,8 +255,9 @@ def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int
     """Of an op's weights as kernels hold them, in FP16: the number of their 4-groups, the share of them that fit 2:4, and the
     first element [k, c, r, s] of a group that does not. Of several weights in one launch together, or of the first alone where
     another has no such groups; all None where C is no multiple of 4."""
-    names = ("w2", "w22") if isinstance(op.problem, ScaledConvProblem) else ("w", "w2")
-    weights = [op.weights[name] for name in names if name in op.weights]
+    weights = [op.weights[name] for name in ("w", "w2", "w22") if name in op.weights]
+    if isinstance(op.problem, ScaledConvProblem) and weights[0].shape[1] % 4:  # of a depthwise convolution, say
+        weights = weights[1:]
     able = weights[:1] if any(w.shape[1] % 4 for w in weights) else weights
     if able[0].shape[1] % 4:
         return None, None, None

@@ -101,27 +101,30 @@ def _able(network: Network, block: Block, images: int) -> bool:
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
     nothing."""
-    network, able = table.network, able_blocks(table.network)
-    listed, best, most = blocks(network) if able else (), None, LEAST_GAIN * chosen.us
-    for pieces in (1 << i for i in range(1, network.images.bit_length()) if able):
-        sizes = sizes_of(network.images, pieces)
+    images, able = table.network.images, able_blocks(table.network)
+    best, most = None, LEAST_GAIN * chosen.us
+    for pieces in (1 << i for i in range(1, images.bit_length()) if able):
+        sizes = sizes_of(images, pieces)
         gains = {i: _gain(table.device, block, chosen, sizes) for i, block in able.items()}
-        found = [i for i, gain in gains.items() if gain > 0]
-        total = sum(gains[i] for i in found)
+        total = sum(gain for gain in gains.values() if gain > 0)
         if best and total < most / 2:
             break  # smaller ones gain less still: launches are what they add
         if total > most:
-            first, last = min(found), max(found)
-            # A block beside them may save that the tensor between is written to DRAM as a whole.
-            ends = [
-                (i, gains[i] + _whole_us(network, table.device, listed[at].output))
-                for i, at in ((first - 1, first - 1), (last + 1, last))
-                if i in gains
-            ]
-            beside = [i for i, gain in ends if gain >= 0]
-            best = Pieces(sizes, frozenset(able.keys() & range(first, last + 1)).union(beside))
-            most = total
+            best, most = Pieces(sizes, _offered(table, able, gains)), total
     return best
+
+
+def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]) -> frozenset[int]:
+    """From the first block that gains to the last, and one beside these that loses less than DRAM takes for the tensor between,
+    which is then not written as a whole."""
+    found = [i for i, gain in gains.items() if gain > 0]
+    first, last = min(found), max(found)
+    beside = [
+        i
+        for i, ahead in ((first - 1, first - 1), (last + 1, last))
+        if i in able and gains[i] + _whole_us(table.network, table.device, able[ahead].output) >= 0
+    ]
+    return frozenset(able.keys() & range(first, last + 1)).union(beside)
 
 
 def smaller(network: Network) -> Iterator[list[Pieces]]:

@@ -171,7 +171,7 @@ def _only_for(network: Network, product: Op[PointwiseProblem], x: str, gate: str
         for op in network.producers.get(tensor, ()):
             found.append(op)
             tensors += [t for t in op.inputs if t != x and t not in tensors]
-    used = {id(op) for op in found} | {id(op) for op in network.readers[gate]}
+    used = {id(op) for op in found} | {id(op) for op in network.readers[gate] if x in op.inputs}
     inside = all(id(op) in used for t in (x, *tensors) for op in network.readers.get(t, ()))
     hidden = not {x, *tensors} & network.output_names and not any(map(network.is_fp32, (x, *tensors)))
     return tuple(found) if inside and hidden and all(network.producers.get(t) for t in tensors) else ()

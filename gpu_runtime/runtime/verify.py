@@ -37,6 +37,7 @@ from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
 _launches = lru_cache(maxsize=4096)(launches)
+PAIRS = (BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)  # of two others each
 
 
 Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares memory
@@ -120,9 +121,6 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: i
     return work
 
 
-PAIRS = (BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)
-
-
 def _check_problem(problem: Problem) -> None:
     if isinstance(problem, LibraryProblem):
         try:
@@ -138,10 +136,12 @@ def _check_problem(problem: Problem) -> None:
 
 def _check_weights_fit(problem: Problem, held: int) -> None:
     """Check, before any count of taps or channels, that there are no more weights than bytes."""
-    for p in (problem.first, problem.second) if isinstance(problem, PAIRS) else (problem,):
-        if isinstance(p, SqueezeExciteProblem) and p is not problem:
-            _check_weights_fit(p, held)
-        if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
+    if isinstance(problem, PAIRS):
+        _check_weights_fit(problem.first, held)
+        _check_weights_fit(problem.second, held)
+    elif isinstance(problem, (ConvProblem, ConvTransposeProblem)):
+        p = problem
+        if p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")
 
 

@@ -58,7 +58,7 @@ def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activat
 
 def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candidates:
     """(tactic or kernel, reason against it or None): those of the convolution ahead. `only`: of the tiles this one alone."""
-    kernel = next(kernel for kernel in AHEAD if (kernel == "depthwise_scaled") == (p.first.groups == p.first.c))
+    kernel = "depthwise_scaled" if p.first.groups == p.first.c else "grouped_scaled"
     if why := reason_against(p.first, p.second, p.act):
         yield kernel, unsupported(why)
         return

@@ -110,8 +110,12 @@ def test_drawn_networks(group, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["a100", "h200", "l4", "rtx4090"])
 def test_drawn_networks_with_squeeze_excite(device, monkeypatch, tmp_path):
+    """From seed 10 on: at 3 the only element that is not zero has an error of one rounding, the budget's of storage less."""
     monkeypatch.setattr("tests.networks.test_drawn.DEFAULT_DEVICE", device)
-    agree(range(10, 20), (*ALL, *(squeeze_excite,) * 6), tmp_path)
+    rules = (*ALL, *(squeeze_excite,) * 6)
+    agree(range(10, 20), rules, tmp_path)
+    tactics = [layer.tactic for layer in gr.build(network(11, rules), device=device).plan.layers]
+    assert any(tactic.kernel == "depthwise_scaled" for tactic in tactics if tactic)
 
 
 @pytest.mark.long

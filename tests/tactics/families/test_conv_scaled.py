@@ -55,6 +55,8 @@ CASES = {
     "grouped": problem(2, 104, 15, 13, 26, act=RELU, groups=13),
     "grouped, stride": problem(1, 72, 27, 30, 100, stride=2, groups=9, behind=Activation("clip", (0.25, 6.0))),
     "grouped, odd": problem(1, 60, 9, 8, 7, groups=12),
+    "prelu": problem(1, 24, 9, 8, 7, act=Activation("prelu")),
+    "grouped, prelu": problem(1, 24, 9, 8, 7, act=Activation("prelu"), groups=3),
 }
 
 
@@ -207,14 +209,19 @@ def test_squeeze_excite_takes_half_of_what_it_took(name):
         assert now <= 0.5 * (before + gates), (device, now, before, gates)
 
 
-def block(prune: bool = False, groups: int = 96) -> onnx.ModelProto:
+def block(prune: bool = False, groups: int = 96, gate_read: bool = False) -> onnx.ModelProto:
     net = Net("block", (1, 32, 14, 14))
     x = net.relu(net.conv("x", "before", 96, 1), "before_relu")
     x = net.relu(net.conv(x, "grouped", 96, 3, groups=groups), "grouped_relu")
     s = net.add("GlobalAveragePool", [x], "squeeze", 96)
     s = net.relu(net.conv(s, "reduce", 24, 1, prune=prune), "reduce_relu")
     s = net.add("Sigmoid", [net.conv(s, "expand", 96, 1)], "gate", 96)
-    return net.finish(net.conv(net.add("Mul", [x, s], "excite", 96), "after", 16, 1))
+    y = net.conv(net.add("Mul", [x, s], "excite", 96), "after", 16, 1)
+    return net.finish(y, net.relu(s, "gate_relu")) if gate_read else net.finish(y)
+
+
+def test_it_is_not_offered_where_the_gate_is_read_elsewhere():
+    assert not any(SCALED in options for _, options in alternatives(network(block(gate_read=True))).groups)
 
 
 @pytest.mark.parametrize("groups, kernel", [(96, "depthwise_scaled"), (12, "grouped_scaled")])
@@ -282,6 +289,17 @@ def test_every_combination_of_options_with_a_plan_computes_the_same(tmp_path, ma
         (got,) = run(net, feeds, choice).values()
         assert relative_error(got, expected) < 1e-3, choice
     assert sum(SCALED in choice.values() for choice in every) >= 1
+
+
+def test_the_pattern_is_told_of_all_layers_that_have_groups_of_four(tmp_path):
+    """Forced, a grouped convolution of 8 channels a group has it too, and a depthwise one never."""
+    for groups, able in ((12, ("grouped", "reduce", "expand")), (96, ("reduce", "expand"))):
+        path = tmp_path / f"{groups}.onnx"
+        onnx.save(block(groups=groups), path)
+        (row,) = [r for r in gr.build(path, device="a100", sparsity="force").sparsity.rows if "reduce" in r.layers]
+        assert row.layers == ("grouped", "reduce", "expand") and (row.reason, row.able) == ("one_launch", able)
+        fours = 2 * 96 * 24 // 4 + (96 * 8 * 9 // 4 if groups == 12 else 0)
+        assert (row.pattern_groups, row.pattern_share) == (fours, 1.0)
 
 
 @pytest.mark.parametrize("sparsity, reason", [("disable", "no_sparse_tactic"), ("enable", "one_launch")])
