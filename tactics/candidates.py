@@ -71,14 +71,14 @@ def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Onl
         if against := unsupported(table.missing(problem, first)):
             yield first.family.rpartition(".")[2], against
             continue
-        for tactic, reason in family.candidates(problem, device, *filter(None, [only])):
-            yield tactic, reason or _denied(tactic, device)
+        found = family.candidates(problem, device, *filter(None, [only]))
+        if device.left_out:
+            found = ((tactic, reason or _denied(tactic, device)) for tactic, reason in found)
+        yield from found
 
 
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
     """Why plans for the device may not hold a tactic that can run there, if so."""
-    if not device.left_out:
-        return None
     names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
     return next((Reason.of("failed_here", tested=name, why=why) for name, why in device.left_out if name in names), None)
 

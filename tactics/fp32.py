@@ -13,7 +13,7 @@ from tactics.format import HALF_FORMATS, Format, too_large
 from tactics.kernels import ANY_FP16, OF_FP32
 from tactics.problems.problem import ConcatProblem, ConvTransposeProblem, Problem
 from tactics.problems.reductions import NormalizeProblem
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
 
@@ -43,4 +43,4 @@ def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[Tactic]:
     if isinstance(problem, ConcatProblem):  # of many inputs: not every mix of types
         either = (HALF,)
     for *ins, out in product(*((FP32,) if d == "fp32" else either for d in dtypes)):
-        yield Tactic(kernel, None, tuple(ins), out)
+        yield tactic_of(kernel, None, tuple(ins), out)

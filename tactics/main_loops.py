@@ -41,6 +41,7 @@ def _name(tile: Tile) -> str:
     return str(tile.whole)
 
 
+@lru_cache(maxsize=16384)
 def stage(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> tuple[str, float, float]:
     """(what limits the loop, clocks from a block's stage to its next over the `blocks` of an SM, clocks of them in which tensor
     cores work on the tile). The clocks are simulated; the name is that of the larger of products and bytes of shared memory."""

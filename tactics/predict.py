@@ -62,7 +62,7 @@ def sigmas(device: Device) -> dict[str, float]:
 
 def sigma(problem: Problem, tactic: Tactic, device: Device) -> float:
     """The relative error to expect of `predict_us`."""
-    return sigmas(device)[regime(str(_cached(problem, tactic, device)["bound"]))]
+    return sigmas(device)[regime(str(predict(problem, tactic, device)["bound"]))]
 
 
 def sigma_ratio(bound: str, sparse_us: float, device: Device) -> float:
@@ -86,7 +86,7 @@ def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> fl
 
 @lru_cache(maxsize=65536)
 def _sparse_premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> float:
-    parts = _cached(problem, tactic, device)
+    parts = predict(problem, tactic, device)
     return math.exp(NormalDist().inv_cdf(risk) * sigma_ratio(str(parts["bound"]), float(parts["total_us"]), device))
 
 
@@ -95,9 +95,14 @@ def kept_premium(problem: Problem, tactic: Tactic, device: Device) -> float:
     much the device's L2 keeps; elsewhere as if that were no more than the least that any L2 was seen to keep of its size."""
     if device.model in KEPT_SEEN:
         return 1.0
+    return max(1.0, predict_us(problem, tactic, _poor(device)) / predict_us(problem, tactic, device))
+
+
+@lru_cache
+def _poor(device: Device) -> Device:
+    """The device if its L2 kept no more than that."""
     share = KEPT_HALVES[1] / max(KEPT_HALVES[1], rates(device).kept[1])
-    poor = replace(device, l2_bytes=round(device.l2_bytes * share))
-    return max(1.0, predict_us(problem, tactic, poor) / predict_us(problem, tactic, device))
+    return replace(device, l2_bytes=round(device.l2_bytes * share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +153,12 @@ def published_range(us: Sequence[float], bounds: Sequence[str]) -> tuple[float, 
 
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
     """Microseconds of all launches of `tactic` on `device`, inside a CUDA graph."""
-    return float(_cached(problem, tactic, device)["total_us"])
+    return float(_cached(problem, alike(problem, tactic), device)["total_us"])
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """The parts of the prediction in microseconds, `total_us`, and `bound`: what limits it."""
-    return dict(_cached(problem, tactic, device))
+    return dict(_cached(problem, alike(problem, tactic), device))
 
 
 def alike(problem: Problem, tactic: Tactic) -> Tactic:
@@ -171,8 +176,6 @@ def _family(kernel: str) -> Any:
 
 @lru_cache(maxsize=65536)
 def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    if (same := alike(problem, tactic)) != tactic:
-        return _cached(problem, same, device)
     counts = _family(tactic.kernel).counts(problem, tactic, device)
     one_by_one = [counts] if isinstance(counts, Counts) else counts  # launches, one after the other
     parts = [predicted(device, _measured(of, of.kernel or tactic.kernel, device)) for of in one_by_one]

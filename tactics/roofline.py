@@ -75,8 +75,9 @@ def one_launch_us(device: Device) -> float:
 
 def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
-    moved = moved_us(device, counts.read, counts.written, counts.weights)
-    parts = {name: counts.untimed * us for name, us in (*moved.items(), *counts.limits.items())}
+    parts = {**moved_us(device, counts.read, counts.written, counts.weights), **counts.limits}
+    if counts.untimed != 1.0:
+        parts = {name: counts.untimed * us for name, us in parts.items()}
     launch = one_launch_us(device) * counts.launches + (rates(device).sparse_us if counts.sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
     total = launch + together(parts.values())
@@ -116,7 +117,7 @@ def rounds_us(
 
 def together(limits: Iterable[float]) -> float:
     """The time of what several limits bound at once."""
-    return sum(x**ROUNDING for x in limits) ** (1 / ROUNDING)
+    return sum([x**ROUNDING for x in limits]) ** (1 / ROUNDING)
 
 
 def moved_us(

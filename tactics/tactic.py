@@ -127,6 +127,11 @@ class Tactic(Hashed):
     ins: tuple[Format, ...]
     out: Format
 
+    @cached_property
+    def kind(self) -> int:
+        """One number for all tactics that differ in their tiles alone: a key that costs nothing to hash."""
+        return _KINDS.setdefault((self.kernel, self.ins, self.out), len(_KINDS))
+
     @property
     def runner(self) -> str:
         """The kernel, its instruction and its tile: the name without the formats."""
@@ -197,7 +202,15 @@ class Tactic(Hashed):
         return tactic
 
 
+_KINDS: dict[tuple[str, tuple[Format, ...], Format], int] = {}
+
+
 @lru_cache(maxsize=1 << 17)
 def tactic_of(kernel: str, tile: Tile | Patch | Parts | None, ins: tuple[Format, ...], out: Format) -> Tactic:
     """One object for all problems: a network at two batches has most of its tactics in common."""
     return Tactic(kernel, tile, ins, out)
+
+
+def on_kernel(kernel: str, tactic: Tactic) -> Tactic:
+    """The same tile and formats, of another kernel."""
+    return tactic_of(kernel, tactic.tile, tactic.ins, tactic.out)

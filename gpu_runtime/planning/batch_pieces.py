@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -105,7 +105,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     best, most = None, LEAST_GAIN * chosen.us
     for pieces in (1 << i for i in range(1, images.bit_length()) if able):
         sizes = sizes_of(images, pieces)
-        gains = {i: _gain(table.device, block, chosen, sizes) for i, block in able.items()}
+        gains = {i: _gain(table.device, _kernels(block, chosen), sizes) for i, block in able.items()}
         total = sum(gain for gain in gains.values() if gain > 0)
         if best and total < most / 2:
             break  # smaller ones gain less still: launches are what they add
@@ -115,16 +115,19 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
 
 
 def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]) -> frozenset[int]:
-    """From the first block that gains to the last, and one beside these that loses less than DRAM takes for the tensor between,
-    which is then not written as a whole."""
+    """From the first block that gains to the last, and those beside these, one after the other, that lose less than DRAM takes
+    for the tensor between, which is then not written as a whole."""
     found = [i for i, gain in gains.items() if gain > 0]
     first, last = min(found), max(found)
-    beside = [
-        i
-        for i, ahead in ((first - 1, first - 1), (last + 1, last))
-        if i in able and gains[i] + _whole_us(table.network, table.device, able[ahead].output) >= 0
-    ]
-    return frozenset(able.keys() & range(first, last + 1)).union(beside)
+
+    def worth(i: int, ahead: int) -> bool:
+        return i in able and gains[i] + _whole_us(table.network, table.device, able[ahead].output) >= 0
+
+    while worth(first - 1, first - 1):
+        first -= 1
+    while worth(last + 1, last):
+        last += 1
+    return frozenset(able.keys() & range(first, last + 1))
 
 
 def smaller(network: Network) -> Iterator[list[Pieces]]:
@@ -150,20 +153,23 @@ def _is_odd(name: str) -> bool:
     return bool(TAKEN.search(name)) or len(name) > SHORT_NAME // 2 and len(repr(name)) > MOST_NAME - SHORT_NAME
 
 
-def _gain(device: Device, block: Block, chosen: plan.Plan, sizes: Sequence[int]) -> float:
-    """Microseconds that the plan's tactics are predicted to save in pieces; 0 where one of them cannot run."""
+def _kernels(block: Block, chosen: plan.Plan) -> tuple[tuple[Problem, Tactic], ...]:
+    """What runs the block's ops in the plan."""
+    taken = ((op.problem, chosen.entries[op.name].tactic) for op in block.ops if _is_in(op, chosen))
+    return tuple((problem, tactic) for problem, tactic in taken if tactic is not None)
+
+
+@lru_cache(maxsize=4096)
+def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tuple[int, ...]) -> float:
+    """Microseconds that kernels are predicted to save in pieces; 0 where one of them cannot run."""
     gain, taken = 0.0, list[tuple[Problem, Tactic]]()
-    for op in block.ops:
-        entry = chosen.entries[op.name] if _is_in(op, chosen) else None
-        if entry is None or entry.tactic is None:
-            continue
+    for problem, tactic in kernels:
         for n in set(sizes):
-            if (of := at_batch(op.problem, n)) is None:
+            if (of := at_batch(problem, n)) is None:
                 return 0.0
-            us = predict_us(of, entry.tactic, device) * kept_premium(of, entry.tactic, device)
-            gain -= sizes.count(n) * us
-            taken.append((of, entry.tactic))
-        gain += predict_us(op.problem, entry.tactic, device)
+            gain -= sizes.count(n) * predict_us(of, tactic, device) * kept_premium(of, tactic, device)
+            taken.append((of, tactic))
+        gain += predict_us(problem, tactic, device)
     return gain if all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
 
 

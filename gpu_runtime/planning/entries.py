@@ -63,19 +63,19 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
     shapes = (*problem.in_shapes, problem.out_shape)
     allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
-    known: dict[tuple, list[tuple[int, int, Tactic]]] = {}  # whatever the tile: a number for kernel and addresses; odd ones
+    known: dict[int, list[tuple[int, int, Tactic]]] = {}  # whatever the tile: a number for kernel and addresses; odd ones
     numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}
     for tactic in tactics:
-        named = tactic.kernel, tactic.ins, tactic.out
-        if named not in known:
-            known[named] = []
+        kind = tactic.kind
+        if kind not in known:
+            known[kind] = []
             for t in at_edges(tactic, ins, out):
                 ends = addresses(problem, t)
                 if all(at in formats for at, formats in zip(ends, allowed, strict=True)):
                     odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
-                    known[named].append((numbers.setdefault((t.kernel, ends), len(numbers)), odd, t))
-        for number, odd, t in known[named]:
+                    known[kind].append((numbers.setdefault((t.kernel, ends), len(numbers)), odd, t))
+        for number, odd, t in known[kind]:
             cell = number, tactic.tile
             if (found := best.get(cell)) is None or odd < found[0]:
                 best[cell] = (
@@ -88,14 +88,14 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
 def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
     """Of those with the same addresses that reach the same places the fastest dense and
     the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
-    cells: dict[tuple, tuple] = {}  # whatever the tile
+    cells: dict[int, list[tuple[int, Tactic]]] = {}  # whatever the tile
     rows: dict[tuple, list[tuple[int, Tactic]]] = {}
     for t, time in times.items():
-        named = t.kernel, t.ins, t.out
-        if named not in cells:
+        if t.kind not in cells:
             kernel = KERNELS[t.kernel]
-            cells[named] = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
-        rows.setdefault(cells[named], []).append((to_ps(time.us), t))
+            cell = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
+            cells[t.kind] = rows.setdefault(cell, [])
+        cells[t.kind].append((to_ps(time.us), t))
     found = []
     for of_cell in rows.values():
         best, least = of_cell[0][1], NEVER

@@ -177,12 +177,16 @@ def _of_pieces(
     if len(rows) < len(sizes):
         return {}
 
-    def total(tactic: Tactic) -> Time:
-        each = [(sizes[n], times[tactic]) for n, times in rows]
-        us, low, high = (sum(n * getattr(t, name) for n, t in each) for name in ("us", "low_us", "high_us"))
-        return Time(us, low, high, all(t.timed for _, t in each))
+    able = set(rows[0][1]).intersection(*(times for _, times in rows[1:]))
+    return {t: _in_all([(sizes[n], times[t]) for n, times in rows]) for t in rows[0][1] if t in able}
 
-    return {t: total(t) for t in rows[0][1] if all(t in times for _, times in rows)}
+
+def _in_all(each: list[tuple[int, Time]]) -> Time:
+    """The time of all pieces; `each`: how many take which."""
+    us = low = high = 0.0
+    for n, time in each:
+        us, low, high = us + n * time.us, low + n * time.low_us, high + n * time.high_us
+    return Time(us, low, high, all(time.timed for _, time in each))
 
 
 def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:

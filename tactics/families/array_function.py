@@ -12,7 +12,7 @@ from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.reason import Candidates
 from tactics.roofline import Counts, traffic
 from tactics.step import Arg, Call
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 _ROW, _MOST = (1, 6, 5, 7), (1, 1, 5, 7)
 CASES = {"library": (LibraryProblem("ArgMax", ("t0",), (_ROW,), ("fp16",), _MOST, "int64", (_ROW, _MOST), (("axis", 1),)),)}
@@ -28,7 +28,7 @@ def candidates(p: LibraryProblem, device: Device) -> Candidates:
     """Floating-point tensors are FP16, or FP32 where the network's input or output is."""
     ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
     for *ins, out in product(*ways):
-        yield Tactic("library", None, tuple(ins), out), None
+        yield tactic_of("library", None, tuple(ins), out), None
 
 
 def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:

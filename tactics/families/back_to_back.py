@@ -22,7 +22,7 @@ from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
-from tactics.tactic import Only, Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, on_kernel, restrict, tactic_of
 
 TILES = tuple(
     Tile(*t)
@@ -62,7 +62,7 @@ def candidates(p: BackToBackProblem, device: Device, only: Only = None) -> Candi
         yield "conv_back_to_back", unsupported(why)
         return
     for tile, x, y in product(restrict("conv_back_to_back", TILES, only), HALF_FORMATS, HALF_FORMATS):
-        tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
+        tactic = tactic_of("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
         if linear(x) or linear(y):
             why = "only whole vectors of 8 channels are loaded and stored"
         elif tile.m < p.first.k or tile.m >= 2 * max(64, -(-p.first.k // 64) * 64):
@@ -81,7 +81,7 @@ def shared_bytes(tactic: Tactic) -> int:
 def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     one, two, t = p.first, p.second, tactic.gemm
     # ConvParams of a single convolution from x to y that loads like the first and stores like the second.
-    whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), replace(tactic, kernel="conv_dense")
+    whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), on_kernel("conv_dense", tactic)
     of_two, of_one = conv_pointers(two, "2"), conv_pointers(one)
     args = conv_gemm.arguments(whole, dense, None, strided) | {name: of_two[name] for name in ("bias", "slope")}
     args = member("c", args | ints(m16=-(-one.k // 16)))
@@ -95,21 +95,21 @@ def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] 
 
 def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Both convolutions' weights, bias and slope as conv_dense takes them; the second's names end in 2."""
-    dense = replace(tactic, kernel="conv_dense")
+    dense = on_kernel("conv_dense", tactic)
     second = conv_gemm.pack(p.second, dense, {name: weights[name + "2"] for name in SECOND if name + "2" in weights})
     return conv_gemm.pack(p.first, dense, weights) | {name + "2": a for name, a in second.items()}
 
 
 def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    dense = replace(tactic, kernel="conv_dense")
+    dense = on_kernel("conv_dense", tactic)
     second = conv_gemm.section_bytes(p.second, dense)
     return conv_gemm.section_bytes(p.first, dense) | {name + "2": n for name, n in second.items()}
 
 
 def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
     """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
-    t, dense = tactic.gemm, replace(tactic, kernel="conv_dense")
+    t, dense = tactic.gemm, on_kernel("conv_dense", tactic)
     alone = predicted(device, conv_gemm.counts(p.first, replace(dense, ins=tactic.ins[:1], out=tactic.ins[0]), device))
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)

@@ -39,7 +39,7 @@ from tactics.step import (
     linear,
     vector_sections,
 )
-from tactics.tactic import Only, Patch, Tactic, restrict
+from tactics.tactic import Only, Patch, Tactic, restrict, tactic_of
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
@@ -75,7 +75,7 @@ TENSOR_PATCHES = tuple(
     for t in ((32, 28, 32, 7, 8), (16, 28, 32, 7, 8), (32, 56, 16, 7, 8), (16, 16, 32, 4, 8), (32, 14, 16, 2, 8))
 )
 # fmt: on
-HWC_PATCHES = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES
+HWC_PATCHES, STAGED = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, frozenset(STAGED_PATCHES)
 # A linear image is read along its rows: wide patches waste least of a row's first and last sector.
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
@@ -100,7 +100,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
-            tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
+            tactic = tactic_of("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
             yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
 
@@ -139,7 +139,7 @@ def vector(tactic: Tactic) -> int:
 
 
 def staged(tactic: Tactic) -> bool:
-    return tactic.patch in STAGED_PATCHES
+    return tactic.patch in STAGED
 
 
 def threads(tactic: Tactic) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 
@@ -58,6 +59,7 @@ from tactics.tiles import (
     registers_of_norm,
 )
 
+TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 GATE_BYTES = 128  # that gates take of a stage
@@ -104,20 +106,29 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     dense_only = not_sparse(p)
     if dense_only:
         yield "conv_sparse24", dense_only
-    known: dict[tuple, tuple[Tile, ...]] = {}  # by the output: a tile's ways to share its work among blocks
-    for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
-        for tile, x, y in product(restrict(kernel, tiles, only), HALF_FORMATS, HALF_FORMATS):
-            ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))
-            tactic = tactic_of(kernel, tile, ins, y)
-            reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)
+    known: dict[tuple[str, Tile, Format], tuple[Tile, ...]] = {}  # by the output: a tile's ways to share its work among blocks
+    plain = merged(p).count == 1 and max(p.r, p.s) <= MAX_TAPS and not p.prologue.needs
+    for kernel in ("conv_dense",) if dense_only else ("conv_dense", "conv_sparse24"):
+        for tactic, reason in _of_tiles(kernel, only, p.epilogue.residual, p.prologue, device):
+            reason = reason or ("" if plain else problem_reason(p, tactic))
             yield tactic, unsupported(reason)
-            if reason or linear(x):
+            if reason or linear(tactic.ins[0]):
                 continue
-            stored = kernel, tile, linear(y), num_tiles(p, tactic)
+            stored = kernel, tactic.gemm, tactic.out
             if stored not in known:
                 known[stored] = *splits(p, tactic, device), *streams(p, tactic, device)
             for shared in known[stored]:
-                yield tactic_of(kernel, shared, ins, y), None
+                yield tactic_of(kernel, shared, tactic.ins, tactic.out), None
+
+
+@lru_cache(maxsize=512)
+def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, device: Device) -> tuple[tuple[Tactic, str], ...]:
+    """Every tile in all formats, and the reason against it, whatever the problem's sizes."""
+    found = []
+    for tile, x, y in product(restrict(kernel, TILES[kernel], only), HALF_FORMATS, HALF_FORMATS):
+        tactic = tactic_of(kernel, tile, (x, *((y,) if residual else ()), *((x,) if prologue.gated else ())), y)
+        found.append((tactic, tile_reason(tactic, device, prologue)))
+    return tuple(found)
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
@@ -165,7 +176,6 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     return ""
 
 
-@lru_cache(maxsize=16384)
 def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
     """Why this tile cannot run there, or an empty string."""
     tile = tactic.gemm
@@ -345,11 +355,20 @@ def matrix(
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     m = merged(p)
-    rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
-    sections, row = sparse24.fragment_bytes(m.count, rows16, m.k, tactic.sparse), m.count * rows16 * 4
+    sections, row = dict(_fragments(p, tactic.out.layout, tactic.sparse)), m.count * _rows16(m.one, tactic.out.layout) * 4
     if p.prologue.scaled:
         sections["affine"] = 4 * m.k
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
+
+
+@lru_cache(maxsize=4096)
+def _fragments(p: ConvProblem, layout: str, sparse: bool) -> Mapping[str, int]:
+    m = merged(p)
+    return MappingProxyType(sparse24.fragment_bytes(m.count, _rows16(m.one, layout), m.k, sparse))
+
+
+def _rows16(p: ConvProblem, layout: str) -> int:
+    return -(-num_rows(p, layout) // 16) * 16
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
@@ -370,7 +389,6 @@ def _plain(fmt: Format, channels: int) -> Format:
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
 
-@lru_cache(maxsize=16384)
 def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     t, m = tactic.gemm, merged(p)
     tiles = num_tiles(p, tactic)
@@ -411,11 +429,9 @@ def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_
     return clk * (math.ceil(tiles / blocks) + 1) if t.stream else clk  # a run of stages begins in one tile, ends in another
 
 
-@lru_cache(maxsize=16384)
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes of the packed weights a convolution tactic reads from DRAM."""
-    sections = section_bytes(p, tactic)
-    return sections["w"] + sections.get("meta", 0)
+    return sum(_fragments(p, tactic.out.layout, tactic.sparse).values())
 
 
 @lru_cache(maxsize=16384)

@@ -34,7 +34,7 @@ from tactics.step import (
     linear,
     vector_sections,
 )
-from tactics.tactic import Only, Tactic, Tile, restrict
+from tactics.tactic import Only, Tactic, Tile, restrict, tactic_of
 
 MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
@@ -187,7 +187,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
         yield "conv_grouped", unsupported(why)
         return
     for tile, x, y in product(restrict("conv_grouped", TILES, only), HALF_FORMATS, HALF_FORMATS):
-        tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
+        tactic = tactic_of("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         found = geometry(p, tactic)
         yield tactic, unsupported(found if isinstance(found, str) else no_room(shared_bytes(p, tactic), device))
 

@@ -22,7 +22,7 @@ from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts
 from tactics.step import Launch, Share, floats, ints, linear
-from tactics.tactic import Only, Tactic, Tile
+from tactics.tactic import Only, Tactic, Tile, on_kernel
 
 AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
 LINE, WIDEST = 64, 128  # channels that a row of the first layer's weights is padded to, and the most that a block has
@@ -64,7 +64,7 @@ def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candi
         return
     for tactic, reason in AHEAD[kernel].candidates(p.first, device, *filter(None, [only])):
         if isinstance(tactic, Tactic):
-            tactic = replace(tactic, kernel=kernel)
+            tactic = on_kernel(kernel, tactic)
             if linear(tactic.ins[0]) or linear(tactic.out):
                 reason = unsupported("only whole vectors of 8 channels are read and written")
             elif not reason:
@@ -75,7 +75,7 @@ def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candi
 
 def _conv(tactic: Tactic) -> Tactic:
     """The convolution's own."""
-    return replace(tactic, kernel=AHEAD[tactic.kernel].__name__.rpartition(".")[2])
+    return on_kernel(AHEAD[tactic.kernel].__name__.rpartition(".")[2], tactic)
 
 
 def launches(p: ScaledConvProblem, tactic: Tactic) -> tuple[Launch, ...]:

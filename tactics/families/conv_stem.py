@@ -103,7 +103,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
         yield "conv_stem", unsupported(reason)
         return
     for tile, x, y in product(restrict("conv_stem", TILES, only), INPUTS, HALF_FORMATS):
-        tactic = Tactic("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
+        tactic = tactic_of("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, unsupported(f"a tile of {tile.m} channels for {p.k}")
             continue

@@ -23,7 +23,7 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.reason import Candidates, Reason, unsupported
 from tactics.roofline import Counts
 from tactics.step import Launch, Store
-from tactics.tactic import Only, Patch, Tactic
+from tactics.tactic import Only, Patch, Tactic, on_kernel
 
 KERNEL = {  # of the phases
     "transpose_dense": "conv_dense",
@@ -103,7 +103,7 @@ def _axis(
 def _of_phase(tactic: Tactic) -> tuple[ModuleType, Tactic]:
     """(the family that runs one phase, its tactic)."""
     kernel = KERNEL[tactic.kernel]
-    return FAMILY[kernel], replace(tactic, kernel=kernel)
+    return FAMILY[kernel], on_kernel(kernel, tactic)
 
 
 def reason(p: ConvTransposeProblem) -> str:
@@ -135,7 +135,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Ca
         if isinstance(tactic, str):
             yield OWN_KERNEL.get(tactic, tactic), first
         elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another
-            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), first
+            yield on_kernel(OWN_KERNEL[tactic.kernel], tactic), first
 
 
 def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

@@ -10,7 +10,7 @@ from tactics.problems.protocol import Shape4
 from tactics.reason import Candidates
 from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 LINEAR = Format("fp16", "chw")
 TILE = 64  # rows and columns of a block
@@ -26,7 +26,7 @@ CASES = {
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
     """(tactic, reason against it or None)."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
-    yield Tactic("matmul", None, (a, b), c), None
+    yield tactic_of("matmul", None, (a, b), c), None
 
 
 def _linear(shape: Shape4) -> Format:

@@ -35,7 +35,7 @@ from tactics.step import (
     own_strides,
     view_args,
 )
-from tactics.tactic import Only, Parts, Tactic, restrict
+from tactics.tactic import Only, Parts, Tactic, restrict, tactic_of
 
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
 FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32  # groups of 8 pixels in flight; many need more turns than one, and few blocks
@@ -90,7 +90,7 @@ def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Ca
         reason = "only whole vectors of 8 channels are read and written" if linear(x) or linear(y) else ""
         if parts.cluster and device.sm in WITHOUT_CLUSTERS:
             reason = f"{device.sm} has no clusters"
-        yield Tactic("squeeze_excite", parts, (x,), y), unsupported(reason)
+        yield tactic_of("squeeze_excite", parts, (x,), y), unsupported(reason)
 
 
 @lru_cache(maxsize=4096)
@@ -166,7 +166,7 @@ def _divisor(d: int) -> Args:
 def scale_launch(p: SqueezeExciteProblem, fmt: Format, blocks: int, act: Activation) -> Launch:
     """The second of two launches, behind a convolution that has written its output, in format `fmt`, and in the workspace what
     each of an image's `blocks` has of the hidden values: it multiplies that output by its scale. `act`: what then follows."""
-    tactic = Tactic("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
+    tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), warps = _scaled_sizes(p, tactic), _scaled_warps(p)
     args = _arguments(p, tactic, sizes, warps)
     lies = strides(fmt, p.in_shapes[0])
@@ -276,7 +276,11 @@ class _Sizes:
 
 
 def _sizes(p: SqueezeExciteProblem, tactic: Tactic, warps: int = WARPS) -> _Sizes:
-    parts, k_wide = tactic.parts, padded_channels(tactic.out.layout, p.second.k)
+    return _sizes_of(p, tactic.parts, padded_channels(tactic.out.layout, p.second.k), warps)
+
+
+@lru_cache(maxsize=4096)
+def _sizes_of(p: SqueezeExciteProblem, parts: Parts, k_wide: int, warps: int) -> _Sizes:
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
@@ -372,7 +376,7 @@ def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int
 
 def scaled_counts(p: SqueezeExciteProblem, fmt: Format, blocks: int, device: Device) -> Counts:
     """Of `scale_launch`: its blocks join the hidden values, load behind load, then multiply what they have meanwhile loaded."""
-    tactic = Tactic("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
+    tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE[2]
     warps, registers = _scaled_warps(p), device.regs_per_sm // (WITH_PARTIAL * THREADS) // 8 * 8
     at_once, share = resident(device, 32 * warps, registers, _smem(p, 1, warps)), warps / 4

@@ -108,13 +108,11 @@ class Predicted:
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
-        formats, known = dict[tuple, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
+        kinds, known = dict[int, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
         for tactic in tactics:
-            named = tactic.kernel, tactic.ins, tactic.out
-            if named not in formats:
-                same = alike(problem, tactic)
-                formats[named] = formats.setdefault((same.kernel, same.ins, same.out), len(formats))
-            cell = formats[named], tactic.tile
+            if tactic.kind not in kinds:
+                kinds[tactic.kind] = alike(problem, tactic).kind
+            cell = kinds[tactic.kind], tactic.tile
             if cell not in known:
                 parts = predict(problem, tactic, self.device)
                 us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]

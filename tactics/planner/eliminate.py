@@ -22,14 +22,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tactics.planner import integer_program
+from tactics.planner.boxes import Box, Parts, Supports
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
 
 SLICES = 4  # of a table, minimised one after the other: so many times the cells that are built at once
-SLICED_CELLS = 1 << 18  # tables of more cells than this are minimised in slices
+SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised box by box, and boxes in slices
+BOX_CELLS = 1 << 15  # a box of no more cells stays one
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
+Table = np.ndarray | Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, m
     placed, leaders = _substitute(sizes, factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
-    some, bound = integer_program.solve(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
+    some, bound = integer_program.solve(
+        tree.sizes, [(scope, np.asarray(t)) for scope, t, _ in tree.buckets[-1]], quantum, seconds
+    )
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
     states = assigned(tree, _ranks(tree, some))
@@ -108,6 +113,7 @@ class Tree:
     tables that name rank b and none before it, as (scope, table, name): factors are named by their number, and by `messages`
     + c the message of bucket c, which is the minimum of all it holds, over its variable. `home[name]`: the bucket that it is
     in. `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has what names nothing that was eliminated.
+    `boxes[b]`: of a bucket whose tables have a large sum, all possible cells of that.
     Only `calibrate` fills the others: `rest[b]`, what all that the message of b does not know costs at least, over the
     message's ranks; `best[r]`, the state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names
     rank r; `stands[r]`, the variables that it stands for.
@@ -115,9 +121,10 @@ class Tree:
 
     place: list[tuple[int, np.ndarray | None]]
     sizes: list[int]
-    buckets: list[list[tuple[tuple[int, ...], np.ndarray, int]]]
+    buckets: list[list[tuple[tuple[int, ...], Table, int]]]
     home: dict[int, int]
     scopes: list[tuple[int, ...]]
+    boxes: dict[int, list[Box]]
     messages: int
     rest: list[Factor]
     best: list[int]
@@ -138,7 +145,7 @@ class Tree:
     @property
     def cost(self) -> int:
         """The least sum, where all variables are eliminated."""
-        return _total(table for _, table, _ in self.buckets[-1])
+        return _total(np.asarray(table) for _, table, _ in self.buckets[-1])
 
     def receiver(self, b: int) -> int:
         """The bucket that gets the message of bucket b."""
@@ -162,8 +169,8 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
         made.stands[rank].append(v)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
     for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
-        own = [(s, t) for s, t, name in made.buckets[to] if name < made.messages]
-        sent = [(name - made.messages, (s, t)) for s, t, name in made.buckets[to] if name >= made.messages]
+        own = [(s, np.asarray(t)) for s, t, name in made.buckets[to] if name < made.messages]
+        sent = [(name - made.messages, (s, np.asarray(t))) for s, t, name in made.buckets[to] if name >= made.messages]
         known = summed(made.sizes, made.scopes[to], [*own, made.rest[to]])
         for b, table in _without_each(made.sizes, made.scopes[to], sent, known):
             over = made.scopes[b][1:]
@@ -194,7 +201,7 @@ def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tup
     Only the messages between the replaced factors and the first bucket that knows them all are made anew; what lies beyond
     it is known from the pass down (min-marginals). States are looked for from there on, as far as they differ.
     """
-    new = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
+    new: dict[int, Table] = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
     b, remade = _remade(tree, new, {tree.home[i] for i in swaps})
     found = _climbed(tree, new, b, below)
     if found is None:
@@ -209,18 +216,18 @@ def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tup
     return changed, cost
 
 
-def _remade(tree: Tree, new: dict[int, np.ndarray], changed: set[int]) -> tuple[int, set[int]]:
+def _remade(tree: Tree, new: dict[int, Table], changed: set[int]) -> tuple[int, set[int]]:
     """Add to `new` the messages of the `changed` buckets up to the first that knows them all: (that bucket, those before)."""
     todo: set[int] = set()
     while len(changed) > 1:
         b = min(changed)
-        new[tree.messages + b] = _message(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
+        new[tree.messages + b] = _message(tree, b, new)
         changed = changed - {b} | {tree.receiver(b)}
         todo.add(b)
     return min(changed), todo
 
 
-def _climbed(tree: Tree, new: Mapping[int, np.ndarray], b: int, below: int) -> tuple[dict[int, int], int] | None:
+def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[dict[int, int], int] | None:
     """(rank -> best state, cost): of bucket b, then on the way to the last bucket, until all is as it was. None: the cost is
     not `below` that."""
     states: dict[int, int] = {}
@@ -239,7 +246,7 @@ def _climbed(tree: Tree, new: Mapping[int, np.ndarray], b: int, below: int) -> t
         b = tree.receiver(b)
 
 
-def _descended(tree: Tree, new: Mapping[int, np.ndarray], remade: set[int], states: dict[int, int]) -> None:
+def _descended(tree: Tree, new: Mapping[int, Table], remade: set[int], states: dict[int, int]) -> None:
     """Add to `states` those of the buckets before, as far as they depend on one that differs or on what was made anew."""
     heap = [-b for b in remade.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
     heapq.heapify(heap)
@@ -256,7 +263,7 @@ def _descended(tree: Tree, new: Mapping[int, np.ndarray], remade: set[int], stat
                 heapq.heappush(heap, -near)
 
 
-def _column(table: np.ndarray, states: Sequence[int]) -> np.ndarray:
+def _column(table: Table, states: Sequence[int]) -> np.ndarray:
     """A table's cells over its first variable, the others in these states."""
     found: np.ndarray = table[(slice(None), *states)]  # type: ignore[arg-type]  # numpy's stubs know no such index
     return found
@@ -281,24 +288,45 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
             v, its = leaders[v]
             states = its if states is None else states[its]
         place.append((rank[v], states))
-    buckets: list[list[tuple[tuple[int, ...], np.ndarray, int]]] = [[] for _ in range(len(sequence) + 1)]
-    made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], len(factors), [], [], [], [])
+    buckets: list[list[tuple[tuple[int, ...], Table, int]]] = [[] for _ in range(len(sequence) + 1)]
+    made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], {}, len(factors), [], [], [], [])
+    ranked, supports = [made.ranked(*factor) for factor in factors], None
 
-    def put(scope: tuple[int, ...], table: np.ndarray, name: int) -> None:
+    def put(scope: tuple[int, ...], table: Table, name: int) -> None:
         made.home[name] = b = min((*scope, len(sequence)))
         made.buckets[b].append((scope, table, name))
 
-    for i, factor in enumerate(factors):
-        put(*made.ranked(*factor), i)
+    for i, factor in enumerate(ranked):
+        put(*factor, i)
     for b, items in enumerate(made.buckets[:-1]):
         made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
-        message = _message(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
-        put(made.scopes[b][1:], message, made.messages + b)
+        if math.prod(made.sizes[v] for v in made.scopes[b]) > SLICED_CELLS:
+            supports = supports or Supports(made.sizes, ranked)
+            made.boxes[b] = supports.boxes(b, made.scopes[b], BOX_CELLS)
+        put(made.scopes[b][1:], _message(made, b, {}), made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
 
 
-def _message(sizes: Sequence[int], scope: tuple[int, ...], items: Sequence[Factor]) -> np.ndarray:
+def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
+    """The least sum of a bucket's tables over its variable; `new`: tables in place of those that have the number."""
+    scope, items = tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]]
+    if b not in tree.boxes:
+        return np.minimum(summed(tree.sizes, scope, [(s, np.asarray(t)) for s, t in items]).min(axis=0), NEVER)
+    found = []
+    for box in tree.boxes[b]:
+        at = dict(zip(scope, box, strict=True))
+        cut = [(s, _cells(table, tuple(at[v] for v in s))) for s, table in items]
+        found.append((box[1:], _least_sum({v: len(states) for v, states in at.items()}, scope, cut)))
+    parts = Parts.of(tuple(tree.sizes[v] for v in scope[1:]), found)
+    return np.asarray(parts) if math.prod(parts.shape) <= SLICED_CELLS or not parts.shape else parts
+
+
+def _cells(table: Table, box: Box) -> np.ndarray:
+    return table.cells(box) if isinstance(table, Parts) else table[np.ix_(*box)]
+
+
+def _least_sum(sizes: Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:
     """The least sum over the first variable of `scope`, which all tables name first. Where the sum is large, state by state, so
     that it is never there as a whole."""
     if math.prod(sizes[v] for v in scope) <= SLICED_CELLS:

@@ -1,6 +1,6 @@
 """Tables of costs over some variables, and their sums: what the planner's question is written in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, stil
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
 
 
-def summed(sizes: Sequence[int], scope: Sequence[int], factors: Iterable[Factor]) -> np.ndarray:
+def summed(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], factors: Iterable[Factor]) -> np.ndarray:
     """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
     spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
     shape = tuple(sizes[v] for v in scope)

@@ -83,10 +83,12 @@ def costs_of(graph: Graph) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot
-    (the format read there), from three slots on the set of formats it is made in; and the block of cells of ops that have
-    many tensors."""
+    """What is asked about a graph. Variables: first one per group (its options), then per tensor the format it is produced in,
+    one per reading slot (the format read there), from three slots on the set of formats it is made in; and the block of cells
+    of ops that have many tensors."""
 
+    graph: Graph
+    costs: Costs
     sizes: list[int]
     factors: list[Factor]
     domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
@@ -100,10 +102,11 @@ class Model:
     tables: dict[tuple, np.ndarray]  # one for all choices or tensors alike, while the model is made
 
 
-def model_of(graph: Graph, costs: Costs) -> Model:
-    tensors = tensors_of(graph)
+def model_of(graph: Graph, costs: Costs | None = None) -> Model:
+    """`costs`: without, those of the graph."""
+    tensors, costs = tensors_of(graph), costs or costs_of(graph)
     copies = copies_of(graph, tensors, costs.scale, costs.launch)
-    model = Model([], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
+    model = Model(graph, costs, [], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
     for name, options in graph.groups:
         model.groups[name] = _variable(model, options), options
 

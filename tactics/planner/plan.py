@@ -60,11 +60,12 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]) -> Plan:
     """By elimination if it can; else for each option of a few groups, if these make it narrow enough; else by HiGHS."""
-    plan = _without_rings(graph, max_cells, None, rivals)
+    model = formulation.model_of(graph)
+    plan = _without_rings(model, max_cells, None, rivals)
     if plan is not None:
         return plan
     plans = []
-    for part in splitting.parts(graph, max_cells) or [graph]:
+    for part in splitting.parts(model, max_cells) or [model]:
         with contextlib.suppress(Impossible):
             plans.append(_without_rings(part, max_cells, milp_seconds, rivals))
     found = [p for p in plans if p is not None]
@@ -77,16 +78,18 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Riva
     return replace(best, status="gap", gap=(best.total_ps - least) / best.total_ps)
 
 
-def _without_rings(graph: Graph, max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]) -> Plan | None:
+def _without_rings(
+    model: formulation.Model, max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]
+) -> Plan | None:
     """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
     plan with it is cyclic, so the first plan without a cycle is the best of those that can run. `milp_seconds` None: None where
     elimination cannot do it."""
     closed: list[dict[str, str]] = []
     while True:
-        plan = _solve_once(graph, closed, max_cells, milp_seconds, rivals)
+        plan = _solve_once(model, closed, max_cells, milp_seconds, rivals)
         if plan is None:
             return None
-        ring = cycle(graph, plan.options)
+        ring = cycle(model.graph, plan.options)
         if ring is None:
             return plan
         if not ring:
@@ -97,14 +100,17 @@ def _without_rings(graph: Graph, max_cells: int, milp_seconds: float | None, riv
 
 
 def _solve_once(
-    graph: Graph, closed: list[dict[str, str]], max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]
+    model: formulation.Model,
+    closed: list[dict[str, str]],
+    max_cells: int,
+    milp_seconds: float | None,
+    rivals: tuple[Rival, ...],
 ) -> Plan | None:
     """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
     worse one. None: elimination cannot do it, and HiGHS has no `milp_seconds`."""
-    costs = formulation.costs_of(graph)
-    scale, model = costs.scale, formulation.model_of(graph, costs)
-    model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
-    found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
+    graph, scale = model.graph, model.costs.scale
+    factors = [*model.factors, *(formulation.forbidden(graph, ring) for ring in closed)]
+    found = eliminate.minimise(model.sizes, factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
     if found is None:
         return None
     if found.bound >= NEVER:
@@ -162,10 +168,11 @@ def forced(
     wanted = list(wanted)
     if not wanted:
         return []
-    question = _question(graph, best, max_cells)
+    model = formulation.model_of(graph)
+    question = _question(model, best, max_cells)
     if question is not None:
         return _all_forced(question, wanted)
-    narrow = [q for part in splitting.parts(graph, max_cells) if (q := _question(part, best, max_cells)) is not None]
+    narrow = [q for part in splitting.parts(model, max_cells) if (q := _question(part, best, max_cells)) is not None]
     if not narrow:
         return [_forced_alone(graph, best, names, sparse) for names, sparse in wanted]
     each = zip(*(_all_forced(q, wanted) for q in narrow), strict=True)
@@ -180,15 +187,14 @@ def _least_forced(found: list[Forced]) -> Forced | None:
     return replace(min(found, key=lambda f: f.total_ps), speedup=first.speedup, flipped=first.flipped)
 
 
-def _question(graph: Graph, best: Plan, max_cells: int) -> _Question | None:
+def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question | None:
     """None: elimination would need larger tables, or the graph has no plan."""
-    costs = formulation.costs_of(graph)
-    model = formulation.model_of(graph, costs)
+    graph = model.graph
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
     if tree is None or tree.cost >= NEVER:
         return None
     usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
-    return _Question(graph, best, costs, model, tree, usual, may_close(graph))
+    return _Question(graph, best, model, tree, usual, may_close(graph))
 
 
 def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) -> list[Forced | None]:
@@ -204,7 +210,6 @@ class _Question:
 
     graph: Graph
     best: Plan
-    costs: formulation.Costs
     model: formulation.Model
     tree: eliminate.Tree
     usual: changes.Changes
@@ -232,7 +237,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
 
     def least(faster: float, below: int = NEVER) -> tuple[Change, int] | None:
         """The best such plan, and its cost, if all kernels of the layer were faster by this factor."""
-        table = {i: {cell: q.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
+        table = {i: {cell: q.model.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
         swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
         found = eliminate.replaced(q.tree, swaps, below)
         return found and (q.usual.of(found[0], cells), found[1])
@@ -243,16 +248,17 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
     first, cost = found
     if q.cyclic(first):
         return _forced_alone(q.graph, q.best, names, sparse)
-    if first.total_ps != cost // q.costs.scale:
-        raise RuntimeError(f"planner: forced plan costs {first.total_ps} ps, the solver said {cost // q.costs.scale} ps")
+    if first.total_ps != cost // q.model.costs.scale:
+        raise RuntimeError(f"planner: forced plan costs {first.total_ps} ps, the solver said {cost // q.model.costs.scale} ps")
     # The least break-even over all plans, by Dinkelbach's method: at one plan's the next is sought that is cheaper than it.
     rival, faster, speedup = first, 1.0, q.break_even(first, names)
     if speedup == math.inf:  # whatever its kernels take; perhaps not so with another plan
         faster = math.inf
         rival, cost = least(faster) or (rival, cost)
         speedup = q.break_even(rival, names)
+    costs = q.model.costs
     while 1.0 < speedup < math.inf:
-        found = least(speedup, cost + sum(q.costs.of(e, speedup) - q.costs.of(e, faster) for e in q.after(rival, names)))
+        found = least(speedup, cost + sum(costs.of(e, speedup) - costs.of(e, faster) for e in q.after(rival, names)))
         if found is None or q.break_even(found[0], names) >= speedup:
             break
         (rival, cost), faster = found, speedup

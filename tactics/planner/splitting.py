@@ -15,20 +15,20 @@ from tactics.planner.graph import Graph, Impossible, tensors_of
 MOST_GROUPS = 3  # split one after the other
 MOST_TRIED = 8  # groups looked at for each of them
 
-_Part = tuple[Graph, Model, list[int]]  # and the variables that elimination leaves because its tables would be too large
+_Part = tuple[Model, list[int]]  # and the variables that elimination leaves because its tables would be too large
 
 
-def parts(graph: Graph, max_cells: int) -> list[Graph]:
-    """Graphs which elimination can solve with tables of at most `max_cells`, each plan of `graph` being one of exactly one of
-    them; none where MOST_GROUPS groups do not suffice."""
-    found = [_part(graph, max_cells)]
+def parts(model: Model, max_cells: int) -> list[Model]:
+    """Graphs that elimination can solve with tables of at most `max_cells`: each plan of this one is a plan of exactly one of
+    them. None where MOST_GROUPS groups do not suffice."""
+    found = [_part(model, max_cells)]
     for _ in range(MOST_GROUPS):
         each = [_split(part, max_cells) if part[-1] else [part] for part in found]
         found = [part for split in each for part in split or ()]
         if None in each:
             return []
-        if not any(core for *_, core in found):
-            return [part for part, *_ in found]
+        if not any(core for _, core in found):
+            return [part for part, _ in found]
     return []
 
 
@@ -47,18 +47,16 @@ def restricted(graph: Graph, group: str, option: str) -> Graph | None:
     return found if made.issuperset((*graph.outputs, *(t for c in choices for t in c.inputs))) else None
 
 
-def _part(graph: Graph, max_cells: int) -> _Part:
-    """Impossible where the graph has no plan."""
-    model = formulation.model_of(graph, formulation.costs_of(graph))
-    return graph, model, eliminate.core(model.sizes, model.factors, max_cells)
+def _part(model: Model, max_cells: int) -> _Part:
+    return model, eliminate.core(model.sizes, model.factors, max_cells)
 
 
 def _split(part: _Part, max_cells: int) -> list[_Part] | None:
     """The parts with a plan by the group that leaves the least to other means; None if no group can be split."""
-    (graph, model, core), tried = part, list[tuple[int, int, list[Graph]]]()
-    for group in _candidates(graph, model, core)[:MOST_TRIED]:
-        options = dict(graph.groups)[group]
-        found = [restricted(graph, group, option) for option in options]
+    (model, core), tried = part, list[tuple[int, int, list[Graph]]]()
+    for group in _candidates(model, core)[:MOST_TRIED]:
+        options = dict(model.graph.groups)[group]
+        found = [restricted(model.graph, group, option) for option in options]
         if all(g is not None for g in found):
             left = sum(_left(model, group, state, max_cells) for state in range(len(options)))
             tried.append((left, len(tried), [g for g in found if g is not None]))
@@ -67,7 +65,7 @@ def _split(part: _Part, max_cells: int) -> list[_Part] | None:
     made = []
     for g in min(tried, key=lambda t: t[:2])[2]:
         with contextlib.suppress(Impossible):
-            made.append(_part(g, max_cells))
+            made.append(_part(formulation.model_of(g), max_cells))
     return made
 
 
@@ -80,8 +78,9 @@ def _left(model: Model, group: str, state: int, max_cells: int) -> int:
     return len(eliminate.core(sizes, [(scope, table) for scope, table in factors if table.any()], max_cells))
 
 
-def _candidates(graph: Graph, model: Model, core: Collection[int]) -> Sequence[str]:
+def _candidates(model: Model, core: Collection[int]) -> Sequence[str]:
     """The groups with several options that decide about ops of these variables, those of most ops first."""
+    graph = model.graph
     inside, counts = set(core), dict.fromkeys((g for g, names in graph.groups if len(names) > 1), 0)
     for i, c in enumerate(graph.choices):
         if not inside.isdisjoint(formulation.tensors(graph, model, i)):

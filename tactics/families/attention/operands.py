@@ -9,7 +9,7 @@ from tactics.format import Format, Strides, canonical, padded_channels, represen
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.protocol import Shape4
 from tactics.step import Args, ints, linear, member
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 VECTOR = 8  # halfs of a 16-byte access
 LINEAR, LAST = Format("fp16", "chw"), Format("fp16", "hwc8")
@@ -48,7 +48,7 @@ def aligned(tactic: Tactic, strided: At) -> bool:
 def pairings(p: AttentionProblem, kernel: str) -> Iterator[Tactic]:
     """A tactic for each combination of formats, of large numbers of tensors all alike."""
     for *ins, out in product(*(formats(shape) for shape in (*p.tensors, p.out))):
-        yield Tactic(kernel, None, tuple(ins), out)
+        yield tactic_of(kernel, None, tuple(ins), out)
 
 
 def padding(p: AttentionProblem, tactic: Tactic) -> int:

@@ -14,7 +14,7 @@ from tactics.problems.protocol import Shape4
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts
 from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 Gathered = GatherProblem | ResizeProblem | ConcatProblem
 CASES = {
@@ -31,9 +31,9 @@ def candidates(p: Gathered, device: Device) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         if isinstance(p, ResizeProblem):
             mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
-            yield Tactic("resize", None, (x,), y), unsupported(mixed)
+            yield tactic_of("resize", None, (x,), y), unsupported(mixed)
         else:
-            yield Tactic("gather", None, (x,) * len(p.in_shapes), y), None
+            yield tactic_of("gather", None, (x,) * len(p.in_shapes), y), None
 
 
 def launches(p: Gathered, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

@@ -37,7 +37,7 @@ from tactics.step import (
     view_args,
     window_args,
 )
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 Triple = tuple[int, int, int]
 At = tuple[Strides, ...]  # of the inputs, then of the output
@@ -75,7 +75,7 @@ def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, Reason | None]]:
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "" if linear(x) == linear(y) else "input and output have different vector widths"
-        yield Tactic(kernel, None, (x,), y), unsupported(reason)
+        yield tactic_of(kernel, None, (x,), y), unsupported(reason)
 
 
 def _pool_and_chain(p: ChainedProblem) -> Candidates:
@@ -86,21 +86,21 @@ def _pool_and_chain(p: ChainedProblem) -> Candidates:
     against = unsupported(why)
     for tactic, reason in _same_width(p.first):
         for others in product(*stages.formats(p.chain, tactic.out, result=True)):
-            yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or against
+            yield tactic_of("pool", None, (*tactic.ins, *others), tactic.out), reason or against
 
 
 def _any_pair(p: MoveProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic("move", None, (x,), y), None
+        yield tactic_of("move", None, (x,), y), None
 
 
 def _concat_pairs(p: ConcatProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic("move", None, (x,) * len(p.sizes), y), unsupported("" if p.axis == 1 else "joins channels only")
+        yield tactic_of("move", None, (x,) * len(p.sizes), y), unsupported("" if p.axis == 1 else "joins channels only")
 
 
 def _reformat_pair(p: ReformatProblem) -> Candidates:
-    yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), None
+    yield tactic_of("move", None, (Format.parse(p.src),), Format.parse(p.dst)), None
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:

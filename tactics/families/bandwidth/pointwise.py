@@ -15,7 +15,7 @@ from tactics.problems.problem import PointwiseProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch, linear, own_strides, view_args
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 _CHAIN = (Stage("mul", "c0"), Stage("add", "t1"), Stage("relu"))
 CASES = {"pointwise": (PointwiseProblem(2, 40, 5, 3, _CHAIN, ("nchw", "nchw"), ("c",)),)}
@@ -26,7 +26,7 @@ def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
     for out in HALF_FORMATS:
         for ins in product(*stages.formats(problem, out)):
             why = stages.reason_against(problem) or too_large(problem.all_shapes, (*ins, out))
-            yield Tactic("pointwise", None, ins, out), unsupported(why)
+            yield tactic_of("pointwise", None, ins, out), unsupported(why)
 
 
 def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:

@@ -32,7 +32,7 @@ from tactics.step import (
     member,
     spread_args,
 )
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 Rows = ReduceProblem | NormalizeProblem
 Problem = Rows | ChainedProblem
@@ -68,7 +68,7 @@ def candidates(problem: Problem, device: Device) -> Candidates:
     outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(rows) else HALF_FORMATS
     for x, y in product(HALF_FORMATS, outs):
         for others in product(*stages.formats(chain, y, result=True)) if chain else ((),):
-            tactic = Tactic("reduce", None, (x,) * (1 + rows.added) + others, y)
+            tactic = tactic_of("reduce", None, (x,) * (1 + rows.added) + others, y)
             why = _reason(rows, tactic) or (chain and stages.reason_against(chain)) or ""
             yield tactic, unsupported(why or too_large(problem.all_shapes, (*tactic.ins, y)))
 

@@ -39,7 +39,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
-from tactics.tactic import Only, Tactic, restrict
+from tactics.tactic import Only, Tactic, restrict, tactic_of
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 CASE = ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=replace(RELU, residual=True), sparse24=True)
@@ -59,7 +59,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     vectors = [f for f in HALF_FORMATS if not linear(f)]
     for kernel, tiles in (("conv_strip", STRIP_DENSE_TILES), ("conv_strip_sparse24", () if dense_only else STRIP_SPARSE_TILES)):
         for tile, x, y in product(restrict(kernel, tiles, only), vectors, HALF_FORMATS):
-            tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
+            tactic = tactic_of(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
             yield tactic, unsupported(tile_reason(p, tactic, device))
 
 

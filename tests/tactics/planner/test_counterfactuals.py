@@ -15,9 +15,9 @@ SEEDS = 500
 
 def splitting_cells(graph: Graph) -> int | None:
     """Cells that are too few for the graph's tables, and enough where it is split by options of its groups."""
-    model = formulation.model_of(graph, formulation.costs_of(graph))
+    model = formulation.model_of(graph)
     sizes = (n for n in (1, 2, 4, 8, 16, 32, 64) if eliminate.core(model.sizes, model.factors, n))
-    return next((n for n in sizes if len(splitting.parts(graph, n)) > 1), None)
+    return next((n for n in sizes if len(splitting.parts(model, n)) > 1), None)
 
 
 @pytest.mark.slow

@@ -5,19 +5,17 @@ import contextlib
 import doctest
 import itertools
 import os
-import random
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gpu_runtime.planning import places
 from tactics import reason
-from tactics.planner import eliminate, factors, formulation
+from tactics.planner import boxes, eliminate, formulation
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
 from tactics.planner.plan import best_single_format, best_single_key, cheapest, greedy, solve
@@ -242,7 +240,7 @@ def test_rivals_are_plans_and_never_better():
     assert seen > 100
 
 
-@pytest.mark.parametrize("module", [places, reason, eliminate, formulation], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [places, reason, boxes, eliminate, formulation], ids=lambda m: m.__name__)
 def test_worked_examples_compute_what_they_say(module):
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
@@ -376,49 +374,3 @@ def test_evaluate_refuses_what_is_not_a_plan():
     ]:
         with pytest.raises(ValueError, match=sentence):
             evaluate(graph, replace(plan, **change))
-
-
-# ---- the solver by itself
-
-
-@pytest.mark.parametrize("sliced_cells", [eliminate.SLICED_CELLS, 0])
-def test_minimise_equals_enumeration(monkeypatch, sliced_cells):
-    monkeypatch.setattr(eliminate, "SLICED_CELLS", sliced_cells)
-    for seed in range(60):
-        rng = random.Random(seed)
-        sizes = [rng.randint(1, 3) for _ in range(rng.randint(1, 6))]
-        factors = []
-        for _ in range(rng.randint(1, 7)):
-            scope = tuple(rng.sample(range(len(sizes)), rng.randint(1, min(3, len(sizes)))))
-            table = eliminate.np.empty([sizes[v] for v in scope], eliminate.np.int64)
-            table.flat[:] = [NEVER if rng.random() < 0.1 else rng.randint(0, 9) for _ in range(table.size)]
-            factors.append((scope, table))
-        best = min(
-            min(NEVER, sum(int(t[tuple(states[v] for v in scope)]) for scope, t in factors))
-            for states in itertools.product(*map(range, sizes))
-        )
-        for max_cells in (10**6, 2, 0):
-            found = eliminate.minimise(sizes, factors, max_cells=max_cells)
-            assert found.cost == best and found.bound == best, (seed, max_cells)
-            assert (found.states is None) == (best == NEVER)
-
-
-def test_a_large_table_is_minimised_in_slices(monkeypatch):
-    """Of 5 variables with 3 states, each two in a table: the first sum has 243 cells, of which 81 are there at a time."""
-    monkeypatch.setattr(eliminate, "SLICED_CELLS", 0)
-    rng, built = np.random.default_rng(0), []
-    monkeypatch.setattr(eliminate, "summed", lambda *a: built.append(f := factors.summed(*a)) or f)
-    pairs = [(pair, rng.integers(0, 99, (3, 3))) for pair in itertools.combinations(range(5), 2)]
-    assert eliminate.minimise([3] * 5, pairs, max_cells=80, seconds=None) is None
-    found, whole = (eliminate.minimise([3] * 5, pairs, max_cells=n, seconds=None) for n in (81, 243))
-    assert found == whole and found.cost == min(
-        sum(table[states[u], states[v]] for (u, v), table in pairs) for states in itertools.product(range(3), repeat=5)
-    )
-    assert max(f.size for f in built) == 81
-
-
-def test_impossible_cells_of_many_tables_do_not_overflow():
-    for count in range(1, 40):
-        never = np.array([NEVER, 1])
-        found = eliminate.minimise([2, 2], [((0,), never)] * count + [((0, 1), never + never[:, None] * 0)])
-        assert (found.cost, found.states) == (count + 1, (1, 1)), count
