@@ -29,7 +29,7 @@ from gpu_runtime.planning.entries import (
     workspace,
 )
 from tactics.candidates import candidates, rejected
-from tactics.format import PREFERRED, Format, Key, canonical
+from tactics.format import PREFERRED, Format, Key, Shape4, canonical
 from tactics.measure.timing import Time, Timer
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop, to_ps
@@ -233,21 +233,30 @@ class _Reformats:
         self.times: dict[ReformatProblem, Times] = {}
         self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
-        self._pieces = {op.output: Counter(op.pieces) for op in network.ops if op.pieces}
+        self._pieces = {op.output: tuple(Counter(op.pieces).items()) for op in network.ops if op.pieces}
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
+        self._alike: dict[tuple, tuple[ReformatProblem, int | None]] = {}  # of tensors with one shape and pieces
 
     def ps(self, tensor: str, src: Key, dst: Key) -> int | None:
         """Picoseconds of the fastest tactic; None: there is none."""
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
-            whole = ReformatProblem(*self._shapes[tensor], *map(str, ends))
-            each = [(self._ps(replace(whole, n=n)), times) for n, times in self._pieces.get(tensor, {whole.n: 1}).items()]
-            self.problems[hop] = whole
-            able = all(ps is not None for ps, _ in each)
-            self._known[hop] = sum(ps * times for ps, times in each if ps is not None) if able else None
+            alike = self._shapes[tensor], self._pieces.get(tensor), ends
+            if alike not in self._alike:
+                self._alike[alike] = self._timed(*alike)
+            self.problems[hop], self._known[hop] = self._alike[alike]
         return self._known[hop]
+
+    def _timed(
+        self, shape: Shape4, pieces: tuple[tuple[int, int], ...] | None, ends: tuple[Format, Format]
+    ) -> tuple[ReformatProblem, int | None]:
+        whole = ReformatProblem(*shape, *map(str, ends))
+        each = [(self._ps(replace(whole, n=n)), times) for n, times in pieces or ((whole.n, 1),)]
+        if any(ps is None for ps, _ in each):
+            return whole, None
+        return whole, sum(ps * times for ps, times in each if ps is not None)
 
     def _ps(self, problem: ReformatProblem) -> int | None:
         if problem not in self.times:

@@ -22,17 +22,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from tactics.planner import integer_program
-from tactics.planner.boxes import Box, Parts, Supports
+from tactics.planner.boxes import Parts, Supports
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
 
 SLICES = 4  # of a table, minimised one after the other: so many times the cells that are built at once
-SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised box by box, and boxes in slices
+SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised in slices
+BOXED_CELLS = 1 << 21  # from the first table of more cells than this on, box by box: to find the boxes takes as long as a few
 BOX_CELLS = 1 << 15  # a box of no more cells stays one
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
 Table = np.ndarray | Parts
+Box = Mapping[int, np.ndarray]  # variable -> states
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Tree:
     scopes: list[tuple[int, ...]]
     boxes: dict[int, list[Box]]
     messages: int
-    rest: list[Factor]
+    rest: list[tuple[tuple[int, ...], Table]]
     best: list[int]
     near: list[list[int]]
     stands: list[list[int]]
@@ -147,18 +149,25 @@ class Tree:
         """The least sum, where all variables are eliminated."""
         return _total(np.asarray(table) for _, table, _ in self.buckets[-1])
 
+    def boxes_of(self, b: int) -> list[Box]:
+        """All possible cells of the sum of a bucket's tables."""
+        return self.boxes.get(b) or [{v: np.arange(self.sizes[v]) for v in self.scopes[b]}]
+
     def receiver(self, b: int) -> int:
         """The bucket that gets the message of bucket b."""
         return min((*self.scopes[b][1:], len(self.buckets) - 1))
 
 
 def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int = 20_000_000) -> Tree | None:
-    """What `replaced` answers from: one pass up and one pass down. None: it would need a table of more than `max_cells`."""
+    """What `replaced` answers from: one pass up and one pass down. None: it would need a table, or a box of one, of more than
+    `max_cells`."""
     placed, leaders = _substitute(sizes, factors)
-    sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells)
+    sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
     made = _up(sizes, placed, leaders, sequence)
+    if any(math.prod(map(len, box.values())) > max_cells for found in made.boxes.values() for box in found):
+        return None
     made.best.extend(_ranks(made, {}))
     made.near.extend([] for _ in sizes)
     for b, scope in enumerate(made.scopes[:-1]):
@@ -169,18 +178,22 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
         made.stands[rank].append(v)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
     for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
-        own = [(s, np.asarray(t)) for s, t, name in made.buckets[to] if name < made.messages]
-        sent = [(name - made.messages, (s, np.asarray(t))) for s, t, name in made.buckets[to] if name >= made.messages]
-        known = summed(made.sizes, made.scopes[to], [*own, made.rest[to]])
-        for b, table in _without_each(made.sizes, made.scopes[to], sent, known):
-            over = made.scopes[b][1:]
-            gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)
-            made.rest[b] = over, np.minimum(table.min(axis=gone), NEVER)
+        found: dict[int, list[tuple[Box, np.ndarray]]] = {}
+        for box in made.boxes_of(to):
+            own = [_cut(s, t, box) for s, t, name in made.buckets[to] if name < made.messages]
+            sent = [(name - made.messages, _cut(s, t, box)) for s, t, name in made.buckets[to] if name >= made.messages]
+            sizes_here = {v: len(states) for v, states in box.items()}
+            known = summed(sizes_here, made.scopes[to], [*own, _cut(*made.rest[to], box)])
+            for b, table in _without_each(sizes_here, made.scopes[to], sent, known):
+                gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in made.scopes[b][1:])
+                found.setdefault(b, []).append((box, np.minimum(table.min(axis=gone), NEVER)))
+        for b, parts in found.items():
+            made.rest[b] = made.scopes[b][1:], _joined(made, made.scopes[b][1:], parts)
     return made
 
 
 def _without_each(
-    sizes: Sequence[int], scope: tuple[int, ...], items: list[tuple[int, Factor]], known: np.ndarray
+    sizes: Mapping[int, int], scope: tuple[int, ...], items: list[tuple[int, Factor]], known: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(name, `known` and all tables but its own, added up over `scope`) for each (name, table) of `items`: by halves, so that
     a table is added log2(n) times rather than n."""
@@ -233,17 +246,40 @@ def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[
     states: dict[int, int] = {}
     cost = None
     while True:
-        items = [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]]
-        cut = [(tuple(v for v in s if v not in states), t[tuple(states.get(v, slice(None)) for v in s)]) for s, t in items]
-        free = [v for v in tree.scopes[b] if v not in states]
-        table = summed(tree.sizes, free, cut)
-        cost = int(table.min()) if cost is None else cost
+        found, best = _least_cell(tree, [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]], b, states)
+        cost = found if cost is None else cost
         if cost >= below:
             return None
-        states |= zip(free, _least(table, tuple(tree.best[v] for v in free)), strict=True)
+        states |= best
         if all(states[v] == tree.best[v] for v in tree.scopes[b][1:]):
             return states, cost
         b = tree.receiver(b)
+
+
+def _least_cell(
+    tree: Tree, items: Sequence[tuple[tuple[int, ...], Table]], b: int, states: Mapping[int, int]
+) -> tuple[int, dict[int, int]]:
+    """(the least sum of these tables of a bucket with these states, the states of its other variables there): of equals, the
+    best assignment's, or the first."""
+    free = [v for v in tree.scopes[b] if v not in states]
+    usual = tuple(tree.best[v] for v in free)
+    if b not in tree.boxes:
+        cut = [(tuple(v for v in s if v not in states), t[tuple(states.get(v, slice(None)) for v in s)]) for s, t in items]
+        table = summed(tree.sizes, free, cut)
+        return int(table.min()), dict(zip(free, _least(table, usual), strict=True))
+    found = [(NEVER, usual)]
+    for box in tree.boxes[b]:
+        at = {v: own if v not in states else own[own == states[v]] for v, own in box.items()}
+        if all(map(len, at.values())):
+            table = summed({v: len(own) for v, own in at.items()}, tree.scopes[b], [_cut(s, t, at) for s, t in items])
+            best = np.unravel_index(table.argmin(), table.shape)
+            where = {v: int(at[v][k]) for v, k in zip(tree.scopes[b], best, strict=True)}
+            found.append((int(table.min()), tuple(where[v] for v in free)))
+    at_usual = {v: np.array([states.get(v, tree.best[v])]) for v in tree.scopes[b]}
+    found.append((sum(int(_cut(s, t, at_usual)[1].min()) for s, t in items), usual))
+    cost = min(cost for cost, _ in found)
+    best_states = usual if found[-1][0] == cost else min(found)[1]
+    return min(cost, NEVER), dict(zip(free, best_states, strict=True))
 
 
 def _descended(tree: Tree, new: Mapping[int, Table], remade: set[int], states: dict[int, int]) -> None:
@@ -300,9 +336,12 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
         put(*factor, i)
     for b, items in enumerate(made.buckets[:-1]):
         made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
-        if math.prod(made.sizes[v] for v in made.scopes[b]) > SLICED_CELLS:
+        cells = math.prod(made.sizes[v] for v in made.scopes[b])
+        if cells > BOXED_CELLS:
             supports = supports or Supports(made.sizes, ranked)
-            made.boxes[b] = supports.boxes(b, made.scopes[b], BOX_CELLS)
+        if cells > SLICED_CELLS and supports:
+            found = supports.boxes(b, made.scopes[b], BOX_CELLS)
+            made.boxes[b] = [dict(zip(made.scopes[b], box, strict=True)) for box in found]
         put(made.scopes[b][1:], _message(made, b, {}), made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
@@ -312,21 +351,32 @@ def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
     """The least sum of a bucket's tables over its variable; `new`: tables in place of those that have the number."""
     scope, items = tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]]
     if b not in tree.boxes:
-        return np.minimum(summed(tree.sizes, scope, [(s, np.asarray(t)) for s, t in items]).min(axis=0), NEVER)
+        return _least_sum(tree.sizes, scope, [(s, np.asarray(t)) for s, t in items])
     found = []
     for box in tree.boxes[b]:
-        at = dict(zip(scope, box, strict=True))
-        cut = [(s, _cells(table, tuple(at[v] for v in s))) for s, table in items]
-        found.append((box[1:], _least_sum({v: len(states) for v, states in at.items()}, scope, cut)))
-    parts = Parts.of(tuple(tree.sizes[v] for v in scope[1:]), found)
-    return np.asarray(parts) if math.prod(parts.shape) <= SLICED_CELLS or not parts.shape else parts
+        sizes = {v: len(states) for v, states in box.items()}
+        found.append((box, _least_sum(sizes, scope, [_cut(s, t, box) for s, t in items])))
+    return _joined(tree, scope[1:], found)
 
 
-def _cells(table: Table, box: Box) -> np.ndarray:
-    return table.cells(box) if isinstance(table, Parts) else table[np.ix_(*box)]
+def _cut(scope: tuple[int, ...], table: Table, box: Box) -> Factor:
+    """The table's cells in a box."""
+    at = tuple(box[v] for v in scope)
+    if isinstance(table, Parts):
+        return scope, table.cells(at)
+    return scope, table if table.shape == tuple(map(len, at)) else table[np.ix_(*at)]
 
 
-def _least_sum(sizes: Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:
+def _joined(tree: Tree, scope: tuple[int, ...], found: Sequence[tuple[Box, np.ndarray]]) -> Table:
+    """The table over `scope` of which these are parts."""
+    shape = tuple(tree.sizes[v] for v in scope)
+    if len(found) == 1 and found[0][1].shape == shape:
+        return found[0][1]
+    parts = Parts.of(shape, [(tuple(box[v] for v in scope), table) for box, table in found])
+    return np.asarray(parts) if math.prod(shape) <= SLICED_CELLS or not scope else parts
+
+
+def _least_sum(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:
     """The least sum over the first variable of `scope`, which all tables name first. Where the sum is large, state by state, so
     that it is never there as a whole."""
     if math.prod(sizes[v] for v in scope) <= SLICED_CELLS:

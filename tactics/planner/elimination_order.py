@@ -1,7 +1,6 @@
 """In which order variables are eliminated: the tables of `tactics.planner.eliminate` stay small by it."""
 
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
@@ -13,18 +12,12 @@ Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int = 1) -> tuple[list[int], int]:
     """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
     `max_cells` cells, or of more than `slices` times as many, which are then there one slice at a time. Least message next;
-    where that takes MANY_CELLS in all, the cheapest of three orders."""
+    where that takes MANY_CELLS in all, fewest neighbours next if this is cheaper."""
     scopes = list(scopes)
     found = _order(sizes, scopes, max_cells, slices, _message)
     if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
-        others = [_order(sizes, scopes, max_cells, slices, score) for score in (_table, _fill)]
-        found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
+        found = min(found, _order(sizes, scopes, max_cells, slices, _few), key=lambda f: (-len(f[0]), f[2]))
     return found[:2]
-
-
-def _table(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """Cells of the table that eliminating v makes; TOO_MANY where they are as many, which is all there is to know then."""
-    return min(TOO_MANY, sizes[v] * _message(sizes, near, v))
 
 
 def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
@@ -37,11 +30,9 @@ def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     return cells
 
 
-def _fill(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
-    if _message(sizes, near, v) >= TOO_MANY:
-        return TOO_MANY
-    return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
+def _few(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
+    """Neighbours: a wide table is often of few states, most of them impossible."""
+    return len(near[v])
 
 
 def _order(
@@ -64,7 +55,7 @@ def _order(
         c, v = heapq.heappop(heap)
         if gone[v] or c != scores[v]:
             continue  # an older entry of this variable
-        width, cells = max(width, len(near[v])), _table(sizes, near, v)
+        width, cells = max(width, len(near[v])), min(TOO_MANY, sizes[v] * _message(sizes, near, v))
         if cells > min(slices, sizes[v]) * max_cells:
             break
         gone[v] = True
