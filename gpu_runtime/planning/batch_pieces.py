@@ -28,7 +28,7 @@ from tactics.candidates import accepts
 from tactics.format import DTYPES, Key
 from tactics.planner import plan
 from tactics.planner.graph import Entry
-from tactics.predict import kept_premium, predict_us
+from tactics.predict import kept_premium, predict, predict_us
 from tactics.problems.batches import PiecesProblem, at_batch, sizes_of
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
@@ -102,13 +102,18 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
     nothing."""
     images, able = table.network.images, able_blocks(table.network)
+    kernels = {i: _kernels(block, chosen) for i, block in able.items()}
+    whole = {i: [predict(p, t, table.device) for p, t in of] for i, of in kernels.items()}
+    us, launch = ({i: sum(float(p[of]) for p in parts) for i, parts in whole.items()} for of in ("total_us", "launch_us"))
     best, most = None, LEAST_GAIN * chosen.us
     for pieces in (1 << i for i in range(1, images.bit_length()) if able):
+        if sum(max(0.0, us[i] - pieces * launch[i]) for i in able) <= most:
+            break  # launches alone take what is to be gained
         sizes = sizes_of(images, pieces)
-        gains = {i: _gain(table.device, _kernels(block, chosen), sizes) for i, block in able.items()}
+        gains = {i: _gain(table.device, of, sizes) for i, of in kernels.items()}
         total = sum(gain for gain in gains.values() if gain > 0)
         if best and total < most / 2:
-            break  # smaller ones gain less still: launches are what they add
+            break  # smaller ones gain less still
         if total > most:
             best, most = Pieces(sizes, _offered(table, able, gains)), total
     return best

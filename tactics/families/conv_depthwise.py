@@ -98,11 +98,16 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         yield "conv_depthwise", unsupported(why)
         return
     limit = limit or (math.inf if only else halo_limit(p))
+    known: dict[tuple[Patch, bool], str] = {}  # what is against a patch, whatever else the formats are
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
             tactic = tactic_of("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
-            mixed = "input and output have different vector widths" if linear(x) != linear(y) else ""
-            yield tactic, unsupported(mixed or reason(p, tactic, device, limit))
+            if linear(x) != linear(y):
+                yield tactic, unsupported("input and output have different vector widths")
+                continue
+            if (patch, linear(x)) not in known:
+                known[patch, linear(x)] = reason(p, tactic, device, limit)
+            yield tactic, unsupported(known[patch, linear(x)])
 
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:

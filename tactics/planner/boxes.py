@@ -9,9 +9,9 @@ An example: variable 0 picks one of two options, variables 1 and 2 are in their 
 >>> mine, others = (np.array([[n, m, m], [m, n, n]]) for n, m in ((NEVER, 0), (0, NEVER)))
 >>> supports = Supports([2, 3, 3], [((0, 1), mine), ((0, 2), others)])
 >>> for box in supports.boxes(0, (0, 1, 2), small=4):
-...     print([states.tolist() for states in box])
-[[1], [0], [1, 2]]
-[[0], [1, 2], [0]]
+...     print({v: states.tolist() for v, states in box.items()})
+{0: [1], 1: [0], 2: [1, 2]}
+{0: [0], 1: [1, 2], 2: [0]}
 """
 
 import itertools
@@ -24,14 +24,9 @@ import numpy as np
 from tactics.planner.factors import NEVER, Factor
 
 WORTH = 0.75  # of a box's cells: a split is made where no more than these are left
-
 MOST = 16  # boxes of a table, or a few more: with each pair of a box here and one of a table that it needs there is work
 
-Box = tuple[np.ndarray, ...]  # of each axis, the states
-
-
-def _cells(box: Box) -> int:
-    return math.prod(map(len, box))
+Box = Mapping[int, np.ndarray]  # variable -> states
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +35,61 @@ class Parts:
     axis (-1: not there), and its cells. Where boxes overlap, the least cell counts."""
 
     shape: tuple[int, ...]
-    boxes: tuple[tuple[Box, np.ndarray], ...]
+    boxes: tuple[tuple[tuple[np.ndarray, ...], np.ndarray], ...]
 
-    @staticmethod
-    def of(shape: tuple[int, ...], found: Iterable[tuple[Box, np.ndarray]]) -> "Parts":
-        boxes = []
-        for box, table in found:
-            places = tuple(np.full(n, -1) for n in shape)
-            for place, states in zip(places, box, strict=True):
-                place[states] = np.arange(len(states))
-            boxes.append((places, table))
-        return Parts(shape, tuple(boxes))
-
-    def cells(self, box: Box) -> np.ndarray:
-        """The cells of a box."""
-        found = np.full([len(states) for states in box], NEVER)
+    def cells(self, at: Sequence[np.ndarray]) -> np.ndarray:
+        """The cells with these states of each axis."""
+        found = np.full([len(states) for states in at], NEVER)
         for places, table in self.boxes:
             into, source = list[np.ndarray](), list[np.ndarray]()
-            for place, states in zip(places, box, strict=True):
-                at = place[states]
-                into.append(np.flatnonzero(at >= 0))
+            for place, states in zip(places, at, strict=True):
+                inside = place[states]
+                into.append(np.flatnonzero(inside >= 0))
                 if not len(into[-1]):
                     break
-                source.append(at[into[-1]])
+                source.append(inside[into[-1]])
             else:
                 here = np.ix_(*into)
                 found[here] = np.minimum(found[here], table[np.ix_(*source)])
         return found
 
     def __getitem__(self, index: tuple[int | slice, ...]) -> np.ndarray:
-        box = tuple(np.atleast_1d(np.arange(n)[i]) for n, i in zip(self.shape, index, strict=True))
-        return self.cells(box).reshape([len(s) for s, i in zip(box, index, strict=True) if isinstance(i, slice)])
+        at = [np.atleast_1d(np.arange(n)[i]) for n, i in zip(self.shape, index, strict=True)]
+        return self.cells(at).reshape([len(s) for s, i in zip(at, index, strict=True) if isinstance(i, slice)])
 
     def __array__(self, dtype: type | None = None, copy: bool | None = None) -> np.ndarray:
-        return self.cells(tuple(map(np.arange, self.shape))).astype(dtype or np.int64, copy=False)
+        return self.cells(list(map(np.arange, self.shape))).astype(dtype or np.int64, copy=False)
+
+
+Table = np.ndarray | Parts
+
+
+def within(scope: Sequence[int], table: Table, box: Box) -> Factor:
+    """The table's cells in a box."""
+    at = [box[v] for v in scope]
+    if isinstance(table, Parts):
+        return tuple(scope), table.cells(at)
+    return tuple(scope), table if table.shape == tuple(map(len, at)) else table[np.ix_(*at)]
+
+
+def joined(sizes: Sequence[int], scope: Sequence[int], found: Sequence[tuple[Box, np.ndarray]], dense: int) -> Table:
+    """The table over `scope` of which these are parts; one of at most `dense` cells as a whole."""
+    shape = tuple(sizes[v] for v in scope)
+    if len(found) == 1 and found[0][1].shape == shape:
+        return found[0][1]
+    boxes = []
+    for box, table in found:
+        places = tuple(np.full(n, -1) for n in shape)
+        for place, v in zip(places, scope, strict=True):
+            place[box[v]] = np.arange(len(box[v]))
+        boxes.append((places, table))
+    parts = Parts(shape, tuple(boxes))
+    return np.asarray(parts) if math.prod(shape) <= dense or not shape else parts
+
+
+def count(box: Box) -> int:
+    """Cells of a box."""
+    return math.prod(map(len, box.values()))
 
 
 class Supports:
@@ -103,41 +119,37 @@ class Supports:
             for (u, mine), (v, others) in itertools.combinations(left, 2):
                 self._add(u, v, mine.T @ others)
         self._done = max(self._done, eliminated)
-        whole = tuple(np.arange(self._sizes[v]) for v in scope)
-        found, todo = list[Box](), [whole]
+        found, todo = list[Box](), [{v: np.arange(self._sizes[v]) for v in scope}]
         while todo:
-            todo.sort(key=_cells)
+            todo.sort(key=count)
             box = todo.pop()
-            few = len(found) + len(todo) < MOST and _cells(box) > small
-            parts = self._split(scope, box) if few else None
+            few = len(found) + len(todo) < MOST and count(box) > small
+            parts = self._split(box) if few else None
             if parts is None:
                 found.append(box)
             else:
                 todo += parts
         return found
 
-    def _split(self, scope: Sequence[int], box: Box) -> list[Box] | None:
+    def _split(self, box: dict[int, np.ndarray]) -> list[dict[int, np.ndarray]] | None:
         """The box by the states of the variable that leaves the fewest cells; None where that is not worth it."""
-        whole, axes = _cells(box), {v: k for k, v in enumerate(scope)}
+        whole = count(box)
         left, best = WORTH * whole, None
-        for v, k in ((v, k) for v, k in axes.items() if len(box[k]) <= MOST):
-            both = {axes[u]: able[np.ix_(box[k], box[axes[u]])] for u, able in self._near[v].items() if u in axes}
+        for v in (v for v, states in box.items() if len(states) <= MOST):
+            both = {u: able[np.ix_(box[v], box[u])] for u, able in self._near[v].items() if u in box}
             shares = [able.sum(1) / able.shape[1] for able in both.values()]
-            cells = whole / len(box[k]) * np.prod(shares, axis=0).sum() if shares else whole
+            cells = whole / len(box[v]) * np.prod(shares, axis=0).sum() if shares else whole
             if cells < left:
-                left, best = cells, (k, both)
+                left, best = cells, (v, both)
         return None if best is None else list(_by_state(box, *best))
 
 
-def _by_state(box: Box, axis: int, both: Mapping[int, np.ndarray]) -> Iterable[Box]:
-    """The box by the states of an axis, those together that go with the same states of all others."""
+def _by_state(box: Box, v: int, both: Mapping[int, np.ndarray]) -> Iterable[dict[int, np.ndarray]]:
+    """The box by the states of a variable, those together that go with the same states of all others."""
     alike: dict[tuple[bytes, ...], list[int]] = {}
-    for state in range(len(box[axis])):
+    for state in range(len(box[v])):
         alike.setdefault(tuple(able[state].tobytes() for able in both.values()), []).append(state)
     for states in alike.values():
-        part = list(box)
-        part[axis] = box[axis][states]
-        for k, able in both.items():
-            part[k] = box[k][able[states[0]]]
-        if all(map(len, part)):
-            yield tuple(part)
+        part = {**box, v: box[v][states], **{u: box[u][able[states[0]]] for u, able in both.items()}}
+        if count(part):
+            yield part

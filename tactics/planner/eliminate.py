@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tactics.planner import integer_program
-from tactics.planner.boxes import Parts, Supports
+from tactics.planner.boxes import Box, Supports, Table, count, joined, within
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
 
@@ -33,8 +33,6 @@ BOX_CELLS = 1 << 15  # a box of no more cells stays one
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
-Table = np.ndarray | Parts
-Box = Mapping[int, np.ndarray]  # variable -> states
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     if len(sequence) < len(sizes):
         return None
     made = _up(sizes, placed, leaders, sequence)
-    if any(math.prod(map(len, box.values())) > max_cells for found in made.boxes.values() for box in found):
+    if any(count(box) > max_cells for found in made.boxes.values() for box in found):
         return None
     made.best.extend(_ranks(made, {}))
     made.near.extend([] for _ in sizes)
@@ -180,15 +178,15 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
         found: dict[int, list[tuple[Box, np.ndarray]]] = {}
         for box in made.boxes_of(to):
-            own = [_cut(s, t, box) for s, t, name in made.buckets[to] if name < made.messages]
-            sent = [(name - made.messages, _cut(s, t, box)) for s, t, name in made.buckets[to] if name >= made.messages]
+            own = [within(s, t, box) for s, t, name in made.buckets[to] if name < made.messages]
+            sent = [(name - made.messages, within(s, t, box)) for s, t, name in made.buckets[to] if name >= made.messages]
             sizes_here = {v: len(states) for v, states in box.items()}
-            known = summed(sizes_here, made.scopes[to], [*own, _cut(*made.rest[to], box)])
+            known = summed(sizes_here, made.scopes[to], [*own, within(*made.rest[to], box)])
             for b, table in _without_each(sizes_here, made.scopes[to], sent, known):
                 gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in made.scopes[b][1:])
                 found.setdefault(b, []).append((box, np.minimum(table.min(axis=gone), NEVER)))
         for b, parts in found.items():
-            made.rest[b] = made.scopes[b][1:], _joined(made, made.scopes[b][1:], parts)
+            made.rest[b] = made.scopes[b][1:], joined(made.sizes, made.scopes[b][1:], parts, SLICED_CELLS)
     return made
 
 
@@ -271,12 +269,12 @@ def _least_cell(
     for box in tree.boxes[b]:
         at = {v: own if v not in states else own[own == states[v]] for v, own in box.items()}
         if all(map(len, at.values())):
-            table = summed({v: len(own) for v, own in at.items()}, tree.scopes[b], [_cut(s, t, at) for s, t in items])
+            table = summed({v: len(own) for v, own in at.items()}, tree.scopes[b], [within(s, t, at) for s, t in items])
             best = np.unravel_index(table.argmin(), table.shape)
             where = {v: int(at[v][k]) for v, k in zip(tree.scopes[b], best, strict=True)}
             found.append((int(table.min()), tuple(where[v] for v in free)))
     at_usual = {v: np.array([states.get(v, tree.best[v])]) for v in tree.scopes[b]}
-    found.append((sum(int(_cut(s, t, at_usual)[1].min()) for s, t in items), usual))
+    found.append((sum(int(within(s, t, at_usual)[1].min()) for s, t in items), usual))
     cost = min(cost for cost, _ in found)
     best_states = usual if found[-1][0] == cost else min(found)[1]
     return min(cost, NEVER), dict(zip(free, best_states, strict=True))
@@ -340,8 +338,7 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
         if cells > BOXED_CELLS:
             supports = supports or Supports(made.sizes, ranked)
         if cells > SLICED_CELLS and supports:
-            found = supports.boxes(b, made.scopes[b], BOX_CELLS)
-            made.boxes[b] = [dict(zip(made.scopes[b], box, strict=True)) for box in found]
+            made.boxes[b] = supports.boxes(b, made.scopes[b], BOX_CELLS)
         put(made.scopes[b][1:], _message(made, b, {}), made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
@@ -355,25 +352,8 @@ def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
     found = []
     for box in tree.boxes[b]:
         sizes = {v: len(states) for v, states in box.items()}
-        found.append((box, _least_sum(sizes, scope, [_cut(s, t, box) for s, t in items])))
-    return _joined(tree, scope[1:], found)
-
-
-def _cut(scope: tuple[int, ...], table: Table, box: Box) -> Factor:
-    """The table's cells in a box."""
-    at = tuple(box[v] for v in scope)
-    if isinstance(table, Parts):
-        return scope, table.cells(at)
-    return scope, table if table.shape == tuple(map(len, at)) else table[np.ix_(*at)]
-
-
-def _joined(tree: Tree, scope: tuple[int, ...], found: Sequence[tuple[Box, np.ndarray]]) -> Table:
-    """The table over `scope` of which these are parts."""
-    shape = tuple(tree.sizes[v] for v in scope)
-    if len(found) == 1 and found[0][1].shape == shape:
-        return found[0][1]
-    parts = Parts.of(shape, [(tuple(box[v] for v in scope), table) for box, table in found])
-    return np.asarray(parts) if math.prod(shape) <= SLICED_CELLS or not scope else parts
+        found.append((box, _least_sum(sizes, scope, [within(s, t, box) for s, t in items])))
+    return joined(tree.sizes, scope[1:], found, SLICED_CELLS)
 
 
 def _least_sum(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:

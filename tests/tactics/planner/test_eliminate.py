@@ -1,7 +1,6 @@
 """The planner's solver by itself, against enumeration, also where its tables are boxes."""
 
 import itertools
-import math
 import random
 
 import numpy as np
@@ -32,29 +31,30 @@ def test_boxes_hold_all_possible_cells():
         sizes, tables = drawn(rng)
         supports = boxes.Supports(sizes, tables)
         for gone in (0, 1, 2):
-            found = supports.boxes(gone, tuple(range(gone, 7)), small=1)
+            found = supports.boxes(gone, range(gone, 7), small=1)
             total = factors.summed(sizes, range(7), tables).min(axis=tuple(range(gone)))
             total = np.minimum(total, NEVER)
-            parts = boxes.Parts.of(total.shape, [(box, total[np.ix_(*box)]) for box in found])
+            scope = tuple(range(gone, 7))
+            parts = boxes.joined(sizes, scope, [(box, boxes.within(scope, total, box)[1]) for box in found], 0)
             assert (np.asarray(parts) == total).all(), seed
             states = tuple(int(rng.integers(n)) for n in total.shape)
             assert (parts[(slice(None), *states[1:])] == total[:, *states[1:]]).all()
             assert parts[states] == total[states]
-            boxed, whole = boxed + sum(math.prod(map(len, box)) for box in found), whole + total.size
+            boxed, whole = boxed + sum(map(boxes.count, found)), whole + total.size
     assert boxed < whole / 8
 
 
 def test_where_boxes_overlap_the_least_cell_counts():
-    one, two = (np.array([0, 1]),), (np.array([1, 2]),)
-    parts = boxes.Parts.of((4,), [(one, np.array([5, 7])), (two, np.array([6, 3]))])
+    found = [({0: np.array([0, 1])}, np.array([5, 7])), ({0: np.array([1, 2])}, np.array([6, 3]))]
+    parts = boxes.joined([4], [0], found, 0)
     assert np.asarray(parts).tolist() == [5, 6, 3, NEVER] and parts.cells((np.array([3, 1]),)).tolist() == [NEVER, 6]
 
 
 @pytest.mark.parametrize("make", [small_graph, sibling_graph])
 def test_plans_are_the_same_box_by_box(make, monkeypatch):
     """Also with one layer after the other forced, from messages that are tables of boxes."""
-    compared, used, of = 0, [], boxes.Parts.of
-    monkeypatch.setattr(boxes.Parts, "of", lambda *a: used.append(0) or of(*a))
+    compared, used, cells_of = 0, [], boxes.Parts.cells
+    monkeypatch.setattr(boxes.Parts, "cells", lambda *a: used.append(0) or cells_of(*a))
     for seed in range(60):
         graph = make(seed)
         wanted = [(names, sparse) for names in layers_of(graph) for sparse in (False, True)]
@@ -62,7 +62,7 @@ def test_plans_are_the_same_box_by_box(make, monkeypatch):
         for cells in (1 << 60, 0):
             for name in ("SLICED_CELLS", "BOXED_CELLS", "BOX_CELLS"):
                 monkeypatch.setattr(eliminate, name, cells)
-            before = len(used)  # boxes of messages so far
+            before = len(used)
             try:
                 best = solve(graph)
             except ValueError as e:
