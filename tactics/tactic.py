@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Literal
 
 from cuda_kernels.hashed import Hashed
@@ -130,7 +131,7 @@ class Tactic(Hashed):
     @cached_property
     def kind(self) -> int:
         """One number for all tactics that differ in their tiles alone: a key that costs nothing to hash."""
-        return _KINDS.setdefault((self.kernel, self.ins, self.out), len(_KINDS))
+        return _KINDS.setdefault((self.kernel, self.ins, self.out), next(_NUMBERS))
 
     @property
     def runner(self) -> str:
@@ -203,6 +204,7 @@ class Tactic(Hashed):
 
 
 _KINDS: dict[tuple[str, tuple[Format, ...], Format], int] = {}
+_NUMBERS = count()  # atomic: two threads never draw one number
 
 
 @lru_cache(maxsize=1 << 17)

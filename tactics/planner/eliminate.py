@@ -149,7 +149,7 @@ class Tree:
 
     def boxes_of(self, b: int) -> list[Box]:
         """All possible cells of the sum of a bucket's tables."""
-        return self.boxes.get(b) or [{v: np.arange(self.sizes[v]) for v in self.scopes[b]}]
+        return self.boxes[b] if b in self.boxes else [{v: np.arange(self.sizes[v]) for v in self.scopes[b]}]
 
     def receiver(self, b: int) -> int:
         """The bucket that gets the message of bucket b."""
@@ -164,7 +164,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     if len(sequence) < len(sizes):
         return None
     made = _up(sizes, placed, leaders, sequence)
-    if any(count(box) > max_cells for found in made.boxes.values() for box in found):
+    if any(count(box) > max_cells for b in range(len(made.buckets)) for box in made.boxes_of(b)):
         return None
     made.best.extend(_ranks(made, {}))
     made.near.extend([] for _ in sizes)

@@ -1,5 +1,7 @@
 """Names round-trip; every rejection has a reason; launches are consistent with tiles; predictions behave."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from tactics.families import table
 from tactics.families.conv_gemm import conv_smem
 from tactics.families.merged import padded_k
 from tactics.families.strips.geometry import smem_bytes
+from tactics.format import HALF_FORMATS
 from tactics.kernels import KERNELS
 from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
@@ -55,6 +58,22 @@ NOTHING = (
 def test_names_of_nothing_are_refused(name):
     with pytest.raises(ValueError, match="not a tactic's name"):
         Tactic.parse(name)
+
+
+def test_threads_never_give_two_kinds_one_number():
+    """Two kernels whose names are hashed at the same moment, after both threads have drawn a number. A cached property has a
+    lock of its own, which Python 3.12 takes away."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Kernel(str):
+        def __hash__(self) -> int:
+            both.wait()
+            return str.__hash__(self)
+
+    with ThreadPoolExecutor(2) as pool:
+        drawn = Tactic.kind.func
+        one, other = pool.map(lambda name: drawn(Tactic(Kernel(name), None, (), HALF_FORMATS[0])), ("one", "other"))
+    assert one != other
 
 
 @pytest.mark.parametrize("device", NAMED)
