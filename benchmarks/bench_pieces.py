@@ -1,17 +1,21 @@
 """Plans whose batches may run in pieces beside the same without: predicted time, arena, layers, and the planner's time.
 
     python -m benchmarks.bench_pieces [--device l4,rtx4090] [--batch 1,32,128] [--all] [--table] [NAME ...]
+    PYTHONPATH=OTHER python benchmarks/bench_pieces.py --before [...]
 
 NAME: as benchmarks.bench_plan has it; without, eight known networks, with --all every network at hand. Rows are added to
 benchmarks/results/pieces.jsonl, and a row that stands there is not made again: a run that ended goes on. Each is made in a
 process of its own, so that no plan finds what another one has computed. `--table` prints the file. Weights are not pruned, and
-no plan is sparse.
+no plan is sparse. `--before` plans with the packages of OTHER, a checkout from before batches ran in pieces, and adds rows to
+results/planner_before.jsonl: the table's last column is the planner's time in that.
 """
 
+import gc
 import json
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,7 +38,8 @@ from gpu_runtime.rewrites.alternatives import alternatives
 from gpu_runtime.target import make_timer
 from gpu_runtime.text import table
 
-RESULTS = Path(__file__).parent / "results" / "pieces.jsonl"
+RESULTS = Path(__file__).resolve().parent / "results" / "pieces.jsonl"
+BEFORE = RESULTS.with_name("planner_before.jsonl")
 EIGHT: tuple[str, ...] = (
     *("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny", "tv_mobilenet_v3_large", "tv_regnet_y_400mf", "tv_resnext50"),
     *("timm_repvgg_a0", "timm_ghostnet_100"),
@@ -57,7 +62,7 @@ def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[s
     return model, {first: (batch, *image)}
 
 
-def row_of(name: str, batch: int, device: str) -> Row:
+def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", "pieces")) -> Row:
     """Microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -70,32 +75,38 @@ def row_of(name: str, batch: int, device: str) -> Row:
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     planner = stages.Planner(named(device), "disable", make_timer(named(device), None), ends, ignore)
     row: Row = {"network": name, "batch": batch, "device": device}
+    gc.collect()  # what imports and the model's graph left behind is not the planner's
     begun = time.process_time()
     plan = planner(network)
-    for kind in ("whole", "pieces"):
+    for kind in kinds:
         if kind == "pieces":
             plan = planner.in_pieces(*plan)
         seconds = time.process_time() - begun
         data, _ = assemble.assemble(*plan)
         begun += time.process_time() - begun - seconds
-        images = [layer.images[1] for layer in data.layers if layer.images]
+        images = [layer.images[1] for layer in data.layers if layer.images] if kind == "pieces" else []
         row[kind] = {"us": plan[1].us, "arena": data.memory.activation_bytes, "layers": len(data.layers), "s": seconds}
         row |= {"images": max(images)} if images else {}
     return row
 
 
-def alone(name: str, batch: int, device: str) -> Row:
+def alone(name: str, batch: int, device: str, kinds: Sequence[str]) -> Row:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(row_of, name, batch, device).result()
+        return pool.submit(row_of, name, batch, device, kinds).result()
 
 
-def known() -> list[Row]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+def known(path: Path = RESULTS) -> list[Row]:
+    lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
+def key(row: Row) -> tuple[str, int, str]:
+    return row["network"], row["batch"], row["device"]
+
+
 def text(found: list[Row]) -> list[str]:
-    header = ["network", "batch", "GPU", "us whole", "us", "gain", "images", "MiB whole", "MiB", "planner"]
+    header = ["network", "batch", "GPU", "us whole", "us", "gain", "images", "MiB whole", "MiB", "planner", "before"]
+    before = {key(row): row["whole"]["s"] for row in known(BEFORE)}
     made = [
         [
             *(row["network"], str(row["batch"]), row["device"]),
@@ -104,6 +115,7 @@ def text(found: list[Row]) -> list[str]:
             str(row.get("images", "-")),
             *(f"{row[kind]['arena'] / MIB:.1f}" for kind in ("whole", "pieces")),
             f"{row['pieces']['s'] / max(row['whole']['s'], 1e-9):.2f}",
+            f"{row['pieces']['s'] / before[key(row)]:.2f}" if key(row) in before else "-",
         ]
         for row in found
     ]
@@ -116,20 +128,24 @@ def text(found: list[Row]) -> list[str]:
 @click.option("--batch", "batches", default="1,32,128", show_default=True)
 @click.option("--all", "every", is_flag=True, help="Every network at hand.")
 @click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
-def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool) -> None:
+@click.option("--before", is_flag=True, help="Plan whole batches alone; with an old checkout's packages.")
+def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool, before: bool) -> None:
+    path, kinds = (BEFORE, ("whole",)) if before else (RESULTS, ("whole", "pieces"))
     wanted = names or (tuple(everything()) if every else EIGHT)
     of = [(name, batch) for name in wanted for batch in map(int, batches.split(","))]
     for name, batch in () if only_table else of:
-        have = {row["device"] for row in known() if (row["network"], row["batch"]) == (name, batch)}
+        have = {row["device"] for row in known(path) if (row["network"], row["batch"]) == (name, batch)}
         if left := [device for device in devices.split(",") if device not in have]:
             try:
-                made = [alone(name, batch, device) for device in left]
+                made = [alone(name, batch, device, kinds) for device in left]
             except (ModelError, ValueError) as e:
                 click.echo(f"{name} at batch {batch}: {e}", err=True)
                 continue
-            with RESULTS.open("a") as file:
+            with path.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in made)
             click.echo(f"{name} at batch {batch}", err=True)
+    if before:
+        return
     shown = [r for r in known() if (r["network"], r["batch"]) in of and r["device"] in devices.split(",")]
     click.echo("\n".join(text(sorted(shown, key=lambda r: (wanted.index(r["network"]), r["batch"], r["device"])))))
 
