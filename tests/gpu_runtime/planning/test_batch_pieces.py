@@ -254,23 +254,29 @@ def test_the_plan_is_the_fastest_that_fits(monkeypatch, proto, free, needed):
 
 
 def test_blocks_beside_those_that_gain_are_offered_where_that_may_save_a_whole_tensor(monkeypatch):
-    """Of 2, 4 and 8 pieces of 16 images, 4 gain most and 8 less than half of that, so 16 are not looked at."""
+    """Of 2, 4 and 8 pieces of 16 images, 4 gain most and 8 less than half of that, so 16 are not looked at. Beside the second
+    block, which gains, the third may save a whole tensor, and behind it the fourth."""
     table = SimpleNamespace(network=network(residual(16)), device=named("l4"))
-    gains, asked = {2: (-4.0, 30.0, -6.0, 0.0), 4: (-4.0, 50.0, -6.0, 0.0), 8: (0.0, 8.0, 8.0, 8.0), 16: (0.0,) * 4}, []
+    gains, asked = {2: (-4.0, 30.0, -6.0, -9.0), 4: (-4.0, 50.0, -6.0, -9.0), 8: (0.0, 8.0, 8.0, 8.0), 16: (0.0,) * 4}, []
     listed = blocks(table.network)
     assert len(listed) == 4
 
-    def gain(device, block, chosen, sizes):
+    def gain(device, kernels, sizes):
         asked.append(len(sizes))
-        return gains[len(sizes)][listed.index(block)]
+        return gains[len(sizes)][kernels[0][0]]
 
+    launch = 0.0
+    monkeypatch.setattr(batch_pieces, "_kernels", lambda block, chosen: ((listed.index(block), None),))
+    monkeypatch.setattr(batch_pieces, "predict", lambda *a: {"total_us": 100.0, "launch_us": launch})
     monkeypatch.setattr(batch_pieces, "_gain", gain)
-    for saved, expected in ((0.0, {1}), (5.0, {0, 1}), (7.0, {0, 1, 2})):
+    for saved, expected in ((0.0, {1}), (5.0, {0, 1}), (7.0, {0, 1, 2}), (10.0, {0, 1, 2, 3})):
         monkeypatch.setattr(batch_pieces, "_whole_us", lambda network, device, tensor, us=saved: us)
         found = batch_pieces.worthwhile(table, SimpleNamespace(us=100.0))
         assert found == Pieces(sizes_of(16, 4), frozenset(expected))
     assert max(asked) == 8
     assert batch_pieces.worthwhile(table, SimpleNamespace(us=10_000.0)) is None
+    launch, asked[:] = 20.0, []  # of a block's 100 us, 8 launches take all; 4 leave 20 of each, less than the 50 that are known
+    assert batch_pieces.worthwhile(table, SimpleNamespace(us=100.0)).sizes == sizes_of(16, 4) and max(asked) == 4
 
 
 def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch):
