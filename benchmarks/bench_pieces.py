@@ -10,7 +10,6 @@ no plan is sparse. `--before` plans with the packages of OTHER, a checkout from 
 results/planner_before.jsonl: the table's last column is the planner's time in that.
 """
 
-import gc
 import json
 import tempfile
 import time
@@ -30,7 +29,7 @@ from benchmarks.bench_plan import find
 from benchmarks.plan_records import everything
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
-from gpu_runtime.errors import ModelError
+from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.planning import io_formats, stages
 from gpu_runtime.progress import ignore
@@ -63,6 +62,7 @@ def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[s
     return model, {first: (batch, *image)}
 
 
+@bounded  # as a build is: without the collector of cycles
 def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", "pieces")) -> Row:
     """Microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -76,7 +76,6 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     planner = stages.Planner(named(device), "disable", make_timer(named(device), None), ends, ignore)
     row: Row = {"network": name, "batch": batch, "device": device}
-    gc.collect()  # what imports and the model's graph left behind is not the planner's
     plans, begun = {}, time.process_time()
     plan = planner(network)
     for kind in kinds:

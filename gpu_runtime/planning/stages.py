@@ -3,13 +3,12 @@ the records of the one before; pipeline.py calls them."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import math
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -59,19 +58,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Without Python's collector of cycles: planning makes none, and a full run walks all that the process holds. Threads that
-    are here at once leave it as the first one found it."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
 @dataclass(frozen=True, slots=True)
 class Planner:
     """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
@@ -98,20 +84,19 @@ class Planner:
 
         self.timer.zeros.update(half_zeros(network))
         while True:
-            with contextlib.nullcontext() if self.target.measured else uncollected():
-                table = tables.tabulate(
-                    network,
-                    self.target,
-                    self.timer,
-                    sparse=self.sparsity != "disable",
-                    io=self.ends,
-                    exhaustive=self.exhaustive,
-                    scratch=self.scratch,
-                    risk=self.risk,
-                    progress=lambda *op: self.progress(Progress("time", *op)),
-                )
-                self.progress(Progress("plan", network.name))
-                chosen = solve(table.graph)
+            table = tables.tabulate(
+                network,
+                self.target,
+                self.timer,
+                sparse=self.sparsity != "disable",
+                io=self.ends,
+                exhaustive=self.exhaustive,
+                scratch=self.scratch,
+                risk=self.risk,
+                progress=lambda *op: self.progress(Progress("time", *op)),
+            )
+            self.progress(Progress("plan", network.name))
+            chosen = solve(table.graph)
             plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
             if not any(map(self.timer.refine, plans)):
                 return table, chosen

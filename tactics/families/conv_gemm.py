@@ -107,10 +107,9 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     if dense_only:
         yield "conv_sparse24", dense_only
     known: dict[tuple[str, Tile, Format], tuple[Tile, ...]] = {}  # by the output: a tile's ways to share its work among blocks
-    plain = merged(p).count == 1 and max(p.r, p.s) <= MAX_TAPS and not p.prologue.needs
     for kernel in ("conv_dense",) if dense_only else ("conv_dense", "conv_sparse24"):
         for tactic, reason in _of_tiles(kernel, only, p.epilogue.residual, p.prologue, device):
-            reason = reason or ("" if plain else problem_reason(p, tactic))
+            reason = reason or problem_reason(p, tactic)
             yield tactic, unsupported(reason)
             if reason or linear(tactic.ins[0]):
                 continue
