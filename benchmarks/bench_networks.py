@@ -1,11 +1,14 @@
 """Whole networks on a GPU: our engines beside PyTorch with cuDNN, times in one run, outputs beside onnxruntime's.
 
     python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
+    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      leaves in Inductor's cache what is compiled there
 
-Ours: an engine without 2:4 weights (dense) and one with all weights pruned to 2:4 (sparse, sparsity="force"), planned by
-predicted or by measured times. PyTorch's: the network of torchvision or timm in FP16, channels_last, BatchNormalization folded
-into convolutions where torch.fx can, cudnn.benchmark, random normal images. All are CUDA graphs whose inputs are in place.
-Samples alternate, medians of ROUNDS. `--outputs` keeps outputs: inputs are seeded, so another machine can judge them.
+Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4
+weights whose batch runs as a whole (whole), planned by predicted or by measured times. PyTorch's: the network of torchvision or
+timm in FP16, channels_last, BatchNormalization folded into convolutions where torch.fx can, cudnn.benchmark, random normal
+images; compiled: the same behind torch.compile. NAME:BATCH:KINDS asks for others than --kinds. All are CUDA graphs whose inputs
+are in place. Samples alternate, medians of ROUNDS. `--outputs` keeps outputs: inputs are seeded, so another machine can judge
+them.
 """
 
 import argparse
@@ -36,7 +39,12 @@ from gpu_runtime.runtime.context import Context
 from tactics.measure.timing import quantiles
 
 ROUNDS, WARM = 25, 3
-KINDS = {"dense": "disable", "sparse": "force"}
+KINDS: dict[str, dict[str, Any]] = {  # arguments of a build
+    "dense": {"sparsity": "disable"},
+    "sparse": {"sparsity": "force"},
+    "whole": {"sparsity": "disable", "batch_invariant": True},
+}
+COMPILED = "compiled"  # as a kind: PyTorch's, by torch.compile
 TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # others are their name without tv_
 KNOWN = {"h200": "H200", "h100": "H100", "a100": "A100"}  # what a plan is predicted for, and what a GPU's title has
 
@@ -79,11 +87,11 @@ def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
     made, shapes = model_of(wanted.name, wanted.batch)
     path = folder / f"{wanted.name}_{wanted.batch}_{wanted.kind}_{os.getpid()}.onnx"
     onnx.save(made, path)
-    if wanted.kind == "dense":
+    if wanted.kind != "sparse":
         onnx.save(made, wanted.model(folder))
     engine = gr.build(
         path,
-        sparsity=KINDS[wanted.kind],
+        **KINDS[wanted.kind],
         device=wanted.device,
         shapes=shapes,
         save_pruned=wanted.model(folder) if wanted.kind == "sparse" else None,
@@ -97,7 +105,7 @@ def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
 class Theirs:
     """PyTorch's network as a graph. ImportError and RuntimeError: it is not to be had."""
 
-    def __init__(self, name: str, batch: int, size: int = 224) -> None:
+    def __init__(self, name: str, batch: int, compiled: bool, size: int = 224) -> None:
         import torch
 
         torch.backends.cudnn.benchmark = True
@@ -119,11 +127,13 @@ class Theirs:
         net = net.cuda().half().to(memory_format=torch.channels_last)
         x = torch.randn(batch, 3, size, size, device="cuda", dtype=torch.float16)
         self.x = x.contiguous(memory_format=torch.channels_last)
+        net = torch.compile(net) if compiled else net
         self.torch, self.stream = torch, torch.cuda.Stream()
         with torch.no_grad(), torch.cuda.stream(self.stream):
             for _ in range(3):
                 net(self.x)
             self.stream.synchronize()
+            self.net = net  # its weights, which the graph reads: what another capture would give back to the driver
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.y = net(self.x)
@@ -187,7 +197,7 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
 
 
 def measure(
-    name: str, batch: int, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept, stack: ExitStack
+    name: str, batch: int, engines: Sequence[tuple[Wanted, float]], compiled: bool, folder: Path, args, kept, stack: ExitStack
 ) -> dict[str, Any]:
     """One network and batch: the times of all contestants, and our errors. `stack` closes the contexts."""
     row: dict[str, Any] = {"network": name, "batch": batch, "failed": {}}
@@ -201,12 +211,12 @@ def measure(
             contestants[label] = partial(sample_us, ctx)
         except Exception as e:  # one engine's failure is a line of the result
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
-    if not args.ours_only:
+    for label in () if args.ours_only else ("torch", "torch_compiled") if compiled else ("torch",):
         try:
-            theirs = Theirs(name, batch)
-            contestants["torch"], row["torch"] = theirs.sample, {"folded": theirs.folded}
+            theirs = Theirs(name, batch, label != "torch")
+            contestants[label], row[label] = theirs.sample, {"folded": theirs.folded}
         except Exception as e:
-            row["failed"]["torch"] = f"{type(e).__name__}: {e}"[:1500]
+            row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
     samples: dict[str, list[float]] = {label: [] for label in contestants}
     for i in range(ROUNDS + WARM):
         for label in random.sample(list(contestants), len(contestants)):
@@ -230,7 +240,8 @@ def line(row: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", help="NAME:BATCH")
+    parser.add_argument("networks", nargs="*", help="NAME:BATCH or NAME:BATCH:KINDS")
+    parser.add_argument("--warm", action="store_true", help="compile what torch.compile compiles, and stop")
     parser.add_argument("--plans", default="predicted", help="predicted, measured, or both with a comma")
     parser.add_argument("--kinds", default="dense,sparse")
     parser.add_argument("--tuning", type=float, help="seconds of a measured build's timing")
@@ -247,9 +258,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def predicted(todo: Sequence[tuple[str, int]], kinds: Sequence[str], device: str, folder: Path) -> dict[Wanted, float]:
+class Row(NamedTuple):
+    """What is measured side by side."""
+
+    name: str
+    batch: int
+    kinds: tuple[str, ...]  # of our engines
+    compiled: bool
+
+
+def asked(item: str, kinds: str) -> Row:
+    name, batch, *own = item.split(":")
+    wanted = (own or [kinds])[0].split(",")
+    return Row(name, int(batch), tuple(k for k in wanted if k != COMPILED), COMPILED in wanted)
+
+
+def predicted(todo: Sequence[Row], device: str, folder: Path) -> dict[Wanted, float]:
     """Engines with predicted times, by several processes -> the seconds of each that could be built."""
-    wanted = [Wanted(name, batch, kind, device) for name, batch in todo for kind in kinds]
+    wanted = [Wanted(row.name, row.batch, kind, device) for row in todo for kind in row.kinds]
     seconds = {}
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
         for w, future in [(w, pool.submit(build, w, folder, None)) for w in wanted]:
@@ -273,31 +299,34 @@ def measured(name: str, batch: int, kinds: Sequence[str], folder: Path, tuning: 
 def main() -> int:
     args, begun = arguments(), time.monotonic()
     kept: dict[str, np.ndarray] = {}
-    todo = [(name, int(batch)) for name, _, batch in (item.partition(":") for item in args.networks)]
-    kinds = args.kinds.split(",")
+    todo = [asked(item, args.kinds) for item in args.networks]
     if args.judge_kept:
         judge_kept(args.judge_kept, args.out, args.folder)
         return 0
     if not args.build_only and (why := why_no_gpu()):
         print(f"bench_networks needs a GPU: {why}", file=sys.stderr)
         return 1
+    if args.warm:
+        for row in todo:
+            Theirs(row.name, row.batch, row.compiled)
+        return 0
     with tempfile.TemporaryDirectory() as temp:
         folder = args.folder or Path(temp)
         folder.mkdir(parents=True, exist_ok=True)
         device = args.build_only or next((n for n, title in KNOWN.items() if title in current().title), "h100")
-        engines = predicted(todo, kinds, device, folder) if "predicted" in args.plans or args.build_only else {}
+        engines = predicted(todo, device, folder) if "predicted" in args.plans or args.build_only else {}
         print(f"{len(engines)} engines built in {time.monotonic() - begun:.0f} s", flush=True)
         if args.build_only:
             return 0
         data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "rows": []}
-        for name, batch in todo:
+        for name, batch, kinds, compiled in todo:
             if time.monotonic() - begun > args.seconds:
                 print(f"{name}:{batch}: no time", flush=True)
                 continue
             more = measured(name, batch, kinds, folder, args.tuning) if "measured" in args.plans else {}
             mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (name, batch)]
             with ExitStack() as stack:
-                data["rows"].append(measure(name, batch, mine, folder, args, kept, stack))
+                data["rows"].append(measure(name, batch, mine, compiled, folder, args, kept, stack))
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:

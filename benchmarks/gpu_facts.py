@@ -1,4 +1,5 @@
-"""Facts of a GPU that predictions rest on: clusters that run at a time, and how L2 serves a chain of kernels.
+"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, what a load waits for, how L2
+serves a chain of kernels.
 
 python -m benchmarks.gpu_facts FILE        on a GPU; benchmarks/results/h200/facts.json is one
 """
@@ -13,6 +14,8 @@ from cuda_kernels.device import current
 
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
 CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
+MEETINGS, LOADS = 64, 2048  # of a measurement
+STREAMS = (0, 1, 2, 4, 8, 16)  # warps of each SM that read from L2 all the while
 SOURCE = r"""
 extern "C" __global__ void nothing(float* p) { extern __shared__ float s[]; if (p) p[0] = s[0]; }
 extern "C" __global__ void add(const uint4* x, uint4* y, long long n) {
@@ -21,6 +24,69 @@ extern "C" __global__ void add(const uint4* x, uint4* y, long long n) {
     v.x += 1;
     y[i] = v;
   }
+}
+// One thread's loads, each from where the last one says; the blocks behind the first read `busy` warps wide until it is done.
+extern "C" __global__ void chase(const unsigned* next, int loads, long long* clocks, uint4* streamed, int mask, int busy,
+                                 volatile int* done) {
+  if (blockIdx.x == 0) {
+    if (threadIdx.x) return;
+    unsigned at = clocks[1];
+    for (int i = 0; i < 64; i++) asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(at) : "l"(next + at) : "memory");
+    long long begun = clock64();
+    for (int i = 0; i < loads; i++) asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(at) : "l"(next + at) : "memory");
+    clocks[0] = clock64() - begun;
+    clocks[1] = at;  // where the next launch goes on
+    *done = 1;
+    return;
+  }
+  if (threadIdx.x >= 32 * busy) return;
+  unsigned sum = 0, at = blockIdx.x * 977 * 32 + threadIdx.x;
+  while (!*done) {
+    uint4 v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      at = (at + 132 * 512) & mask;
+      asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w) : "l"(streamed + at) : "memory");
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += v[i].x + v[i].y + v[i].z + v[i].w;
+  }
+  if (sum == 12345) clocks[2] = sum;
+}
+"""
+# Blocks of a cluster meet: by its barrier, or by 8 bytes from each block for each other one, which an mbarrier counts.
+MEETING = r"""
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) meet(long long* clocks, int times, int sent) {
+  __shared__ unsigned long long full[2], data[2][BLOCKS];
+  unsigned bar = (unsigned)__cvta_generic_to_shared(full), to = (unsigned)__cvta_generic_to_shared(data), rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar + 8 * i) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+  long long begun = clock64();
+  for (int i = 0; i < times; i++) {
+    if (!sent) {
+      asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+      continue;
+    }
+    unsigned own = bar + 8 * (i & 1), done = 0;
+    if (threadIdx.x == 0)
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(own), "r"(8 * BLOCKS) : "memory");
+    if (threadIdx.x < BLOCKS)
+      asm volatile("{ .reg .b32 there, count; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 count, %1, %2;"
+                   " st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %3, [count]; }"
+                   ::"r"(to + 8 * (BLOCKS * (i & 1) + rank)), "r"(own), "r"(threadIdx.x), "l"((long long)i) : "memory");
+    while (!done)
+      asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                   : "=r"(done) : "r"(own), "r"((i >> 1) & 1) : "memory");
+    __syncthreads();
+  }
+  if (threadIdx.x == 0 && blockIdx.x == 0) clocks[0] = clock64() - begun;
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 """
 
@@ -75,11 +141,51 @@ def chain(module) -> list[tuple[int, float, float]]:
     return rows
 
 
+def meetings() -> dict[str, float]:
+    """Clocks from one meeting of a cluster's blocks, of 256 threads, to the next: medians of 9 launches of one."""
+    import cupy
+
+    found, clocks = {}, cupy.zeros(2, cupy.int64)
+    for blocks in (2, 4, 8):
+        options = (f"-DBLOCKS={blocks}", f"--gpu-architecture={current().sm}")
+        meet = cupy.RawModule(code=MEETING, options=options, backend="nvrtc").get_function("meet")
+        for sent, name in enumerate(("barrier", "sent")):
+            taken = []
+            for _ in range(9):
+                meet((blocks,), (256,), (clocks, MEETINGS, sent))
+                taken.append(int(clocks[0]) / MEETINGS)
+            found[f"{name} of {blocks}"] = statistics.median(taken)
+    return found
+
+
+def waits(module) -> dict[str, float]:
+    """Clocks of a load behind a load, of one thread: from L2 (1 MB), alone and while other SMs read 16 MB of it; from DRAM."""
+    import cupy
+
+    chase, rng, found = module.get_function("chase"), cupy.random.default_rng(0), {}
+    streamed, clocks, done = cupy.zeros(16 << 20, cupy.uint8), cupy.zeros(3, cupy.int64), cupy.zeros(1, cupy.int32)
+    for size, name, streams in ((1 << 20, "L2", STREAMS), (1 << 30, "DRAM", (0,))):
+        order = cupy.asnumpy(cupy.argsort(rng.random(size // 128)))
+        line = cupy.zeros(size // 4, cupy.uint32)
+        line[cupy.asarray(32 * order)] = cupy.asarray(32 * cupy.asnumpy(cupy.roll(cupy.asarray(order), -1)), cupy.uint32)
+        clocks[1] = 0
+        for busy in streams:
+            taken = []
+            for _ in range(7):
+                done[:] = 0
+                grid = (current().num_sms if busy else 1,)
+                chase(grid, (512,), (line, LOADS, clocks, streamed, (1 << 20) - 1, busy, done))
+                taken.append(int(clocks[0]) / LOADS)
+            found[f"{name}, {busy} warps of each SM read"] = statistics.median(taken)
+    return found
+
+
 def main(argv: list[str]) -> None:
     import cupy
 
     module = cupy.RawModule(code=SOURCE)
     found: dict[str, Any] = {"max_active_clusters": clusters(module), "chain: MB read and written, us, GB/s": chain(module)}
+    found |= {"clocks of a cluster's meeting": meetings(), "clocks of a load behind a load": waits(module)}
     hardware.write(Path(argv[0]), hardware.header(current()) | found)
 
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.our_times [h200]
     python -m benchmarks.our_times h200 --take 300     on that GPU: all rows again, as far as 300 seconds reach
+    python -m benchmarks.our_times FILE --take 300     the same for the rows of a file; those beyond the time are left out
 
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
 median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
-take costs over the best one timed, the geometric mean over problems.
+take costs over the best one timed, the geometric mean over problems. Then the same of layers.jsonl: layers in networks.
 """
 
 import json
@@ -20,13 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuda_kernels import files
-from cuda_kernels.device import named
+from cuda_kernels.device import Device, named
 from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 
 RESULTS = Path(__file__).parent / "results"
+EVENTS_US, LEAST_US = 4.1, 0.3  # what two events around a layer take: its time between them less its share of the graph
+TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
 
 
 class Timed(NamedTuple):
@@ -36,8 +39,13 @@ class Timed(NamedTuple):
     run: int | str
 
 
+def file_of(gpu: str) -> Path:
+    """The rows of a GPU; or a file of rows."""
+    return RESULTS / gpu / "tactics.jsonl" if (RESULTS / gpu).is_dir() else Path(gpu)
+
+
 def read(gpu: str) -> list[Timed]:
-    lines = (RESULTS / gpu / "tactics.jsonl").read_text().splitlines()
+    lines = file_of(gpu).read_text().splitlines()
     rows = map(json.loads, lines)
     return [Timed(codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"], r["run"]) for r in rows]
 
@@ -66,6 +74,19 @@ def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
     return f"chosen by predictions: {mean:.3f} of the best timed, over {len(losses)} problems; at worst {max(losses):.2f}"
 
 
+def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
+    """Of layers.jsonl, the times of layers in networks: beside predictions, and beside the same tactics alone."""
+    lines = (RESULTS / gpu / "layers.jsonl").read_text().splitlines()
+    found = {(codec.from_json(r["problem"]), Tactic.parse(r["tactic"])): r["us"] - EVENTS_US for r in map(json.loads, lines)}
+    rows = [Timed(problem, tactic, max(us, LEAST_US), "") for (problem, tactic), us in found.items()]
+    yield from by_kernel(rows, {row: predict_us(row.problem, row.tactic, device) for row in rows})
+    times = {row[:2]: row.us for row in alone}
+    both = sorted((row.us / times[row[:2]] for row in rows if row[:2] in times and row.tactic.kernel in TILED), key=float)
+    middle = f"{both[len(both) // 10]:.2f} to {both[-1 - len(both) // 10]:.2f}"
+    median = f"{statistics.median(both):.2f}"
+    yield f"in networks over alone: median {median} of {len(both)} tensor-core tactics, 80 % of them {middle}"
+
+
 def take(gpu: str, seconds: float) -> None:
     """Time the rows again, medians of 5, and write them; those beyond the time stay, those that fail are left out and told."""
     from cuda_kernels.device import current
@@ -73,9 +94,9 @@ def take(gpu: str, seconds: float) -> None:
 
     begun, bench, rows, run = time.monotonic(), Bench(current()), [], datetime.now(UTC).isoformat(timespec="minutes")
     problem: Problem | None = None
-    for row in read(gpu):
+    for i, row in enumerate(read(gpu)):
         if time.monotonic() - begun > seconds:
-            rows.append(row)
+            rows += [row] if (RESULTS / gpu).is_dir() else []
             continue
         if row.problem != problem:
             problem = row.problem
@@ -85,18 +106,26 @@ def take(gpu: str, seconds: float) -> None:
             rows.append(row._replace(us=us, run=run))
         except RuntimeError as e:  # a wrong output, or a kernel that is no longer offered
             print(f"{row.problem}: {row.tactic.name}: {e}", file=sys.stderr)
+        if i % 100 == 99 and not (RESULTS / gpu).is_dir():
+            keep(gpu, rows)
+    keep(gpu, rows)
+
+
+def keep(gpu: str, rows: list[Timed]) -> None:
     lines = [{"problem": codec.to_json(r.problem), "tactic": r.tactic.name, "us": round(r.us, 3), "run": r.run} for r in rows]
-    files.write(RESULTS / gpu / "tactics.jsonl", "".join(f"{json.dumps(r, separators=(',', ':'))}\n" for r in lines).encode())
+    files.write(file_of(gpu), "".join(f"{json.dumps(r, separators=(',', ':'))}\n" for r in lines).encode())
 
 
 def main(argv: list[str]) -> None:
     gpu = argv[0] if argv else "h200"
     if "--take" in argv:
         take(gpu, float(argv[argv.index("--take") + 1]))
-    device, rows = named(gpu), read(gpu)
+    device, rows = named(gpu if (RESULTS / gpu).is_dir() else "h200"), read(gpu)
     predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
     print("\n".join(by_kernel(rows, predicted)))
     print(chosen(rows, predicted))
+    if (RESULTS / gpu / "layers.jsonl").exists():
+        print("\n" + "\n".join(in_networks(gpu, rows, device)))
 
 
 if __name__ == "__main__":

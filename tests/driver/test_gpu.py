@@ -176,8 +176,10 @@ def test_compute_sanitizer_finds_nothing(tool, device):
     root = Path(__file__).resolve().parents[2]
     steps = [s for _, problem, tactic in sanitize_cases(device) for s in launches(problem, tactic)]
     compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for s in steps))
+    # Calls of the driver that fail are not asked for: cuda-bindings looks for functions that an older driver lacks.
+    options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "86"]
     done = subprocess.run(
-        [program, "--tool", tool, "--error-exitcode", "86", sys.executable, "-m", "tests.problems"],
+        [program, *options, sys.executable, "-m", "tests.problems"],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
