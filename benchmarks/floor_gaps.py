@@ -29,6 +29,10 @@ WHY = {  # kernels whose launches may be far from their floors, and the reason
     "overlap need 1.3 times the products (55 % of the time); the first patch and last maxima of each round of tiles (30 %)",
     "conv_grouped_hmma_16816_16x128x16_w1x4_s1": "instructions: 3 outputs of 16 channels fill 3 of a product's 8 columns, and "
     "each has a load (44 % of them); patches with their halos (30 %); planes are stored in single halfs (26 %)",
+    "conv_dense_hmma_16816_64x256x32_w1x4_s4": "rows of 2560 pixels fit no strip: each pixel is read for each of 9 taps, and "
+    "32 channels are half of a stage; outputs count twice, as an H200's times say",
+    "depthwise_scaled_32c8x8_t2x4": "two launches; 121 products in FP32 for each output, by blocks of two warps alone on SMs, "
+    "which issue a quarter of the slots",
 }
 RESULTS = Path(__file__).with_suffix(".json")
 

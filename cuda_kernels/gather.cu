@@ -3,11 +3,11 @@
 // Every tensor format is separable: an element's address is a sum of one term per axis. So output axis a, which walks input
 // axis `axis[a]`, adds term(axis[a], table_a[i]) of its own, and one kernel serves every permutation and every table.
 //
-// A thread owns 8 output channels of one pixel. Neighbouring threads own neighbouring pixels, or, where both sides move 8
-// channels in one 16-byte access (VEC), neighbouring channels: whole sectors either way on the output's side.
+// A thread owns 8 output channels of one pixel. Neighbouring threads own neighbouring pixels, or, where channels lie together on
+// both sides, neighbouring channels: whole sectors either way.
 //
 // Compile-time: IN_VEC / OUT_VEC: that side moves 8 channels in one 16-byte access (for IN_VEC, channels stay as they are);
-// X_F32, Y_F32 (include/types.cuh).
+// BY_CHANNEL: neighbouring threads own neighbouring channels; X_F32, Y_F32 (include/types.cuh).
 #include "types.cuh"
 
 struct GatherParams {
@@ -38,13 +38,12 @@ __device__ __forceinline__ long long term(const GatherParams& p, int axis, int i
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ GatherParams p) {
   release_next_launch();
   wait_for_previous_launch();
-  const int groups = (p.covered + 7) / 8, pixels = p.h * p.w;
-  const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
-  if (id >= static_cast<long long>(p.n) * groups * pixels) return;
-  const bool both = IN_VEC && OUT_VEC;
-  const int c0 = static_cast<int>(both ? id % groups : id / pixels % groups) * 8;
-  const int pixel = static_cast<int>(both ? id / groups % pixels : id % pixels);
-  const int n = static_cast<int>(id / pixels / groups), h = pixel / p.w, w = pixel % p.w;
+  const unsigned groups = (p.covered + 7) / 8, pixels = p.h * p.w, near = BY_CHANNEL ? groups : pixels;
+  const unsigned id = blockIdx.x * 256 + threadIdx.x, others = id / near;  // a tensor has fewer than 2^31 elements
+  const int n = others / (BY_CHANNEL ? pixels : groups);
+  if (n >= p.n) return;
+  const int across = id - others * near, along = others - n * (BY_CHANNEL ? pixels : groups);
+  const int c0 = (BY_CHANNEL ? across : along) * 8, pixel = BY_CHANNEL ? along : across, h = pixel / p.w, w = pixel % p.w;
 
   const int from_n = look_up(p, p.table_n, n), from_h = look_up(p, p.table_h, h), from_w = look_up(p, p.table_w, w);
   const bool inside = from_n >= 0 && from_h >= 0 && from_w >= 0;

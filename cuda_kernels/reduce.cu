@@ -50,6 +50,7 @@ static_assert(!SPLIT || STATISTIC == STANDARD, "only sums about a mean are joine
 static_assert(!HELD || (VEC == 8 && MIX && !SPLIT && !X_F32 && !Y_F32), "vectors of one row, which no other block reads");
 static_assert(SPLIT != 2 || !MIX, "channels that are summed by themselves");
 constexpr int SLOTS = MIX ? 1 : VEC;  // rows that a thread carries side by side
+constexpr int AHEAD = 4;              // elements that a thread has in flight
 constexpr bool SHIFTED = STATISTIC >= LOG_SUM_EXP, NORMALIZES = STATISTIC >= SOFTMAX;
 constexpr int FIRST = STATISTIC == MAX || STATISTIC == LOG_SUM_EXP || STATISTIC == SOFTMAX || STATISTIC == LOG_SOFTMAX ? MAX
                       : STATISTIC == MIN || STATISTIC == PROD                                                ? STATISTIC
@@ -158,6 +159,24 @@ __device__ __forceinline__ Share share_of(const ReduceParams& p, int block, int 
   return mine;
 }
 
+// A thread's next AHEAD elements from e on, all of whose loads are on their way before the first is needed. Of those behind the
+// row's end, and of padding, the channel is p.c or more, and x is of another element.
+struct Ahead {
+  Place at[AHEAD];
+  float x[AHEAD][VEC];
+  __device__ __forceinline__ void load(const ReduceParams& p, const Share& mine, unsigned e) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const bool real = e + i * mine.step < p.elements;
+      at[i] = place(p, mine.row, real ? e + i * mine.step : e);
+      Place from = at[i];
+      if (from.channel >= p.c) from.channel = 0;
+      load_input(p, from, x[i]);
+      if (!real) at[i].channel = p.c;
+    }
+  }
+};
+
 // Merges each of N values over the lanes of a row: in every lane the same. `room`: shared memory.
 template <int MERGE, int N>
 __device__ __forceinline__ void across_lanes(const ReduceParams& p, int lane, float (*room)[256], float (&v)[N]) {
@@ -201,17 +220,17 @@ __device__ __forceinline__ float accumulate(const ReduceParams& p, const Share& 
   float each[VEC], values = 0.f;
 #pragma unroll
   for (int j = 0; j < VEC; ++j) each[j] = neutral<MERGE>();
-  for (unsigned e = mine.first; mine.works && e < p.elements; e += mine.step) {
-    const Place at = place(p, mine.row, e);
-    if (at.channel >= p.c) continue;  // padding
-    float x[VEC];
-    load_input(p, at, x);
+  for (unsigned e = mine.first; mine.works && e < p.elements; e += AHEAD * mine.step) {
+    Ahead of;
+    of.load(p, mine, e);
 #pragma unroll
-    for (int j = 0; j < VEC; ++j)
-      if (at.channel + j < p.c) {
-        each[j] = merge<MERGE>(each[j], SECOND ? term(x[j], first[MIX ? 0 : j]) : term(x[j]));
-        values += MIX || j == 0 ? 1.f : 0.f;
-      }
+    for (int i = 0; i < AHEAD; ++i)
+#pragma unroll
+      for (int j = 0; j < VEC; ++j)
+        if (of.at[i].channel + j < p.c) {
+          each[j] = merge<MERGE>(each[j], SECOND ? term(of.x[i][j], first[MIX ? 0 : j]) : term(of.x[i][j]));
+          values += MIX || j == 0 ? 1.f : 0.f;
+        }
   }
 #pragma unroll
   for (int j = 0; j < VEC; ++j) result[MIX ? 0 : j] = MIX && j ? merge<MERGE>(result[0], each[j]) : each[j];
@@ -364,28 +383,43 @@ __device__ __forceinline__ float normalized(float x, float first, float second) 
   return STATISTIC == SOFTMAX ? __expf(x - first) * second : x - first - second;
 }
 
+// By the vectors of the place, all of whose values are on their way before the first is needed; of padding, by others.
+__device__ __forceinline__ void scale_and_shift(const ReduceParams& p, Place at, float (&x)[VEC]) {
+  const int last = p.c - 1 - at.channel;  // of these VEC channels, below 0 where all are padding
+  if (last < 0) at.channel = 0;
+  const long long i = p.affine.at(at);
+  float scale[VEC], bias[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) {
+    const int k = j <= last ? j * p.per_vector : 0;
+    scale[j] = p.scale[i + k], bias[j] = p.bias[i + k];
+  }
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) x[j] = x[j] * scale[j] + bias[j];
+}
+
 // Stores the thread's elements of a row, normalized.
 __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Share& mine, Statistics& of) {
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) of.second[j] = divisor(p, of.second[j]);
-  for (unsigned e = mine.first; e < p.elements; e += mine.step) {
-    const Place at = place(p, mine.row, e);
-    float x[VEC] = {};
-    if (at.channel < p.c) load_input(p, at, x);
-    const long long i = p.affine.at(at);
+  for (unsigned first = mine.first; first < p.elements; first += AHEAD * mine.step) {
+    Ahead ahead;
+    ahead.load(p, mine, first);
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      if (at.channel + j >= p.c) {
-        x[j] = 0.f;  // padding
-        continue;
-      }
-      x[j] = normalized(x[j], of.first[MIX ? 0 : j], of.second[MIX ? 0 : j]);
-      if (STATISTIC == STANDARD && p.scale) x[j] = x[j] * p.scale[i + j * p.per_vector] + p.bias[i + j * p.per_vector];
-    }
+    for (int k = 0; k < AHEAD; ++k) {
+      if (first + k * mine.step >= p.elements) break;
+      const Place& at = ahead.at[k];
+      float(&x)[VEC] = ahead.x[k];
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) x[j] = normalized(x[j], of.first[MIX ? 0 : j], of.second[MIX ? 0 : j]);
+      if (STATISTIC == STANDARD && p.scale) scale_and_shift(p, at, x);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) x[j] = at.channel + j < p.c ? x[j] : 0.f;  // padding
 #if SOURCES
-    run_chain(p, at, p.c, x);
+      run_chain(p, at, p.c, x);
 #endif
-    store_vec(p.y + p.out.at(at), x, p.nonfinite);
+      store_vec(p.y + p.out.at(at), x, p.nonfinite);
+    }
   }
 }
 

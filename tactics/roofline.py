@@ -105,6 +105,15 @@ def resident(device: Device, threads: int, registers: int, smem: int) -> int:
     return max(1, min(by_smem, device.max_threads_per_sm // (32 * warps), by_registers, device.max_blocks_per_sm))
 
 
+# Clusters of so many blocks, each alone on its SM, that run at a time on 132 SMs (an H200's cuOccupancyMaxActiveClusters, in
+# benchmarks/results/h200): SMs of several parts of the chip make none.
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+
+
+def clusters_at_once(device: Device, blocks: int) -> int:
+    return max(1, AT_ONCE[blocks] * device.num_sms // 132)
+
+
 def rounds_us(
     device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, block: float, turn: float, once: float = 0.0
 ) -> dict[str, float]:
@@ -285,7 +294,7 @@ def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
 
 
 def streamed(
-    device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: int = 1
+    device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: float = 1
 ) -> Counts:
     """Of kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can keep in
     flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""

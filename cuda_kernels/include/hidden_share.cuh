@@ -96,6 +96,7 @@ __device__ __forceinline__ void share_hidden(const HiddenShare& p, const HiddenH
   for (int first = 0;;) {
 #pragma unroll
     for (int i = 0; i < HIDDEN_AT_ONCE; ++i) {
+      if (first + i * HIDDEN_ROWS >= p.hidden) return;
       float w[8], sum = 0.f;
       unpack(now.rows[i], w);
 #pragma unroll

@@ -45,7 +45,7 @@ STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most and by each resident warp: so H200 measures
+ISSUE_EFFICIENCY, ISSUE_OF_WARP = 0.8, 0.18  # of an SM's issue slots, at most and by the root of its warps: so H200 measures
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
 COPY_INSTRUCTIONS = 121
@@ -341,7 +341,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
     if not t.mma:
-        clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * math.ceil(size / 32))
+        together = min(at_once, math.ceil(blocks / device.num_sms))  # blocks of an SM
+        clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_OF_WARP * math.sqrt(together * math.ceil(size / 32)))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     block = max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]) if t.mma else max(clk.values())

@@ -14,7 +14,7 @@ from cuda_kernels.rates import rates
 from tactics.format import Strides, num_bytes
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, moved_us
+from tactics.roofline import LATENCY_CLK, Counts, moved_us
 from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, vector_sections
 from tactics.tactic import Tactic
 
@@ -22,6 +22,8 @@ THREADS = 128
 PIXELS = 4  # of a thread, where there are threads enough
 ENOUGH = 256 * THREADS  # threads: two blocks for each of 128 SMs
 SPLITS = (1, 8, 32, 128)  # threads that share a pixel
+RESIDENT = {1: 7, PIXELS: 4}  # blocks of an SM, by the pixels of a thread: registers
+AHEAD, STEP_CLK = 4, 500  # channels whose loads a thread has in flight; clocks that it waits for these, by an H200's times
 JOIN_CLK = 150  # of a block: shuffles, a barrier, sums in shared memory
 ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
 CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),)}
@@ -102,6 +104,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     parts = max(1, split * 32 // THREADS)  # of a warp, each with input channels of its own
     lines = deep * (parts if p.h * p.w > 1 else 1) + max(2 if wide == 8 else 1, parts * wide * 4 / 128)
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
+    rounds, ahead = math.ceil(waves / RESIDENT[deep]), min(AHEAD, math.ceil(p.c / p.groups / split))
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
     weights = section_bytes(p, tactic)["w"]
@@ -111,7 +114,6 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
         "l1": waves * THREADS / 32 * steps * lines * clk_us,  # a clock for each line of 128 bytes that a warp's access meets
-        # A thread waits for two or four steps' loads at a time, of which the weights come from L2.
-        "latency": (2 * LATENCY_CLK + steps / (2 if deep > 1 else 4) * L2_LATENCY_CLK + JOIN_CLK * (split > 1)) * clk_us,
+        "latency": rounds * (2 * LATENCY_CLK + steps / ahead * STEP_CLK + JOIN_CLK * (split > 1)) * clk_us,
     }
     return Counts(x + added, y, weights, limits)

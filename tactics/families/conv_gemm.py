@@ -71,6 +71,7 @@ FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address a
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
+STORED_AGAIN = {"sm_90a": 1}  # outputs and residuals count so often more: so an H200's times are; nobody has timed others
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
 # What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
 CASES = dict.fromkeys(
@@ -403,6 +404,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
+    end += STORED_AGAIN.get(device.sm, 0) * stored_bytes(p, tactic) / bytes_per_clk
     return rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
 
 
@@ -411,13 +413,21 @@ def once(device: Device) -> int:
     return -EARLY_CLK if device.dependent_launch else 0
 
 
+def stored_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Of a block, with its residual; of planes, whose sectors are partly filled, four times."""
+    return tactic.gemm.m * tactic.gemm.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
+
+
+def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
+    """Clocks in which a block issues its epilogue's instructions."""
+    instructions = OUTPUT_INSTRUCTIONS + epilogue_instructions(p) + 4  # 4 bytes of staging, in and out
+    return tactic.gemm.m * tactic.gemm.n * (instructions + (2 if p.prologue.normalized else 0)) / 128
+
+
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
     """Clocks of a block from its last product to its last store, latencies aside."""
     t = tactic.gemm
-    stored = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
-    instructions = OUTPUT_INSTRUCTIONS + epilogue_instructions(p) + 4  # 4 bytes of staging, in and out
-    instructions += 2 if p.prologue.normalized else 0
-    clk = t.m * t.n * instructions / 128 + stored / bytes_per_clk
+    clk = epilogue_issue_clk(p, tactic) + stored_bytes(p, tactic) / bytes_per_clk
     clk += NORM_CLK if p.prologue.normalized else 0
     if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
         clk += min(t.m, p.k) * t.n * min(16, p.k) / 32

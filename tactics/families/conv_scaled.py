@@ -30,7 +30,7 @@ MOST_PIXELS = 64 * MAX_GRID[2]  # of the output: a block of the second launch ha
 ROWS_AT_ONCE = 4  # of these that a thread has in flight, as in hidden_share.cuh
 # Instructions of a warp in sm_90a's machine code: before the outputs, which launches that begin early hide; behind them, with
 # the first turn of rows, and of each further one. Clocks: of two barriers, shared memory and shuffles; of a further turn.
-EARLY, ONCE, OF_TURN, WAIT_CLK, TURN_CLK = 65, 235, 225, 250, 300
+EARLY, ONCE, OF_STEP, OF_TURN, WAIT_CLK, TURN_CLK = 65, 235, 28, 225, 250, 300
 _EXCITE = SqueezeExciteProblem(
     PoolProblem(2, 40, 9, 11, "avg", 9, 11, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
@@ -141,8 +141,9 @@ def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]
     conv, family = _conv(tactic), AHEAD[tactic.kernel]
     threads, channels, _ = _block(tactic)
     outputs = channels * (tactic.tile.n if isinstance(tactic.tile, Tile) else tactic.patch.h * tactic.patch.w)
-    turns = -(-p.second.first.k // (ROWS_AT_ONCE * threads // (channels // 8)))
-    once = ONCE + (0 if device.dependent_launch else EARLY)
+    steps = -(-p.second.first.k // (threads // (channels // 8)))
+    turns = -(-steps // ROWS_AT_ONCE)
+    once = ONCE - OF_STEP * max(0, ROWS_AT_ONCE - steps) + (0 if device.dependent_launch else EARLY)
     clk = WAIT_CLK + TURN_CLK * (turns - 1)
     more = 2 * outputs / threads + once + OF_TURN * (turns - 1), clk, _more_bytes(p, tactic)
     first = replace(family.counts(p.first, conv, device, more), kernel=conv.kernel)

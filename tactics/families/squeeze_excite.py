@@ -19,7 +19,7 @@ from tactics.problems.epilogue import RELU, Epilogue
 from tactics.problems.pointwise_ops import ACTIVATION_CODES, Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, resident, sm_l2
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, clusters_at_once, resident, sm_l2
 from tactics.step import (
     NULL,
     Args,
@@ -53,7 +53,7 @@ CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2)
 MOST_BLOCKS = 512  # of an image: what the kernel divides by
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # between products of one sum
-CLUSTER_CLK, TICKET_CLK = 400, 2000  # sums meet: sent to other blocks, not timed yet; stored, a fence, counted, a fence, read
+CLUSTER_CLK, TICKET_CLK = 300, 2000  # sums meet: sent, by an H200's 2, 4, 8 blocks in 274, 292, 320; stored, a fence, counted
 _CASE = SqueezeExciteProblem(
     PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
@@ -345,6 +345,8 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     issue = early[not alone] + FIRST + MEET * alone + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed]
     of_tile, tile = _tile_clk(sizes, WARPS // sizes.each if apart else 1, WARPS, L2_LATENCY_CLK)
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
+    if tactic.parts.cluster:
+        at_once = blocks * clusters_at_once(device, blocks) * resident_blocks
     own = max(64 * sizes.chunks * (sizes.run + 16 * sizes.rows) / rate, first)
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0

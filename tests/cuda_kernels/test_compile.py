@@ -35,7 +35,8 @@ OTHERS = [
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
     *(("reduce", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
       for k in (1, 9, 10, 11, 13) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
-    *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
+    *(("gather", {"IN_VEC": i, "OUT_VEC": o, "BY_CHANNEL": n})
+      for i, o, n in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1))),
     *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),
     # Both sides FP32: what these kernels are where FP16 cannot hold the values.
@@ -44,7 +45,7 @@ OTHERS = [
     *((k, values | {"X_F32": 1, "Y_F32": 1}) for k, values in (
         ("pool", {"VEC": 1, "AVG": 0}), ("pool", {"VEC": 1, "AVG": 1}), ("resize", {"VEC": 1}),
         ("reduce", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("reduce", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
-        ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
+        ("gather", {"IN_VEC": 0, "OUT_VEC": 0, "BY_CHANNEL": 0}))),
     ("matmul_fp32", {"A_F32": 1, "B_F32": 1, "Y_F32": 1}),
 ]
 # fmt: on

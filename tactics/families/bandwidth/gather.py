@@ -57,6 +57,7 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole:
     covered = padded_channels(y.layout, whole[1])
     channels_stay = p.perm[1] == 1 and not p.index[1]
     values = {"IN_VEC": int(channels_stay and not linear(x)), "OUT_VEC": int(not linear(y)), **f32_values(x, y)}
+    values["BY_CHANNEL"] = int(not linear(x) and not linear(y) and p.perm[1] == 1)
     starts, at = [], 0
     for table in p.index:
         starts.append(at if table else -1)

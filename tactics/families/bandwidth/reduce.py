@@ -44,6 +44,7 @@ L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
 # and at least so many, or joining them costs more than it saves.
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
 LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
+AHEAD, FROM_L1 = 4, 0.2  # elements that a thread has in flight (reduce.cu); what it waits for L1, in times that it waits for L2
 JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
 # Rows that a few lanes keep in registers: so many vectors each at most, in the order in which they are preferred; threads up to
 # which scale and bias are loaded first; blocks below which blocks of fewer threads are better; instructions of a vector and of
@@ -211,6 +212,13 @@ def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows
     return p, chain, replace(tactic, ins=(hwc8,) * len(tactic.ins), out=hwc8)
 
 
+def _blocks_of(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> _Blocks:
+    """Of rows that do not stay in registers."""
+    kept, inside, _ = _sizes(p, chain, tactic)
+    inner = inside[1 if _vector(p, tactic) == 8 or not linear(tactic.ins[0]) else 3] > 1
+    return _blocks(p, prod(kept), prod(inside), inner, _by_channel(p, tactic))
+
+
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     p, chain = _rows(problem)
     if strided is None:
@@ -222,7 +230,7 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     rows, elements = prod(kept), prod(inside)
     joined = _by_channel(p, tactic)
     mix = "c" in p.axes and not joined
-    blocks = _blocks(p, rows, elements, inside[1] > 1 if c_fast else inside[3] > 1, joined)
+    blocks = _blocks_of(p, chain, tactic)
     kind = [*REDUCTIONS, *NORMALIZATIONS].index(p.kind)
     values = {"KIND": kind, "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast), **f32_values(tactic.ins[0], tactic.out)}
     affine = p.affine
@@ -286,7 +294,7 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     own = sum(read[: 1 + p.added])
     vec, elements = _vector(p, tactic), num_elements(tactic.ins[0], p.in_shapes[0])
     passes = 1 + (p.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)) + (p.kind in NORMALIZATIONS)
-    work, again, turns = elements * passes * (60 / vec + 4), 1, 1  # taking positions apart, addresses, conversions
+    work, again = elements * passes * (60 / vec + 4), 1  # taking positions apart, addresses, conversions
     work += elements * passes * (15 / vec + 2) * p.added
     more = 0.0
     if chain is not None:
@@ -294,12 +302,13 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     if "HELD" in dict(steps[0].values):
         return Counts(sum(read), written, limits=_held_limits(steps[0], device, more))
     work += more
+    blocks = _blocks_of(p, chain, tactic)
+    alone = -(-prod(_sizes(p, chain, tactic)[1]) // (blocks.lanes * max(1, blocks.parts)))  # elements of a thread
+    turns = -(-alone // AHEAD) * (passes - (1 - FROM_L1) * (passes > 1))
     if steps[0].workspace:
-        again, turns = 2, 1 + JOINING
+        again, turns = 2, turns + JOINING
         half = steps[0].grid[0] // 2  # of the blocks are at work at a time
         if _by_channel(p, tactic):  # each thread finds the groups of its channels, twice
-            kept, inside, _ = _sizes(p, chain, tactic)
-            blocks = _blocks(p, prod(kept), prod(inside), False, True)
             work += half * THREADS * 2 * vec * -(-p.c // p.groups * blocks.parts // blocks.lanes) * 15
         work *= min(device.num_sms, 2 * half) / min(device.num_sms, half)
     elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) * (1 + p.added) > L1_BYTES:

@@ -34,7 +34,7 @@ from tactics.main_loops import UNTIMED
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, Reason, no_room, unsupported
-from tactics.roofline import Counts, convolved, sm_l2
+from tactics.roofline import Counts, clusters_at_once, convolved, sm_l2
 from tactics.step import NULL, Launch, Store, ints, launch, linear
 from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 
@@ -47,9 +47,11 @@ BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # a
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
-# Of an H200 (benchmarks/results/h200). Clusters of so many blocks, each alone on its SM, that run at a time, as
-# cuOccupancyMaxActiveClusters says: SMs of several parts of the chip make none.
-AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+# Of an H200 (benchmarks/results/h200), as the three below. A residual, which threads copy by 16 bytes, counts as so many bytes
+# of outputs. Of ping-pong, what a tile's end takes from the other warpgroup: clocks of its instructions, bytes of the outputs
+# and of the residual of a tile of 128 x 128, of smaller tiles less than in proportion. Chosen by 963 tactics timed alone;
+# layers in networks judged them.
+RESIDUAL_BYTES, SHARED_INSTRUCTIONS, SHARED_OUTPUT, SHARED_RESIDUAL, LARGE_TILE = 2, 0.5, 2.5, 4, 128 * 128
 CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
 START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
 LOADED_CLK = 400  # of loads of 2:4 weights under load: 205 tactics are then as predicted in the median
@@ -401,15 +403,21 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
         loads = LOADED_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
         each = max(at.clocks, loads) / f.sparse_clock
-    end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) / deep + conv_gemm.EPILOGUE_CLK
+    stored = t.m * t.n * 2 / per_clk
+    residual = stored if p.epilogue.residual else 0.0
+    end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) + (RESIDUAL_BYTES - 1) * residual
+    end = end / deep + conv_gemm.EPILOGUE_CLK
     end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
     of_tile = math.ceil(steps / ways) * each
-    turns = math.ceil(tiles * ways / (deep * max(1, AT_ONCE[deep] * device.num_sms // 132)))
+    turns = math.ceil(tiles * ways / (deep * clusters_at_once(device, deep)))
     begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
-        clk = (turns - 1) * max(of_tile, (of_tile + end) / 2) + of_tile + end
+        large = t.m * t.n / LARGE_TILE
+        shared = SHARED_INSTRUCTIONS * conv_gemm.epilogue_issue_clk(p, tactic) + SHARED_RESIDUAL * large * residual
+        shared += SHARED_OUTPUT * math.sqrt(large) * stored * (4 if linear(tactic.out) else 1)
+        clk = (turns - 1) * max(of_tile + shared, (of_tile + end) / 2) + of_tile + end
     else:
         clk = turns * (of_tile + end)
     begun *= 1 if t.persist or t.stream else turns
