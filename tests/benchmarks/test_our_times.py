@@ -49,7 +49,7 @@ def test_clusters_of_eight_blocks_run_thirty_at_a_time():
 
 def test_spacing_is_from_end_to_end():
     """Of two kernels of which the second begins early: 5 and 3 us, whatever their own durations are."""
-    replay = [["a", 0.0, 5.0, [1], [32]], ["b", 1.0, 7.0, [2], [32]]]
-    rows = [[name, begin + 8 * k, us, grid, block] for k in range(timeline.REPLAYS) for name, begin, us, grid, block in replay]
+    kernels = [["a", 0.0, 5.0, [1], [32]], ["b", 1.0, 7.0, [2], [32]]]
+    rows = [[name, begin + 8 * k, us, grid, block] for k in range(timeline.REPLAYS) for name, begin, us, grid, block in kernels]
     assert timeline.spacing(rows) == [("a", [1], 5.0), ("b", [2], 3.0)]
     assert math.isclose(sum(us for *_, us in timeline.spacing(rows)), 8.0)

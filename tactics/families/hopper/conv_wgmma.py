@@ -49,8 +49,8 @@ SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the s
 PORTABLE_CLUSTER = 8  # blocks
 # Of an H200 (benchmarks/results/h200), as the three below. A residual, which threads copy by 16 bytes, counts as so many bytes
 # of outputs. Of ping-pong, what a tile's end takes from the other warpgroup: clocks of its instructions, bytes of the outputs
-# and of the residual of a tile of 128 x 128, of smaller tiles less than in proportion. Chosen by 963 tactics timed alone;
-# layers in networks judged them.
+# and of the residual of a tile of 128 x 128, of smaller tiles less than in proportion. Chosen by 955 tactics timed alone, and
+# with less weight by layers in networks.
 RESIDUAL_BYTES, SHARED_INSTRUCTIONS, SHARED_OUTPUT, SHARED_RESIDUAL, LARGE_TILE = 2, 0.5, 2.5, 4, 128 * 128
 CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
 START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
