@@ -15,6 +15,7 @@ from cuda_kernels.device import current
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
 CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
 MEETINGS, LOADS = 64, 2048  # of a measurement
+STRAIGHT = (128, 512, 1024, 2048, 4096)  # instructions
 STREAMS = (0, 1, 2, 4, 8, 16)  # warps of each SM that read from L2 all the while
 SOURCE = r"""
 extern "C" __global__ void nothing(float* p) { extern __shared__ float s[]; if (p) p[0] = s[0]; }
@@ -158,6 +159,42 @@ def meetings() -> dict[str, float]:
     return found
 
 
+def instructions() -> dict[str, list[float]]:
+    """Microseconds of a launch of so many instructions, behind itself and behind 15 others of the size: straight-line code, one
+    block of 64 threads on each SM, in a graph of 32."""
+    import cupy
+
+    found: dict[str, list[float]] = {}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    y = cupy.zeros(64 * 132, cupy.float32)
+    for count in STRAIGHT:
+        body = "".join(f"v[{i % 8}] = v[{i % 8}] * a + {i + 1}.f;" for i in range(count))
+        kernels = [
+            cupy.RawModule(
+                code=f'extern "C" __global__ void line(float* y, float a) {{ float v[8] = {{a + {k}.f}}; {body} float s = 0.f;'
+                " for (int i = 0; i < 8; i++) s += v[i]; y[blockIdx.x * 64 + threadIdx.x] = s; }"
+            ).get_function("line")
+            for k in range(16)
+        ]
+        found[str(count)] = []
+        for different in (1, 16):
+            with stream:
+                stream.begin_capture()
+                for i in range(32):
+                    kernels[i % different]((132,), (64,), (y, cupy.float32(0.5)))
+                graph = stream.end_capture()
+                taken = []
+                for _ in range(9):
+                    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+                    start.record(stream)
+                    graph.launch(stream)
+                    stop.record(stream)
+                    stop.synchronize()
+                    taken.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / 32)
+            found[str(count)].append(statistics.median(taken))
+    return found
+
+
 def waits(module) -> dict[str, float]:
     """Clocks of a load behind a load, of one thread: from L2 (1 MB), alone and while other SMs read 16 MB of it; from DRAM."""
     import cupy
@@ -186,6 +223,7 @@ def main(argv: list[str]) -> None:
     module = cupy.RawModule(code=SOURCE)
     found: dict[str, Any] = {"max_active_clusters": clusters(module), "chain: MB read and written, us, GB/s": chain(module)}
     found |= {"clocks of a cluster's meeting": meetings(), "clocks of a load behind a load": waits(module)}
+    found |= {"straight-line code: us behind itself, behind 15 others": instructions()}
     hardware.write(Path(argv[0]), hardware.header(current()) | found)
 
 
