@@ -45,7 +45,8 @@ STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY, ISSUE_OF_WARP = 0.8, 0.18  # of an SM's issue slots, at most and by the root of its warps: so H200 measures
+# Of an SM's issue slots, at most, by each of its warps, and by the root of few: so an H200's times are.
+ISSUE_EFFICIENCY, ISSUE_PER_WARP, ISSUE_OF_FEW = 0.8, 0.065, 0.18
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
 COPY_INSTRUCTIONS = 121
@@ -342,7 +343,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     clk["issue"] += size * more[0] / 128
     if not t.mma:
         together = min(at_once, math.ceil(blocks / device.num_sms))  # blocks of an SM
-        clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_OF_WARP * math.sqrt(together * math.ceil(size / 32)))
+        warps = together * math.ceil(size / 32)
+        clk["issue"] /= min(ISSUE_EFFICIENCY, max(ISSUE_PER_WARP * warps, ISSUE_OF_FEW * math.sqrt(warps)))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     block = max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]) if t.mma else max(clk.values())
