@@ -69,6 +69,26 @@ class Wanted(NamedTuple):
         return folder / f"{self.name}_{self.batch}_{self.kind}.onnx"
 
 
+class Row(NamedTuple):
+    """What is measured side by side."""
+
+    name: str
+    batch: int
+    kinds: tuple[str, ...]  # of our engines
+    compiled: bool
+
+
+def row_of(item: str, kinds: str) -> Row:
+    """Of NAME:BATCH, or NAME:BATCH:KINDS. ValueError for anything else."""
+    if item.count(":") not in (1, 2) or not item.split(":")[1].isdigit():
+        raise ValueError(f"{item!r}: expected NAME:BATCH or NAME:BATCH:KINDS, as resnet50:32:dense,compiled")
+    name, batch, *own = item.split(":")
+    wanted = (own or [kinds])[0].split(",")
+    if unknown := set(wanted) - {*KINDS, COMPILED}:
+        raise ValueError(f"{item}: unknown kind {min(unknown)!r}: expected some of {', '.join((*KINDS, COMPILED))}")
+    return Row(name, int(batch), tuple(k for k in wanted if k != COMPILED), COMPILED in wanted)
+
+
 def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]] | None]:
     """The network, and the shapes of its inputs where they are open."""
     if name == "resnet50":
@@ -196,11 +216,9 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
     return ctx, row
 
 
-def measure(
-    name: str, batch: int, engines: Sequence[tuple[Wanted, float]], compiled: bool, folder: Path, args, kept, stack: ExitStack
-) -> dict[str, Any]:
+def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept, stack: ExitStack) -> dict[str, Any]:
     """One network and batch: the times of all contestants, and our errors. `stack` closes the contexts."""
-    row: dict[str, Any] = {"network": name, "batch": batch, "failed": {}}
+    row: dict[str, Any] = {"network": asked.name, "batch": asked.batch, "failed": {}}
     contestants: dict[str, Callable[[], float]] = {}
     for wanted, seconds in engines:
         label = wanted.label
@@ -211,9 +229,10 @@ def measure(
             contestants[label] = partial(sample_us, ctx)
         except Exception as e:  # one engine's failure is a line of the result
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
-    for label in () if args.ours_only else ("torch", "torch_compiled") if compiled else ("torch",):
+    for compiled in [] if args.ours_only else [False, True] if asked.compiled else [False]:
+        label = "torch_compiled" if compiled else "torch"
         try:
-            theirs = Theirs(name, batch, label != "torch")
+            theirs = Theirs(asked.name, asked.batch, compiled)
             contestants[label], row[label] = theirs.sample, {"folded": theirs.folded}
         except Exception as e:
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
@@ -258,21 +277,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Row(NamedTuple):
-    """What is measured side by side."""
-
-    name: str
-    batch: int
-    kinds: tuple[str, ...]  # of our engines
-    compiled: bool
-
-
-def asked(item: str, kinds: str) -> Row:
-    name, batch, *own = item.split(":")
-    wanted = (own or [kinds])[0].split(",")
-    return Row(name, int(batch), tuple(k for k in wanted if k != COMPILED), COMPILED in wanted)
-
-
 def predicted(todo: Sequence[Row], device: str, folder: Path) -> dict[Wanted, float]:
     """Engines with predicted times, by several processes -> the seconds of each that could be built."""
     wanted = [Wanted(row.name, row.batch, kind, device) for row in todo for kind in row.kinds]
@@ -286,9 +290,9 @@ def predicted(todo: Sequence[Row], device: str, folder: Path) -> dict[Wanted, fl
     return seconds
 
 
-def measured(name: str, batch: int, kinds: Sequence[str], folder: Path, tuning: float | None) -> dict[Wanted, float]:
+def measured(row: Row, folder: Path, tuning: float | None) -> dict[Wanted, float]:
     seconds = {}
-    for w in (Wanted(name, batch, kind, None) for kind in kinds):
+    for w in (Wanted(row.name, row.batch, kind, None) for kind in row.kinds):
         try:
             seconds[w] = build(w, folder, tuning)
         except Exception as e:
@@ -299,7 +303,11 @@ def measured(name: str, batch: int, kinds: Sequence[str], folder: Path, tuning: 
 def main() -> int:
     args, begun = arguments(), time.monotonic()
     kept: dict[str, np.ndarray] = {}
-    todo = [asked(item, args.kinds) for item in args.networks]
+    try:
+        todo = [row_of(item, args.kinds) for item in args.networks]
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
     if args.judge_kept:
         judge_kept(args.judge_kept, args.out, args.folder)
         return 0
@@ -319,14 +327,14 @@ def main() -> int:
         if args.build_only:
             return 0
         data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "rows": []}
-        for name, batch, kinds, compiled in todo:
+        for row in todo:
             if time.monotonic() - begun > args.seconds:
-                print(f"{name}:{batch}: no time", flush=True)
+                print(f"{row.name}:{row.batch}: no time", flush=True)
                 continue
-            more = measured(name, batch, kinds, folder, args.tuning) if "measured" in args.plans else {}
-            mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (name, batch)]
+            more = measured(row, folder, args.tuning) if "measured" in args.plans else {}
+            mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (row.name, row.batch)]
             with ExitStack() as stack:
-                data["rows"].append(measure(name, batch, mine, compiled, folder, args, kept, stack))
+                data["rows"].append(measure(row, mine, folder, args, kept, stack))
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:

@@ -39,9 +39,13 @@ class Timed(NamedTuple):
     run: int | str
 
 
+def is_kept(gpu: str) -> bool:
+    """Whether it is a GPU whose results are kept; else it is a file of rows."""
+    return (RESULTS / gpu).is_dir()
+
+
 def file_of(gpu: str) -> Path:
-    """The rows of a GPU; or a file of rows."""
-    return RESULTS / gpu / "tactics.jsonl" if (RESULTS / gpu).is_dir() else Path(gpu)
+    return RESULTS / gpu / "tactics.jsonl" if is_kept(gpu) else Path(gpu)
 
 
 def read(gpu: str) -> list[Timed]:
@@ -96,7 +100,7 @@ def take(gpu: str, seconds: float) -> None:
     problem: Problem | None = None
     for i, row in enumerate(read(gpu)):
         if time.monotonic() - begun > seconds:
-            rows += [row] if (RESULTS / gpu).is_dir() else []
+            rows += [row] if is_kept(gpu) else []
             continue
         if row.problem != problem:
             problem = row.problem
@@ -106,7 +110,7 @@ def take(gpu: str, seconds: float) -> None:
             rows.append(row._replace(us=us, run=run))
         except RuntimeError as e:  # a wrong output, or a kernel that is no longer offered
             print(f"{row.problem}: {row.tactic.name}: {e}", file=sys.stderr)
-        if i % 100 == 99 and not (RESULTS / gpu).is_dir():
+        if i % 100 == 99 and not is_kept(gpu):  # what was timed stays, however the run ends
             keep(gpu, rows)
     keep(gpu, rows)
 
@@ -120,7 +124,7 @@ def main(argv: list[str]) -> None:
     gpu = argv[0] if argv else "h200"
     if "--take" in argv:
         take(gpu, float(argv[argv.index("--take") + 1]))
-    device, rows = named(gpu if (RESULTS / gpu).is_dir() else "h200"), read(gpu)
+    device, rows = named(gpu if is_kept(gpu) else "h200"), read(gpu)
     predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
     print("\n".join(by_kernel(rows, predicted)))
     print(chosen(rows, predicted))

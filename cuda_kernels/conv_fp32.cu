@@ -18,7 +18,7 @@
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int LANES = THREADS / SPLIT;          // threads with the same input channels and different pixels
-constexpr int AT_ONCE = 4;             // input channels
+constexpr int AT_ONCE = 4;                      // input channels
 constexpr int RESIDENT = 4;  // blocks of an SM: where the compiler may choose, it saves registers and waits for each load
 static_assert(K_THREAD == 1 || K_THREAD == 4 || K_THREAD == 8, "weights come one by one, or 4 in one access");
 static_assert(SPLIT == 1 || (P_THREAD == 1 && LANES <= 32 && K_THREAD <= SPLIT), "each thread ends with one sum at most");

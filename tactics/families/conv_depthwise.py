@@ -45,8 +45,9 @@ STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-# Of an SM's issue slots, at most, by each of its warps, and by the root of few: so an H200's times are.
-ISSUE_EFFICIENCY, ISSUE_PER_WARP, ISSUE_OF_FEW = 0.8, 0.065, 0.18
+# Of an SM's issue slots, at most, by each of its warps, and by the root of few: so an H200's times are. That launches of few
+# blocks leave an SM few warps is counted where it was timed: of staged tactics.
+ISSUE_EFFICIENCY, ISSUE_PER_WARP, ISSUE_OF_FEW, FEW_MEASURED = 0.8, 0.065, 0.18, ("sm_90a",)
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
 COPY_INSTRUCTIONS = 121
@@ -342,9 +343,9 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
     if not t.mma:
-        together = min(at_once, math.ceil(blocks / device.num_sms))  # blocks of an SM
-        warps = together * math.ceil(size / 32)
-        clk["issue"] /= min(ISSUE_EFFICIENCY, max(ISSUE_PER_WARP * warps, ISSUE_OF_FEW * math.sqrt(warps)))
+        few = staged(tactic) and device.sm in FEW_MEASURED
+        warps = (min(at_once, math.ceil(blocks / device.num_sms)) if few else at_once) * math.ceil(size / 32)
+        clk["issue"] /= min(ISSUE_EFFICIENCY, max(ISSUE_PER_WARP * warps, ISSUE_OF_FEW * math.sqrt(warps) * few))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
     block = max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]) if t.mma else max(clk.values())

@@ -23,7 +23,7 @@ PIXELS = 4  # of a thread, where there are threads enough
 ENOUGH = 256 * THREADS  # threads: two blocks for each of 128 SMs
 SPLITS = (1, 8, 32, 128)  # threads that share a pixel
 RESIDENT = {1: 7, PIXELS: 4}  # blocks of an SM, by the pixels of a thread: registers
-AHEAD, STEP_CLK = 4, 500  # channels whose loads a thread has in flight; clocks that it waits for these, by an H200's times
+AHEAD, STEP_CLK = 4, 480  # channels whose loads a thread has in flight; clocks that it waits for these, by an H200's times
 JOIN_CLK = 150  # of a block: shuffles, a barrier, sums in shared memory
 ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
 CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),)}

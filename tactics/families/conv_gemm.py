@@ -71,7 +71,7 @@ FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address a
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
-STORED_AGAIN = {"sm_90a": 1}  # outputs and residuals count so often more: so an H200's times are; nobody has timed others
+STORED_AGAIN = {"sm_90a": 1}  # vectors of outputs and residuals count so often more, as an H200 took them; others untimed
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
 # What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
 CASES = dict.fromkeys(
@@ -404,7 +404,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
-    end += STORED_AGAIN.get(device.sm, 0) * stored_bytes(p, tactic) / bytes_per_clk
+    end += 0 if linear(tactic.out) else STORED_AGAIN.get(device.sm, 0) * stored_bytes(p, tactic) / bytes_per_clk
     return rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
 
 

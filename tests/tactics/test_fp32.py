@@ -13,7 +13,7 @@ from tactics import fp32
 from tactics.candidates import candidates, rejected
 from tactics.kernels import OF_FP32
 from tactics.launches import launches
-from tactics.predict import MEASURED, predict, predict_us
+from tactics.predict import predict, predict_us
 from tactics.problems.problem import AnyProblem, ConcatProblem, ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
@@ -202,10 +202,10 @@ def test_every_kind_of_problem_has_a_kernel():
 
 
 def test_predicted_times_follow_the_cuda_cores():
-    """67 TFLOP/s of FP32 on an H200, 19.5 on an A100: by its counts a large layer takes somewhat longer than its products, and
-    a tiny one a launch; on tensor cores it would take a tenth or less. An H200 took twice what is counted."""
+    """67 TFLOP/s of FP32 on an H200, 19.5 on an A100: a large layer takes somewhat longer than its products there, a tiny one
+    a launch; on tensor cores it would take a tenth or less."""
     large = ConvProblem(8, 256, 56, 56, 256, 3, 3, pad=(1, 1, 1, 1))
-    for name, tflops in (("h200", 61.8 / MEASURED["conv_fp32"]), ("a100", 19.5)):
+    for name, tflops in (("h200", 61.8), ("a100", 19.5)):
         device = named(name)
         (tactic, *_) = candidates(large, device, ("fp32", "fp32"))
         found = predict(large, tactic, device)
@@ -219,13 +219,11 @@ def test_predicted_times_follow_the_cuda_cores():
 
 @pytest.mark.parametrize("c, k, size, split", [(37, 9, 3, 8), (512, 512, 7, 32), (1024, 1000, 1, 128), (256, 256, 56, 1)])
 def test_threads_share_a_pixel_where_pixels_are_few(c, k, size, split):
-    """Each has 4 input channels at least. One thread of a pixel was predicted to take 85 us for a classifier's last layer; an
-    H200 took twice what is counted."""
+    """Each has 4 input channels at least. One thread of a pixel was predicted to take 85 us for a classifier's last layer."""
     problem = ConvProblem(1, c, size, size, k, 1, 1)
     (tactic, *_) = candidates(problem, DEVICE, ("fp32", "fp32"))
     (launch,) = launches(problem, tactic)
-    assert dict(launch.values)["SPLIT"] == split
-    assert predict_us(problem, tactic, DEVICE) < 25 * MEASURED["conv_fp32"]
+    assert dict(launch.values)["SPLIT"] == split and predict_us(problem, tactic, DEVICE) < 25
 
 
 @pytest.mark.slow

@@ -52,15 +52,9 @@ CASES = {
 }
 
 
-@pytest.fixture
-def dear_launches(monkeypatch):
-    """A B200, whose launches are dear beside layers as small as these: by an H200's prices a reformat may pay."""
-    monkeypatch.setattr("tests.ort_budget.DEFAULT_DEVICE", "b200")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_transpositions_at_the_edges_move_nothing(tmp_path, case, dear_launches):
+def test_transpositions_at_the_edges_move_nothing(tmp_path, case):
     """Up to 4 channels are read by the first convolution as they lie, more by way of a reformat; the last one writes FP32."""
     engine = engine_within_budget(CASES[case], tmp_path / "m.onnx")
     kinds = [kind for kind, _ in moved(engine)]
@@ -68,7 +62,7 @@ def test_transpositions_at_the_edges_move_nothing(tmp_path, case, dear_launches)
 
 
 @pytest.mark.slow
-def test_heads_of_a_detector_are_written_as_they_are_read(tmp_path, dear_launches):
+def test_heads_of_a_detector_are_written_as_they_are_read(tmp_path):
     engine = engine_within_budget(heads(), tmp_path / "m.onnx")
     assert moved(engine) == [("reformat", "Reformatting CopyNode for Output Tensor 0 y")]
     last = [x for x in engine.plan.layers if x.name.startswith(("large.h", "small.h"))]
