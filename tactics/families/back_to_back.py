@@ -20,7 +20,7 @@ from tactics.problems.epilogue import RELU
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
+from tactics.roofline import Counts, convolved, sm_l2, tensor_rate, throttled, together
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Only, Tactic, Tile, on_kernel, restrict, tactic_of
 
@@ -34,6 +34,7 @@ TILES = tuple(
         (128, 64, 64, 2, 2, 3),
     )
 )
+TURN_CLK = {"sm_90a": 3500}  # between two turns of the second, of all blocks that an SM holds; untimed elsewhere: one by one
 ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 _FIRST = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU)
@@ -110,19 +111,17 @@ def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
 def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
     """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
     t, dense = tactic.gemm, on_kernel("conv_dense", tactic)
-    alone = predicted(device, conv_gemm.counts(p.first, replace(dense, ins=tactic.ins[:1], out=tactic.ins[0]), device))
+    of_first = replace(dense, ins=tactic.ins[:1], out=tactic.ins[0])
+    first = conv_gemm.counts(p.first, of_first, device).limits  # without DRAM: what lies between the two is not written
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
     mma = t.m * t.n * 16 / tensor_rate(device, min(per_sm, 4) * t.warps_m * t.warps_n)
-    step = throttled(device, mma) + max(
-        mma,
-        t.m * 32 * t.warps_n / sm_l2(device, blocks),  # each column of warps loads the rows of its own
-        t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK,
-    )
-    store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
-    again = per_sm * turns * (padded_k(p.second) // 16 * step + store) * (1 / device.clock_mhz)
+    # One column of warps loads a step's weights from L2, as L1 has them for the others; each row of warps its pixels from smem.
+    step = throttled(device, mma) + max(mma, t.m * 32 / sm_l2(device, blocks), t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK)
+    store = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
+    rounds = math.ceil(per_sm / conv_gemm.resident_blocks(of_first, device, p.first.prologue))
+    waits = rounds * TURN_CLK[device.sm] if device.sm in TURN_CLK else per_sm * conv_gemm.EPILOGUE_CLK
+    clk = turns * (per_sm * (padded_k(p.second) // 16 * step + store) + waits)
     weights = sum(conv_gemm.weight_bytes(q, dense) for q in (p.first, p.second))
-    found = convolved(p, tactic, weights, {})
-    moved = moved_us(device, found.read, found.written, weights)
-    mma_us = float(alone["total_us"]) - float(alone["launch_us"]) + UNTIMED * again
-    return replace(found, limits={"mma": mma_us, **{name: UNTIMED * us for name, us in moved.items()}})
+    us = together(first.values()) + clk * (1 / device.clock_mhz)
+    return convolved(p, tactic, weights, {"mma": us}, untimed=UNTIMED)

@@ -19,9 +19,9 @@ from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
 from tactics.measure.race import quantiles
 from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
-from tactics.predict import alike, predict, regime, sigmas
+from tactics.predict import alike, predict_alike, regime, sigmas
 from tactics.problems.problem import Problem
-from tactics.tactic import Tactic
+from tactics.tactic import Tactic, tactic_of
 
 if TYPE_CHECKING:
     from tactics.measure.spread import Spread
@@ -108,16 +108,17 @@ class Predicted:
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
-        kinds, known = dict[int, int](), dict[tuple, Time]()  # alike ones have one number, and of a tile one time
+        kinds, known = dict[int, Tactic](), dict[tuple, Time]()  # of a kind one that is alike; of these and a tile one time
         for tactic in tactics:
             if tactic.kind not in kinds:
-                kinds[tactic.kind] = alike(problem, tactic).kind
-            cell = kinds[tactic.kind], tactic.tile
-            if cell not in known:
-                parts = predict(problem, tactic, self.device)
+                kinds[tactic.kind] = alike(problem, tactic)
+            same = kinds[tactic.kind]
+            cell = same.kind, tactic.tile
+            if (time := known.get(cell)) is None:
+                parts = predict_alike(problem, tactic_of(same.kernel, tactic.tile, same.ins, same.out), self.device)
                 us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
-                known[cell] = Time(us, us * (1 - error), us * (1 + error))
-            times[tactic] = known[cell]
+                known[cell] = time = Time(us, us * (1 - error), us * (1 + error))
+            times[tactic] = time
         return times
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:

@@ -310,7 +310,7 @@ def test_no_tactic_is_left_out_of_a_measured_plan_by_an_estimate(sizes, monkeypa
     def no_estimate(*_: object) -> None:
         raise AssertionError("a measured plan asks for no estimate")
 
-    monkeypatch.setattr(predict, "_cached", no_estimate)
+    monkeypatch.setattr(predict, "predict_alike", no_estimate)
     p = ConvProblem(*sizes, pad=(sizes[-1] // 2,) * 4, sparse24=True)
     device, net = replace(named("h200"), measured=True), one_convolution(p)
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
