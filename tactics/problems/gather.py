@@ -13,6 +13,7 @@ import numpy as np
 from tactics.problems.protocol import OneTensor, Problem, Shape4
 
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
+MOST_SCALE = 1 << 24  # of a resize, and of what else places its pixels: coordinates then fit 64 bits, and weights are finite
 
 
 def _text(table: tuple) -> str:
@@ -134,8 +135,10 @@ class ResizeProblem(OneTensor):
     def __post_init__(self) -> None:
         if self.mode not in ("linear", "cubic") or self.coordinate_mode not in COORDINATES:
             raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.coordinate_mode!r}")
-        if not all(0 < s < math.inf for s in self.scale) or not all(map(math.isfinite, (*self.roi, self.cubic_a))):
-            raise ValueError(f"resize: expected positive scales and finite numbers, got {self}")
+        if not all(1 / MOST_SCALE <= s <= MOST_SCALE for s in self.scale):
+            raise ValueError(f"resize: expected scales of 1/{MOST_SCALE} to {MOST_SCALE}, got {self}")
+        if not all(abs(v) <= MOST_SCALE for v in (*self.roi, self.cubic_a)):
+            raise ValueError(f"resize: expected a roi and a cubic_coeff_a of at most {MOST_SCALE}, got {self.roi}, {self.cubic_a}")
 
     def __str__(self) -> str:
         more = f" a{self.cubic_a:g}" if self.mode == "cubic" else ""
@@ -164,17 +167,16 @@ class ResizeProblem(OneTensor):
         `cubic_a`; antialias widens the kernel by 1/scale where the image shrinks.
         """
         size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
-        roi = self.roi[2 * axis : 2 * axis + 2]
-        x = COORDINATES[self.coordinate_mode](np.arange(out, dtype=np.float64), scale, size, out, roi)
+        x = COORDINATES[self.coordinate_mode](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis :][:2])
         stretch = self._stretch(axis)
         reach = (1 if self.mode == "linear" else 2) * stretch
-        first = np.floor(x - reach).astype(int) + 1
-        index = first[:, None] + np.arange(self.num_taps(axis))
+        index = np.floor(x - reach).astype(int)[:, None] + 1 + np.arange(self.num_taps(axis))
         far = np.abs(index - x[:, None]) / stretch
         weight = np.maximum(1 - far, 0) if self.mode == "linear" else _keys(far, self.cubic_a)
         if self.exclude_outside:
             weight = np.where((index >= 0) & (index < size), weight, 0)
-        weight = weight / weight.sum(axis=1, keepdims=True)
+        sums = weight.sum(axis=1, keepdims=True)
+        weight = weight / np.where(sums, sums, 1)  # of no tap in the image, none
         index = np.clip(index, 0, size - 1)
         if self.coordinate_mode == "tf_crop_and_resize":
             index[(x < 0) | (x > size - 1)] = -1
@@ -185,11 +187,9 @@ class ResizeProblem(OneTensor):
         outside = np.zeros(self.out, bool)
         for axis in (0, 1):
             index, weight = self.taps(axis)
-            at = 2 + axis
-            shape = [1] * 4
-            shape[at] = -1
+            shape = (-1, 1) if axis == 0 else (1, -1)
             taps = zip(np.maximum(index.T, 0), weight.T, strict=True)
-            y = sum(np.take(y, i, axis=at) * w.reshape(shape) for i, w in taps)
+            y = sum(np.take(y, i, axis=2 + axis) * w.reshape(shape) for i, w in taps)
             outside |= np.expand_dims(index[:, 0] < 0, 1 - axis)
         return np.where(outside, np.float32(self.extrapolation), y).astype(np.float32)
 

@@ -1,14 +1,18 @@
 """Operators that only move elements, of any rank and along any axis: the lowered network against onnxruntime, then kernels."""
 
 import itertools
+import math
 import random
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_runtime.lowering import moves
-from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.gather import COORDINATES, GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.problem import MoveProblem
 from tests.engines import check_engine
 from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, run
@@ -247,3 +251,23 @@ def test_problems_check_themselves():
     backwards = GatherProblem((1, 99, 1, 1), index=((), tuple(range(98, -1, -1)), (), ()))
     assert str(backwards).startswith("gather 1x99x1x1 0123 c:99#")
     assert MoveProblem(1, 4, 4, 4, "window", (2, 4, 4)).is_part
+
+
+@given(st.data())
+def test_a_resize_has_finite_taps_or_is_refused(data):
+    """Whatever its numbers: a crafted engine's, too. Taps past the image's end weigh nothing, and nothing is divided by zero."""
+    number = st.sampled_from((0.0, -0.75, 0.5, 1.0, 3.0, 2.0**24, 1e-7, 1e-300, 1e300, -1e300, math.inf, math.nan))
+    size, out = (data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9))) for _ in range(2))
+    mode, at = data.draw(st.sampled_from(("linear", "cubic"))), data.draw(st.sampled_from(sorted(COORDINATES)))
+    numbers = data.draw(st.tuples(*[number] * 7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            more = data.draw(st.booleans()), False, numbers[3:]
+            p = ResizeProblem(1, 8, *size, out, mode, at, numbers[:2], numbers[2], *more)
+        except ValueError as e:
+            assert "resize: expected" in str(e)
+            return
+        for axis in (0, 1):
+            index, weight = p.taps(axis)
+            assert np.isfinite(weight).all() and index.min() >= -1 and index.max() < size[axis]
