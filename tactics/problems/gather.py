@@ -138,7 +138,7 @@ class ResizeProblem(OneTensor):
         if not all(1 / MOST_SCALE <= s <= MOST_SCALE for s in self.scale):
             raise ValueError(f"resize: expected scales of 1/{MOST_SCALE} to {MOST_SCALE}, got {self}")
         if not all(abs(v) <= MOST_SCALE for v in (*self.roi, self.cubic_a)):
-            raise ValueError(f"resize: expected a roi and a cubic_coeff_a of at most {MOST_SCALE}, got {self.roi}, {self.cubic_a}")
+            raise ValueError(f"resize: expected a roi and cubic_coeff_a up to {MOST_SCALE}, got {self.roi}, {self.cubic_a}")
 
     def __str__(self) -> str:
         more = f" a{self.cubic_a:g}" if self.mode == "cubic" else ""
