@@ -32,14 +32,11 @@ def candidates(p: LibraryProblem, device: Device) -> Candidates:
 
 
 def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
-    args: list[tuple[Arg, str, tuple[int, ...]] | None] = []
-    for name in p.arguments:
-        i = int(name[1:]) if name else 0
-        if name.startswith("t"):
-            args.append((("in", i), tactic.ins[i].dtype, p.shapes[i]))
-        else:
-            args.append((("weights", name), p.constants[i][1], p.constants[i][0]) if name else None)
-    return (Call(p.function, p.attributes, tuple(args), (("out", 0), tactic.out.dtype, p.shape), p.part),)
+    known: dict[str, tuple[Arg, str, tuple[int, ...]]] = {}
+    known |= {f"t{i}": (("in", i), f.dtype, shape) for i, (f, shape) in enumerate(zip(tactic.ins, p.shapes, strict=True))}
+    known |= {f"c{i}": (("weights", f"c{i}"), dtype, shape) for i, (shape, dtype) in enumerate(p.constants)}
+    args = tuple(known.get(name) for name in p.arguments)
+    return (Call(p.function, p.attributes, args, (("out", 0), tactic.out.dtype, p.shape), p.part),)
 
 
 def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -39,6 +39,9 @@ class LibraryProblem(Problem):
     def __post_init__(self) -> None:
         if self.function not in FUNCTIONS:
             raise ValueError(f"library: unknown function {self.function!r}, expected one of {', '.join(FUNCTIONS)}")
+        known = {*(f"t{i}" for i in range(len(self.shapes))), *(f"c{i}" for i in range(len(self.constants)))}
+        if unknown := set(self.arguments) - known - {""}:
+            raise ValueError(f"library: {self.function} takes {min(unknown)!r}, expected some of {', '.join(sorted(known))}")
         for shape, shape4 in zip((*self.shapes, self.shape), self.shapes4, strict=True):
             if math.prod(shape) != math.prod(shape4):
                 raise ValueError(f"library: {shape} and {shape4} have different numbers of elements")

@@ -309,6 +309,8 @@ def test_maxima_and_where_they_stood(tmp_path):
 def test_wrong_functions_are_refused():
     with pytest.raises(ValueError, match="unknown function 'Nonsense'"):
         LibraryProblem("Nonsense", (), (), (), (1,), "fp16", ((1, 1, 1, 1),))
+    with pytest.raises(ValueError, match="takes 'c0', expected some of t0"):  # a crafted engine without its constant
+        LibraryProblem("LRN", ("t0", "c0"), ((2, 3),), ("fp16",), (2, 3), "fp16", ((1, 6, 1, 1), (1, 6, 1, 1)))
     with pytest.raises(ValueError, match="different numbers of elements"):
         LibraryProblem("LRN", ("t0",), ((2, 3),), ("fp16",), (2, 3), "fp16", ((1, 6, 1, 1), (1, 5, 1, 1)))
 
