@@ -401,14 +401,19 @@ def main(argv: list[str] | None = None) -> int:
     timer.close()
     result["machine_after"] = facts(device, clock, torch)
     save()
+    tell(result, len(todo))
+    return 0 if result["rows"] and not result["errors"] else 1
+
+
+def tell(result: dict[str, Any], asked: int) -> None:
+    """Print what came of so many shapes and batches."""
     print(table(result["rows"]))
     if result["left_out"]:
-        print(f"{len(result['left_out'])} of {len(todo)} left out for lack of time: {'; '.join(result['left_out'][:6])}; ...")
+        print(f"{len(result['left_out'])} of {asked} left out for lack of time: {'; '.join(result['left_out'][:6])}; ...")
     for name, text in result["errors"].items():
         print(f"failed: {name}: {text[:200]}")
     for batch, entry in result["summary"].items():
         print(f"batch {batch}: " + ", ".join(f"{k} {v}" for k, v in entry.items()))
-    return 0 if result["rows"] and not result["errors"] else 1
 
 
 if __name__ == "__main__":

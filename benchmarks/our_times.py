@@ -7,7 +7,7 @@
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
 median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
 take costs over the best one timed, the geometric mean over problems. Then the same of layers.jsonl: layers in networks, those
-aside that are shorter than what two events around a layer differ by.
+aside that are predicted to take less than half of what the events around them do.
 """
 
 import json
@@ -30,7 +30,7 @@ from tactics.tactic import Tactic
 
 RESULTS = Path(__file__).parent / "results"
 EVENTS_US = 4.1  # what two events around a layer take: its time between them less its share of the graph
-LEAST_US = 2.0  # of a layer without that
+LEAST_US, LEAST_PREDICTED_US = 0.3, 2.0
 TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
 
 
@@ -84,8 +84,9 @@ def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
     """Of layers.jsonl, the times of layers in networks: beside predictions, and beside the same tactics alone."""
     lines = (RESULTS / gpu / "layers.jsonl").read_text().splitlines()
     found = {(codec.from_json(r["problem"]), Tactic.parse(r["tactic"])): r["us"] - EVENTS_US for r in map(json.loads, lines)}
-    rows = [Timed(problem, tactic, us, "") for (problem, tactic), us in found.items() if us >= LEAST_US]
-    yield from by_kernel(rows, {row: predict_us(row.problem, row.tactic, device) for row in rows})
+    rows = [Timed(problem, tactic, max(us, LEAST_US), "") for (problem, tactic), us in found.items()]
+    predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
+    yield from by_kernel([row for row in rows if predicted[row] >= LEAST_PREDICTED_US], predicted)
     times = {row[:2]: row.us for row in alone}
     both = sorted((row.us / times[row[:2]] for row in rows if row[:2] in times and row.tactic.kernel in TILED), key=float)
     middle = f"{both[len(both) // 10]:.2f} to {both[-1 - len(both) // 10]:.2f}"

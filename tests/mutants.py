@@ -93,8 +93,9 @@ def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
         found = {}
         for v in m.graph.input:
             dims = [d.dim_value for d in v.type.tensor_type.shape.dim]
-            if v.name not in stored and len(dims) == 4 and not all(d.dim_value for d in v.type.tensor_type.shape.dim):
-                found[v.name] = tuple(d or usual for d, usual in zip(dims, (1, 3, 64, 64), strict=True))
+            if v.name not in stored and not all(dims):
+                usual = (1, 3, 64, 64) if len(dims) == 4 else (1,) * len(dims)
+                found[v.name] = tuple(d or size for d, size in zip(dims, usual, strict=True))
         return found
     except Exception:  # damaged: then it is offered without sizes
         return {}
@@ -113,13 +114,12 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     path = folder / "mutant.onnx"
     path.write_bytes(data)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the batch of input", UserWarning)  # a size that is damaged may be a dynamic one
-            if told.startswith("small") and number % 4 == 0:
+        if told.startswith("small") and number % 4 == 0:
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of values beyond FP16: a small model with one weight of 1e30 says so
                 pipeline.build(path, sparsity="force", shapes=sizes(data), device="h200")
-            else:
-                lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=number % 2 == 0), sizes(data))))
+        else:
+            lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=number % 2 == 0), sizes(data))))
     except ModelError as e:
         return f"refused\t{e}"
     return "fine\t"

@@ -123,5 +123,4 @@ def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
     waits = rounds * TURN_CLK[device.sm] if device.sm in TURN_CLK else per_sm * conv_gemm.EPILOGUE_CLK
     clk = turns * (per_sm * (padded_k(p.second) // 16 * step + store) + waits)
     weights = sum(conv_gemm.weight_bytes(q, dense) for q in (p.first, p.second))
-    us = together(first.values()) + clk * (1 / device.clock_mhz)
-    return convolved(p, tactic, weights, {"mma": us}, untimed=UNTIMED)
+    return convolved(p, tactic, weights, {"mma": together(first.values()) + clk * (1 / device.clock_mhz)}, untimed=UNTIMED)

@@ -14,6 +14,7 @@ from tactics.problems.protocol import OneTensor, Problem, Shape4
 
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
 MOST_SCALE = 1 << 24  # of a resize, and of what else places its pixels: coordinates then fit 64 bits, and weights are finite
+MOST_TAPS = 1 << 16  # along an axis: with antialiasing a small scale has many
 
 
 def _text(table: tuple) -> str:
@@ -135,8 +136,8 @@ class ResizeProblem(OneTensor):
     def __post_init__(self) -> None:
         if self.mode not in ("linear", "cubic") or self.coordinate_mode not in COORDINATES:
             raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.coordinate_mode!r}")
-        if not all(1 / MOST_SCALE <= s <= MOST_SCALE for s in self.scale):
-            raise ValueError(f"resize: expected scales of 1/{MOST_SCALE} to {MOST_SCALE}, got {self}")
+        if not all(1 / MOST_SCALE <= s <= MOST_SCALE for s in self.scale) or max(map(self.num_taps, (0, 1))) > MOST_TAPS:
+            raise ValueError(f"resize: expected scales of 1/{MOST_SCALE} to {MOST_SCALE}, {MOST_TAPS} taps at most, got {self}")
         if not all(abs(v) <= MOST_SCALE for v in (*self.roi, self.cubic_a)):
             raise ValueError(f"resize: expected a roi and cubic_coeff_a up to {MOST_SCALE}, got {self.roi}, {self.cubic_a}")
 

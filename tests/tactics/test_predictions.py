@@ -41,7 +41,7 @@ from gpu_runtime.planning.entries import addresses
 from tactics import peers, predict
 from tactics.candidates import candidates
 from tactics.format import Format
-from tactics.measure.timing import Time
+from tactics.measure.timing import Predicted, Time
 from tactics.planner import plan
 from tactics.problems.problem import ConvProblem, Problem
 from tactics.roofline import floors, moved_us, throttled
@@ -352,3 +352,12 @@ def test_registers_are_those_of_what_is_compiled():
             key = (kernel == "conv_sparse24", *(int(v[name]) for name in ("BM", "BN", "BK", "WARPS_N")))
             found[key] = max(found.get(key, 0), *(row[0] for row in takes.values()))
     assert found == REGISTERS
+
+
+@pytest.mark.parametrize("name", ["h200", "l4"])
+def test_a_timer_s_times_are_the_predictions(name):
+    """Tactics that are alike are looked up once, whatever formats and tiles they have."""
+    device = named(name)
+    for p in (ConvProblem(4, 24, 14, 14, 40, 3, 3, pad=(1,) * 4, sparse24=True), ConvProblem(2, 96, 9, 9, 96, 3, 3, groups=96)):
+        times = Predicted(device)(p, candidates(p, device))
+        assert len(times) > 50 and all(time.us == predict.predict_us(p, t, device) for t, time in times.items())
