@@ -71,6 +71,15 @@ class Device(Hashed):
         return self.cc >= 90
 
     @property
+    def launches_early(self) -> bool:
+        """Whether launches begin before the one ahead has ended. GPU_RUNTIME_LAUNCH=rawkernel turns that off, so that what it
+        gains can be measured: CuPy's RawKernel launches. ValueError for another value."""
+        way = os.environ.get("GPU_RUNTIME_LAUNCH", "")
+        if way not in ("", "rawkernel"):
+            raise ValueError(f"GPU_RUNTIME_LAUNCH: expected rawkernel, or no such variable, got {way!r}")
+        return self.dependent_launch and not way
+
+    @property
     def dense_tflops(self) -> float:
         return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
 

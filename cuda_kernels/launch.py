@@ -198,6 +198,7 @@ class Cuda:
 
         self.device = device
         self.arch = device.sm
+        self.early = device.launches_early
         self.cupy = cupy
         self.number = int(cupy.cuda.runtime.getDevice())
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -339,7 +340,7 @@ class Cuda:
         kernel.start(grid, block, smem, params)
 
     def _start(self, function: RawKernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
-        if self.device.dependent_launch:
+        if self.early:
             return launch_dependent(function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))

@@ -167,7 +167,8 @@ class Measured:
         self.device, self.cache = device, cache
         self.driver = driver if driver is not None else spread.driver if spread is not None else driver_version()
         self.failures: dict[tuple[str, str], str] = {}
-        self._key = f"{device.key}|{self.driver}"
+        late = "" if device.launches_early == device.dependent_launch else "|no early launches"
+        self._key = f"{device.key}|{self.driver}{late}"
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
         self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
         self.racing, self._spread = Racing(device, **racing), spread

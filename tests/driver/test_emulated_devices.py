@@ -210,6 +210,33 @@ def test_dependent_launches_begin_with_sm_90(name, outcome):
     assert passes(dependent_launch, devices=(name,)) == f"{outcome}\n"
 
 
+def ways_to_launch():
+    """A kernel of ours on this GPU, and whether it was launched by cuLaunchKernelEx; an unknown way is refused."""
+    from cuda_kernels import launch
+    from cuda_kernels.device import current
+    from tactics.sampling.stopwatch import Spin
+
+    by_driver = []
+    dependent = launch.launch_dependent
+    launch.launch_dependent = lambda *args: (by_driver.append(args), dependent(*args))[1]
+    try:
+        gpu = launch.Cuda(current())
+        Spin(gpu).launch(0, 10)
+        gpu.synchronize()
+        print(len(by_driver))
+    except ValueError as e:
+        print(e)
+
+
+REFUSED = "GPU_RUNTIME_LAUNCH: expected rawkernel, or no such variable, got 'raw'"
+
+
+@pytest.mark.parametrize(("way", "printed"), [("", "1"), ("rawkernel", "0"), ("raw", REFUSED)])
+def test_early_launches_can_be_turned_off(monkeypatch, way, printed):
+    monkeypatch.setenv("GPU_RUNTIME_LAUNCH", way)
+    assert passes(ways_to_launch, devices=("h200",)) == f"{printed}\n"
+
+
 def two_devices():
     """Each has its streams, memory, functions and faults; one cannot touch the other's memory but by a copy."""
     import cupy

@@ -30,6 +30,14 @@ def test_every_tactic_gets_a_time_and_a_second_timer_needs_no_child(fake):
     assert fake.log().count("started") == started == 1
 
 
+def test_times_without_early_launches_are_others(fake, monkeypatch):
+    """A cache of usual times has none for GPU_RUNTIME_LAUNCH=rawkernel, and is not told of what that takes."""
+    (one,) = tactics(1)
+    usual = fake().key(PROBLEM, one)
+    monkeypatch.setenv("GPU_RUNTIME_LAUNCH", "rawkernel")
+    assert fake().key(PROBLEM, one).device == f"{usual.device}|no early launches"
+
+
 def test_those_far_behind_their_cell_stop_early(fake):
     dense, sparse, linear = tactics(3), tactics(2, kernel="conv_sparse24"), tactics(1, out=CHW)
     slow = {dense[1].name: 130.0, dense[2].name: 18.0, sparse[0].name: 50.0, sparse[1].name: 100.0, linear[0].name: 90.0}
