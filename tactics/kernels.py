@@ -51,7 +51,7 @@ class Kernel:
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
     chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
     its tensors may lie inside others. `tables`: sections that follow from the problem alone. `sm`: the one architecture
-    that has its instructions, if so.
+    that has its instructions, if so. `launches`: the .cu files that it launches, where these are not the one of its name.
     """
 
     name: str
@@ -67,6 +67,12 @@ class Kernel:
     placed: bool = True
     tables: bool = False
     sm: str = ""
+    launches: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The .cu files that it launches, by name."""
+        return self.launches or (self.name,)
 
     @property
     def sparse(self) -> bool:
@@ -79,10 +85,12 @@ class Kernel:
         return self.placed and self.name.startswith(("conv_", "transpose_"))
 
 
-def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports: frozenset[Feature] = EPILOGUE) -> Kernel:
+def _conv(
+    name: str, family: str, problem: type[Problem] = ConvProblem, supports: frozenset[Feature] = EPILOGUE, *launches: str
+) -> Kernel:
     """A convolution on tensor cores in any layout."""
     mark = SPARSE_HMMA if name.endswith("sparse24") else HMMA
-    return Kernel(name, family, (problem,), (), "tile", mark, supports, True, True, "any")
+    return Kernel(name, family, (problem,), (), "tile", mark, supports, True, True, "any", launches=launches)
 
 
 # Families of one problem in the order in which their candidates are named.
@@ -99,12 +107,14 @@ ROWS = (
     Kernel("conv_depthwise", "conv_depthwise", (ConvProblem,), (), "patch", "", EPILOGUE, True, True),
     Kernel("conv_grouped", "conv_grouped", (ConvProblem,), (), "tile", HMMA, EPILOGUE),
     Kernel("conv_back_to_back", "back_to_back", (BackToBackProblem,), (), "tile", HMMA, placed=False),
-    _conv("transpose_dense", "conv_transpose", ConvTransposeProblem),
-    _conv("transpose_sparse24", "conv_transpose", ConvTransposeProblem),
-    Kernel("transpose_grouped", "conv_transpose", (ConvTransposeProblem,), (), "tile", HMMA, EPILOGUE),
-    Kernel("transpose_depthwise", "conv_transpose", (ConvTransposeProblem,), (), "patch", "", EPILOGUE, True, True),
+    _conv("transpose_dense", "conv_transpose", ConvTransposeProblem, EPILOGUE, "conv_dense"),
+    _conv("transpose_sparse24", "conv_transpose", ConvTransposeProblem, EPILOGUE, "conv_sparse24"),
+    Kernel("transpose_grouped", "conv_transpose", (ConvTransposeProblem,), (), "tile", HMMA, EPILOGUE,
+           launches=("conv_grouped",)),
+    Kernel("transpose_depthwise", "conv_transpose", (ConvTransposeProblem,), (), "patch", "", EPILOGUE, True, True,
+           launches=("conv_depthwise",)),
     Kernel("conv_fp32", "conv_fp32", (), (ConvProblem,), supports=EPILOGUE | {Feature.DEPTH_TO_SPACE}),
-    Kernel("transpose_fp32", "conv_transpose", (), (ConvTransposeProblem,), supports=EPILOGUE),
+    Kernel("transpose_fp32", "conv_transpose", (), (ConvTransposeProblem,), supports=EPILOGUE, launches=("conv_fp32",)),
     Kernel("move", "bandwidth.movement", (MoveProblem, ConcatProblem, ReformatProblem), (MoveProblem, ConcatProblem),
            any_input=True, any_output=True, fp32_output="linear"),
     Kernel("pointwise", "bandwidth.pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear"),
@@ -120,8 +130,10 @@ ROWS = (
     Kernel("matmul", "matmul", (MatmulProblem,), placed=False),
     Kernel("matmul_fp32", "matmul", (), (MatmulProblem,), placed=False),
     Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), (), "parts", placed=False),
-    Kernel("depthwise_scaled", "conv_scaled", (ScaledConvProblem,), (), "patch", placed=False),
-    Kernel("grouped_scaled", "conv_scaled", (ScaledConvProblem,), (), "tile", HMMA, placed=False),
+    Kernel("depthwise_scaled", "conv_scaled", (ScaledConvProblem,), (), "patch", placed=False,
+           launches=("conv_depthwise", "squeeze_excite")),
+    Kernel("grouped_scaled", "conv_scaled", (ScaledConvProblem,), (), "tile", HMMA, placed=False,
+           launches=("conv_grouped", "squeeze_excite")),
     Kernel("attention", "attention.tokens", (AttentionProblem,)),
     Kernel("cross_covariance", "attention.channels", (AttentionProblem,)),
     Kernel("library", "array_function", (LibraryProblem,), placed=False),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.files import open_regular
+from tactics.kernels import KERNELS
 from tactics.problems import array_functions
 
 # How times are measured: in a graph; weights cold unless the network stays in the L2 (a key's policy has which, see timing.py);
@@ -36,13 +37,14 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=64)
 def source_key(kernel: str) -> str:
-    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
+    """Names the kernel's binaries up to their compile-time values: sources, headers, options, compiler. Of library functions:
     their source and the library's version."""
     if kernel == "library":
         from importlib.metadata import version  # it brings half of package email
 
         return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
-    return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
+    sources = [source_hash(name) for name in KERNELS[kernel].sources]
+    return sha256(json.dumps([*sources, OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
 
 class Cache:

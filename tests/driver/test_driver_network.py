@@ -1,5 +1,6 @@
 """Plans as a whole on the emulated driver, where a kernel may last longer behind another one than behind itself."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -120,3 +121,35 @@ def test_an_undisturbed_network_keeps_its_plan():
 
 def test_a_tactic_that_is_slow_in_its_place_is_found_and_replaced():
     passes(slowed, checks=False, behind=(Behind("conv_sparse24*", "move*", 1.8),))
+
+
+def whole_of_composites() -> None:
+    """A transposed convolution, and a squeeze-excite behind a depthwise convolution: kernels that launch others' sources."""
+    rng = np.random.default_rng(0)
+    shapes = {"d": (16, 1, 3, 3), "s": (8, 16, 1, 1), "e": (16, 8, 1, 1), "t": (16, 16, 3, 3)}
+    layers = [
+        node("Conv", "x d", "a", pads=[1, 1, 1, 1], group=16),
+        node("Relu", "a", "b"),
+        node("GlobalAveragePool", "b", "p"),
+        node("Conv", "p s", "f"),
+        node("Relu", "f", "g"),
+        node("Conv", "g e", "h"),
+        node("Sigmoid", "h", "i"),
+        node("Mul", "b i", "j"),
+        node("ConvTranspose", "j t", "y", strides=[2, 2]),
+    ]
+    weights = {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    proto = model(layers, {"x": (1, 16, 8, 8)}, "y", weights)
+    with tempfile.TemporaryDirectory() as folder, fewer_tactics():
+        engine = gr.build(proto, timing_cache=Path(folder) / "times")
+        x = rng.standard_normal((1, 16, 8, 8)).astype(np.float32)
+        assert relative_error(engine.context().run({"x": x})["y"], ort_run(proto, {"x": x})["y"]) < 5e-3
+        timed = [json.loads(line) for line in (Path(folder) / "times").read_text().splitlines()]
+        names = {row["tactic"].split("_hmma")[0].split("__")[0] for row in timed if "us" in row}
+        print(engine.record.timing.kind, *sorted(names))
+
+
+def test_kernels_that_launch_other_kernels_sources_are_timed():
+    kind, *kernels = passes(whole_of_composites, seconds=300).split()
+    assert kind == "measured" and any(k.startswith("transpose_") for k in kernels), kernels
+    assert any(k.startswith("depthwise_scaled") for k in kernels), kernels

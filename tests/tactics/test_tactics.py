@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
+from gpu_runtime.doctor.cases import cases
 from tactics.candidates import candidates, rejected
 from tactics.families import table
 from tactics.families.conv_gemm import conv_smem
@@ -15,7 +16,8 @@ from tactics.families.merged import padded_k
 from tactics.families.strips.geometry import smem_bytes
 from tactics.format import HALF_FORMATS
 from tactics.kernels import KERNELS
-from tactics.launches import launches, pack_weights
+from tactics.launches import binaries, launches, pack_weights
+from tactics.measure.cache import source_key
 from tactics.predict import predict, predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import (
@@ -205,3 +207,23 @@ def test_sparse_tactics_can_be_asked_for_alone(device, sparse24):
     every = candidates(p, named(device))
     assert candidates(p, named(device), only="sparse") == tuple(t for t in every if t.sparse)
     assert any(t.sparse for t in every) == sparse24
+
+
+@pytest.mark.slow
+def test_each_kernel_names_the_sources_that_it_launches():
+    """What a time in the timing cache depends on: a kernel without a file of its own launches those of others."""
+    launched: dict[str, set[str]] = {name: set() for name in KERNELS}
+    for name in ("h200", "l4"):
+        for case in cases(named(name)):
+            launched[case.kernel] |= {kernel for kernel, _ in binaries(case.problem, case.tactic)}
+    assert {name: set(KERNELS[name].sources) for name in KERNELS if name != "library"} == {
+        name: of for name, of in launched.items() if name != "library"
+    }
+
+
+def test_each_kernel_has_a_key_in_the_timing_cache():
+    """Kernels have equal keys where they launch the same sources, and nowhere else."""
+    keys = {name: source_key(name) for name in KERNELS}
+    sources = {name: KERNELS[name].sources for name in KERNELS}
+    assert all(len(key) == 24 for key in keys.values())
+    assert all((keys[a] == keys[b]) == (sources[a] == sources[b]) for a in KERNELS for b in KERNELS)
