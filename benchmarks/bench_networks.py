@@ -31,7 +31,7 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import hardware, light, topologies
+from benchmarks import hardware, heavy, light, topologies
 from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
 from benchmarks.networks import resnet50
 from cuda_kernels.device import current, why_no_gpu
@@ -93,6 +93,8 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
     """The network, and the shapes of its inputs where they are open."""
     if name == "resnet50":
         return resnet50(batch), None
+    if name in heavy.NETWORKS:
+        return heavy.NETWORKS[name](batch), None
     made = light.open_batch(topologies.filled(name))
     first = light.first_input(made)
     sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
