@@ -5,10 +5,10 @@
 
 Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4
 weights whose batch runs as a whole (whole), planned by predicted or by measured times. PyTorch's: the network of torchvision or
-timm in FP16, channels_last, BatchNormalization folded into convolutions where torch.fx can, cudnn.benchmark, random normal
-images; compiled: the same behind torch.compile. NAME:BATCH:KINDS asks for others than --kinds. All are CUDA graphs whose inputs
-are in place. Samples alternate, medians of ROUNDS. `--outputs` keeps outputs: inputs are seeded, so another machine can judge
-them.
+timm, or of benchmarks.heavy by benchmarks.torch_twin, in FP16, channels_last, BatchNormalization folded into convolutions where
+torch.fx can, cudnn.benchmark, random normal images; compiled: the same behind torch.compile. NAME:BATCH:KINDS asks for others
+than --kinds. All are CUDA graphs whose inputs are in place. Samples alternate, medians of ROUNDS. `--outputs` keeps outputs:
+inputs are seeded, so another machine can judge them.
 """
 
 import argparse
@@ -31,9 +31,10 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import hardware, light, topologies
+from benchmarks import hardware, heavy, light, topologies
 from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
 from benchmarks.networks import resnet50
+from benchmarks.torch_twin import torch_module
 from cuda_kernels.device import current, why_no_gpu
 from gpu_runtime.runtime.context import Context
 from tactics.measure.timing import quantiles
@@ -93,6 +94,8 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
     """The network, and the shapes of its inputs where they are open."""
     if name == "resnet50":
         return resnet50(batch), None
+    if name in heavy.NETWORKS:
+        return heavy.NETWORKS[name](batch), None
     made = light.open_batch(topologies.filled(name))
     first = light.first_input(made)
     sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
@@ -129,7 +132,12 @@ class Theirs:
         import torch
 
         torch.backends.cudnn.benchmark = True
-        if name.startswith("timm_"):
+        shape: Sequence[int] = (batch, 3, size, size)
+        if name in heavy.NETWORKS:
+            model, _ = model_of(name, batch)
+            net = torch_module(model)
+            shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+        elif name.startswith("timm_"):
             import timm
 
             net = timm.create_model(name.removeprefix("timm_")).eval()
@@ -145,7 +153,7 @@ class Theirs:
         except Exception:  # not every network can be traced
             self.folded = False
         net = net.cuda().half().to(memory_format=torch.channels_last)
-        x = torch.randn(batch, 3, size, size, device="cuda", dtype=torch.float16)
+        x = torch.randn(*shape, device="cuda", dtype=torch.float16)
         self.x = x.contiguous(memory_format=torch.channels_last)
         net = torch.compile(net) if compiled else net
         self.torch, self.stream = torch, torch.cuda.Stream()

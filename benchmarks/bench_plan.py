@@ -4,12 +4,11 @@
     python -m benchmarks.bench_plan --run --table all
     python -m benchmarks.bench_plan --sparsity enable --table --before today
 
-NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.topologies), a file, or a model in
-GPU_RUNTIME_MODELS; shape sets its first input's size, of a light network or topology its batch (super_resolution:180x320
-gives a script's network its arguments). "all" is every model in GPU_RUNTIME_MODELS and every light network, "today" every
-topology of torchvision and timm. `--run` executes
-it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
-emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
+NAME is a script's network (benchmarks.networks, heavy, light, topologies), a file, or a model in GPU_RUNTIME_MODELS; shape sets
+its first input's size, of a light network or topology its batch (super_resolution:180x320 gives a script's network its
+arguments). "all" is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm.
+`--run` executes it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU
+seconds of emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
 benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
 """
 
@@ -27,7 +26,7 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import light, topologies
+from benchmarks import heavy, light, topologies
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
@@ -53,10 +52,11 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
     name, _, size = item.partition(":")
     size = size or SIZES.get(name, "")
     sizes = tuple(int(d) for d in size.split("x")) if size else ()
-    if name in NETWORKS or name in light.NAMES or name in topologies.NAMES:
+    scripts = NETWORKS | heavy.NETWORKS
+    if name in scripts or name in light.NAMES or name in topologies.NAMES:
         path = folder / f"{name}.onnx"
-        if name in NETWORKS:
-            onnx.save(NETWORKS[name](*sizes), path)
+        if name in scripts:
+            onnx.save(scripts[name](*sizes), path)
             return path, None
         model = light.light(name) if name in light.NAMES else topologies.filled(name)
         onnx.save(light.open_batch(model) if sizes else model, path)

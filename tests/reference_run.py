@@ -136,6 +136,16 @@ def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
+def largest_values(model: onnx.ModelProto, feeds: dict) -> dict[str, float]:
+    """Of each tensor that a node writes, the largest magnitude in onnxruntime."""
+    every = onnx.ModelProto()
+    every.CopyFrom(model)
+    del every.graph.output[:]
+    written = (name for n in model.graph.node if n.op_type != "Constant" for name in n.output if name)
+    every.graph.output.extend(onnx.ValueInfoProto(name=name) for name in written)
+    return {name: float(np.abs(y).max()) for name, y in ort_run(every, feeds, optimized=False).items() if y.size}
+
+
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     """L2 norm of the difference over that of `expected`; shapes must agree."""
     assert got.shape == expected.shape, (got.shape, expected.shape)

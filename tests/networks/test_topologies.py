@@ -10,12 +10,13 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks import topologies
+from benchmarks.bench_networks import images
 from cuda_kernels.device import named
 from gpu_runtime.runtime.plan_record import LaunchStep, PlanRecord, Step
 from tactics.kernels import ROWS
 from tests.engines import BOUND, SPARSE_DEVICE, emulated
+from tests.reference_run import largest_values, ort_run, relative_error, run
 from tests.reference_run import network as network_of
-from tests.reference_run import ort_run, relative_error, run
 
 # Name -> (most launches on an H200 at batch 1 with products by mma.sync, the size of image that it is executed at here). Of two
 # networks 12 and 2 more than when a launch was predicted at 1.26 us: an H200 takes 0.68.
@@ -40,6 +41,31 @@ def network(request, tmp_path):
 
 def test_all_that_are_given_are_tried():
     assert not topologies.NAMES or set(topologies.NAMES) == set(MOST)
+
+
+@pytest.mark.parametrize(
+    "network", [pytest.param(name, marks=() if name in topologies.SCALES else pytest.mark.full) for name in MOST], indirect=True
+)
+def test_activations_are_in_range(network, request):
+    """The scaled networks' are within 100. RepVGG's reach 23,473 of FP16's 65,504."""
+    model, _ = network
+    x = model.graph.input[0]
+    feeds = {x.name: images([d.dim_value for d in x.type.tensor_type.shape.dim]).astype(np.float32)}
+    largest = largest_values(model, feeds)
+    name = max(largest, key=largest.__getitem__)
+    scaled = request.node.callspec.params["network"] in topologies.SCALES
+    assert 1 < largest[name] < (100 if scaled else 32_768), (name, largest[name])
+
+
+@pytest.mark.slow
+def test_no_layer_of_mobileone_computes_in_fp32(tmp_path):
+    """With its weights as they are drawn, 17 do."""
+    name = "timm_mobileone_s0"
+    if name not in topologies.NAMES:
+        pytest.skip(f"{name} is not in {topologies.FOLDER}")
+    onnx.save(topologies.filled(name), tmp_path / "m.onnx")
+    kernels = {step.kernel for step in gr.build(tmp_path / "m.onnx", device="h200").plan.steps}
+    assert "conv_dense" in kernels and "conv_fp32" not in kernels
 
 
 @pytest.mark.full
