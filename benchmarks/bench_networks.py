@@ -2,13 +2,15 @@
 
     python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
     python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      leaves in Inductor's cache what is compiled there
+    python -m benchmarks.bench_networks --small                              two layers, few tactics, few samples
 
 Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4
 weights whose batch runs as a whole (whole), planned by predicted or by measured times. PyTorch's: the network of torchvision or
 timm, or of benchmarks.heavy by benchmarks.torch_twin, in FP16, channels_last, BatchNormalization folded into convolutions where
 torch.fx can, cudnn.benchmark, random normal images; compiled: the same behind torch.compile. NAME:BATCH:KINDS asks for others
 than --kinds. All are CUDA graphs whose inputs are in place. Samples alternate, medians of ROUNDS. `--outputs` keeps outputs:
-inputs are seeded, so another machine can judge them.
+inputs are seeded, so another machine can judge them. A plan that `make gpu-pack` wrote (benchmarks/experiments/stored.py) is
+taken where there is one, with drawn weights, instead of a predicted one being made.
 """
 
 import argparse
@@ -31,7 +33,8 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import hardware, heavy, light, topologies
+from benchmarks import gpu_networks, hardware, heavy, light, topologies
+from benchmarks.experiments import stored
 from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
 from benchmarks.networks import resnet50
 from benchmarks.torch_twin import torch_module
@@ -40,6 +43,7 @@ from gpu_runtime.runtime.context import Context
 from tactics.measure.timing import quantiles
 
 ROUNDS, WARM = 25, 3
+SMALL = "two_layers"  # the network of --small
 KINDS: dict[str, dict[str, Any]] = {  # arguments of a build
     "dense": {"sparsity": "disable"},
     "sparse": {"sparsity": "force"},
@@ -64,6 +68,11 @@ class Wanted(NamedTuple):
 
     def file(self, folder: Path) -> Path:
         return folder / f"{self.name}_{self.batch}_{self.label}.engine"
+
+    @property
+    def plan(self) -> Path | None:
+        """Where its plan stands if it is packed, without weights."""
+        return stored.path_of(self.device, self.name, self.batch, self.kind) if self.device else None
 
     def model(self, folder: Path) -> Path:
         """What the engine computes."""
@@ -94,6 +103,9 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
     """The network, and the shapes of its inputs where they are open."""
     if name == "resnet50":
         return resnet50(batch), None
+    if name == SMALL:
+        with tempfile.TemporaryDirectory() as folder:
+            return onnx.load(gpu_networks.two_layers(Path(folder) / "two_layers.onnx")), None
     if name in heavy.NETWORKS:
         return heavy.NETWORKS[name](batch), None
     made = light.open_batch(topologies.filled(name))
@@ -107,6 +119,9 @@ def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
     begun = time.monotonic()
     if wanted.file(folder).exists():
         return 0.0
+    if wanted.plan and wanted.plan.exists():
+        stored.engine_of(wanted.plan.read_bytes()).save(wanted.file(folder))
+        return time.monotonic() - begun
     made, shapes = model_of(wanted.name, wanted.batch)
     path = folder / f"{wanted.name}_{wanted.batch}_{wanted.kind}_{os.getpid()}.onnx"
     onnx.save(made, path)
@@ -177,6 +192,11 @@ class Theirs:
         return 1e3 * float(start.elapsed_time(stop))
 
 
+def named_like(title: str) -> str:
+    """The named device that plans for a GPU of this title are predicted for."""
+    return next((name for name, part in KNOWN.items() if part in title), "h100")
+
+
 def images(shape: Sequence[int]) -> np.ndarray:
     """The same on each machine."""
     return np.random.default_rng(0).standard_normal(tuple(shape))
@@ -214,7 +234,9 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
     ]
     row: dict[str, Any] = {
         "planned_us": plan.solution.total_us,
+        "whole_us": plan.solution.measured_us,  # of the build's own replays of the plan
         "launches": len(plan.steps),
+        "weights": "drawn" if wanted.plan and wanted.plan.exists() else "the model's",
         "sparse": [len(engine.sparsity.picked), len(engine.sparsity.eligible)],
         "finite": all(bool(np.isfinite(v).all()) for v in outputs.values()),
         "layers: name, tactic, planned us, us between two events": layers,
@@ -245,7 +267,7 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
         except Exception as e:
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
     samples: dict[str, list[float]] = {label: [] for label in contestants}
-    for i in range(ROUNDS + WARM):
+    for i in range((3 if args.small else ROUNDS) + WARM):
         for label in random.sample(list(contestants), len(contestants)):
             us = contestants[label]()
             samples[label] += [us] if i >= WARM else []
@@ -253,6 +275,15 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
         low, median, high = quantiles(taken)
         row[label] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
     return row
+
+
+def timed(folder: Path) -> dict[str, int]:
+    """How many tactics of how many problems measured builds have timed until now."""
+    path = folder / "timings.jsonl"
+    if not path.exists():
+        return {}
+    rows = [row for row in map(json.loads, path.read_text().splitlines()) if "us" in row]
+    return {"tactics timed": len({(r["problem"], r["tactic"]) for r in rows}), "problems": len({r["problem"] for r in rows})}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -274,6 +305,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tuning", type=float, help="seconds of a measured build's timing")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after so many")
     parser.add_argument("--judge", action="store_true", help="compare outputs with onnxruntime's")
+    parser.add_argument("--small", action="store_true", help="two layers and few tactics, whatever networks are named")
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--out", type=Path, default=hardware.DEFAULT / "bench_networks.json")
     parser.add_argument("--folder", type=Path, help="keep models and engines here; engines found here are not built")
@@ -312,7 +344,7 @@ def main() -> int:
     args, begun = arguments(), time.monotonic()
     kept: dict[str, np.ndarray] = {}
     try:
-        todo = [row_of(item, args.kinds) for item in args.networks]
+        todo = [row_of(item, args.kinds) for item in ([f"{SMALL}:1"] if args.small else args.networks)]
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -329,7 +361,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temp:
         folder = args.folder or Path(temp)
         folder.mkdir(parents=True, exist_ok=True)
-        device = args.build_only or next((n for n, title in KNOWN.items() if title in current().title), "h100")
+        device = args.build_only or named_like(current().title)
         engines = predicted(todo, device, folder) if "predicted" in args.plans or args.build_only else {}
         print(f"{len(engines)} engines built in {time.monotonic() - begun:.0f} s", flush=True)
         if args.build_only:
@@ -339,10 +371,11 @@ def main() -> int:
             if time.monotonic() - begun > args.seconds:
                 print(f"{row.name}:{row.batch}: no time", flush=True)
                 continue
-            more = measured(row, folder, args.tuning) if "measured" in args.plans else {}
+            with gpu_networks.fewer_tactics(args.small):
+                more = measured(row, folder, args.tuning) if "measured" in args.plans else {}
             mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (row.name, row.batch)]
             with ExitStack() as stack:
-                data["rows"].append(measure(row, mine, folder, args, kept, stack))
+                data["rows"].append(measure(row, mine, folder, args, kept, stack) | timed(folder))
             print(line(data["rows"][-1]), flush=True)
             hardware.write(args.out, data)
             if args.outputs:

@@ -1,7 +1,7 @@
 """Networks that compute much for each byte, with seeded He-normal weights: name -> ONNX model of a batch.
 
-VGG-19; the decoder of Stable Diffusion's autoencoder and the encoding half of its UNet, both without attention and time. Group
-norms and SiLUs are the nodes that torch.onnx.export writes at opset 17.
+VGG-19; the decoder of Stable Diffusion's autoencoder and the encoding half of its UNet, both without attention and time;
+Real-ESRGAN's for videos. Group norms and SiLUs are the nodes that torch.onnx.export writes at opset 17.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def vae_decoder(batch: int = 1, size: int = 64, width: int = 128, depth: int = 3
         for i in range(depth):
             x = _block(n, x, f"up{stage}/block{i}", (batch, n.channels[x], size), times * width, 1e-6)
         if stage < 3:
-            x, size = n.conv(_twice(n, x, f"up{stage}/resize"), f"up{stage}/conv", times * width), 2 * size
+            x, size = n.conv(_larger(n, x, f"up{stage}/resize", 2), f"up{stage}/conv", times * width), 2 * size
     x = _silu(n, _group_norm(n, x, "norm_out", (batch, width, size), 1e-6), "silu_out")
     return n.finish(n.conv(x, "conv_out", 3))
 
@@ -56,6 +56,19 @@ def unet_block(batch: int = 2, size: int = 64, width: int = 320, depth: int = 2)
         for i in range(depth):
             x = _block(n, x, f"down{stage}/block{i}", (batch, n.channels[x], size), times * width, 1e-5)
     return n.finish(x)
+
+
+def realesr(batch: int = 1, height: int = 1080, width: int = 1920, channels: int = 64, depth: int = 16) -> onnx.ModelProto:
+    """Real-ESRGAN's network for videos: convolutions of 64 channels and PReLU at the image's size, four times as large at its
+    end, where each pixel of the image is added."""
+    n = Net("realesr", (batch, 3, height, width))
+    x = "x"
+    for i in range(depth + 1):
+        x = n.conv(x, f"body{i}/conv", channels)
+        slope = n.weight(f"body{i}/slope", 0.1 + 0.2 * n.rng.random((channels, 1, 1)))
+        x = n.add("PRelu", [x, slope], f"body{i}/prelu", channels)
+    x = n.add("DepthToSpace", [n.conv(x, "tail/conv", 48)], "tail/shuffle", 3, blocksize=4, mode="CRD")
+    return n.finish(n.add("Add", [x, _larger(n, "x", "base", 4)], "tail/add", 3))
 
 
 def _block(n: Net, x: str, at: str, shape: tuple[int, int, int], k: int, epsilon: float) -> str:
@@ -82,11 +95,16 @@ def _silu(n: Net, x: str, at: str) -> str:
     return n.add("Mul", [x, n.add("Sigmoid", [x], f"{at}/sigmoid", n.channels[x])], at, n.channels[x])
 
 
-def _twice(n: Net, x: str, at: str) -> str:
-    """Each pixel four times."""
-    scales = n.weight(f"{at}/scales", np.array([1, 1, 2, 2]))
+def _larger(n: Net, x: str, at: str, times: int) -> str:
+    """Each pixel times x times."""
+    scales = n.weight(f"{at}/scales", np.array([1, 1, times, times]))
     how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return n.add("Resize", [x, "", scales], at, n.channels[x], **how)
 
 
-NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {"vgg19": vgg19, "vae_decoder": vae_decoder, "unet_block": unet_block}
+NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {
+    "vgg19": vgg19,
+    "vae_decoder": vae_decoder,
+    "unet_block": unet_block,
+    "realesr": realesr,
+}
