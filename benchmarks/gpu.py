@@ -1,244 +1,252 @@
-"""What `make gpu` runs: everything that needs a GPU, in under nine minutes, each part in a process of its own.
+"""What `make gpu` runs: experiments on a GPU by priority, each in a process of its own, in under nine minutes a call.
 
-    python -m benchmarks.gpu [--out benchmarks/results] [--seconds 530] [--small] [--parts compile,tests,networks,...]
+    python -m benchmarks.gpu [--out FOLDER] [--seconds 530] [--rows right,layers,...] [--small] [--list]
 
-compile    all kernels of the parts below, those of every tactic that the networks' builds time among them, and the emulator
-tests      pytest -m gpu: every tactic against the FP32 reference and the emulator, large shapes against a naive kernel
-networks   whole networks, built with measured times: outputs beside the emulator's and onnxruntime's, times, sparsity tables
-conv       benchmarks/bench_conv.py
-sanitizer  the same small tactics under compute-sanitizer
+ROWS is the table. A row that hangs or dies loses only itself. summary.json says of each how it ended and with which kernels: a row
+that is answered for the kernels of now is skipped, so a second call goes on where the first ended. `--list` prints the table with
+what is answered. What `make gpu-pack` compiled is taken as it is; what else a row has to compile is told.
 
-A part that hangs or dies loses only itself: each writes OUT/<part>.json as it goes, and the summary says what happened.
-Networks: those of benchmarks/digits, and of the folder GPU_RUNTIME_MODELS where it is set. `--small`: one network, few tactics
-and tests; always so on the emulated driver (`python -m tests.emulated_driver python -m benchmarks.gpu`). Its results say that
-they are no hardware's, and are refused where hardware's are read (benchmarks/hardware.py).
+Results go to benchmarks/results/GPU. `--small`: few tactics, layers and tests; always so on the emulated driver
+(`python -m tests.emulated_driver python -m benchmarks.gpu`). Such results say that they are no hardware's, and are refused
+where hardware's are read (benchmarks/hardware.py). Nothing is installed, and nothing but this machine is needed.
 """
 
 import argparse
 import importlib.util
-import os
-import signal
-import subprocess
+import json
+import re
+import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from collections.abc import Callable, Iterator
+from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import hardware
-from cuda_kernels.compile import CompileError, compile_kernel
+from benchmarks.processes import ROOT, run
+from cuda_kernels import files
+from cuda_kernels.compile import compile_many, source_hash
 from cuda_kernels.device import Device, current, why_no_gpu
-from tactics.launches import binaries
 from tactics.measure import timing
-from tactics.problems.convolution import ConvProblem
-from tactics.problems.pointwise_ops import ACTIVATIONS
-from tactics.problems.problem import Problem
-from tactics.step import epilogue_values
-from tactics.tactic import Tactic
 
-ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("compile", "tests", "networks", "conv", "sanitizer")
-SHARE = {"compile": 90, "tests": 160, "networks": 110, "conv": 150, "sanitizer": 150}  # seconds at most, but for small runs
-ALONE = "tests/driver/test_driver_sharing.py"  # asks how much of the GPU's memory is in use, whoever holds it
-SMALL_TESTS = "naive_kernel and (residual_after or tail) or recorded_graph"
-Variant = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-time values
+GRACE_S = 3.0  # of a row's time: what its process has left to write its file and end
+LEAST = 0.5  # the share of a row's time that has to be left when it begins
 
 
-def run(command: list[str], seconds: float) -> tuple[int | None, str]:
-    """(exit status or None at the time limit, output); the whole process group is ended at the limit."""
-    with tempfile.TemporaryFile() as log:
-        path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(ROOT)) if p)  # the emulated driver's comes first
-        env = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
-        try:
-            code = process.wait(max(1.0, seconds))
-        except subprocess.TimeoutExpired:
-            code = None
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        if code is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        log.seek(0)
-        return code, log.read().decode(errors="replace")
+class Row(NamedTuple):
+    """An experiment. `seconds`: at most; `decides`: the question that it answers; `file`: its result; `needs`: of NEEDS;
+    `words`: of `python -m`, where {out} is the file, {folder} its folder and {seconds} the time; `small`: more of them."""
+
+    number: str
+    name: str
+    seconds: int
+    decides: str
+    file: str
+    needs: tuple[str, ...]
+    words: str
+    small: str = "--small"
 
 
-# ---- the parts; each runs in a process of its own
+IN_TIME = "--out {out} --seconds {seconds}"
+BUILDS = "benchmarks.bench_networks --out {out} --seconds {seconds} --cache {folder}/timings.jsonl --plans predicted,measured"
+# By priority. The rows of the first call come to 530 s where none needs all of its time.
+ROWS = (
+    Row("0", "right", 60, "are changed kernels right", "right.json", (), f"benchmarks.experiments.right {IN_TIME}"),
+    Row("1", "layers", 110, "where 2:4 pays, by how much", "compute_bound.json", (), f"benchmarks.experiments.layers {IN_TIME}"),
+    Row("3", "measured", 250, "the promise: a plan of measured times", "measured.json", (),
+        f"{BUILDS} --tuning 100 resnet50:32:dense,sparse"),
+    Row("6", "early", 40, "the time that no layer takes", "early.json", (), f"benchmarks.experiments.early {IN_TIME}"),
+    Row("2", "peers", 120, "the honest ceiling", "peers.json", ("torch",), f"benchmarks.experiments.peers {IN_TIME}"),
+    Row("5", "batches", 60, "gains in networks", "batches.json", (),
+        "benchmarks.bench_networks --out {out} --seconds {seconds} resnet50:128 vgg19:32 vae_decoder:1 resnet50:256 realesr:1 "
+        "resnet50:8 vgg19:128 vae_decoder:4 resnet50:32 vgg19:1 resnet50:1"),
+    Row("7", "facts", 40, "what the end of a tile can reach", "facts.json", (), "benchmarks.gpu_facts {out}"),
+    Row("8", "counters", 40, "what warps wait for", "counters.json", ("ncu",), f"benchmarks.experiments.counters {IN_TIME}"),
+    Row("4", "measured-1", 80, "plans at batch 1", "measured_1.json", (), f"{BUILDS} --tuning 50 resnet50:1:dense"),
+    Row("9", "tests", 160, "right on hardware", "tests.json", (), f"benchmarks.experiments.hardware_tests {IN_TIME}"),
+    Row("9", "changed", 90, "prices of changed kernels", "changed.json", (), f"benchmarks.experiments.changed {IN_TIME}"),
+    Row("9", "sanitizer", 150, "no race, no stray access", "sanitizer.json", ("compute-sanitizer",),
+        f"benchmarks.experiments.hardware_tests {IN_TIME} sanitizer"),
+    Row("10", "compiled", 240, "torch.compile; other measured builds", "compiled.json", ("torch",),
+        f"{BUILDS} --tuning 60 resnet50:32:dense,compiled tv_efficientnet_b0:32:dense,compiled tv_convnext_tiny:32:dense,compiled"),
+    Row("", "networks", 110, "small trained networks, measured", "networks.json", (), f"benchmarks.gpu_networks {IN_TIME}"),
+    Row("", "conv", 150, "ResNet-50's layers beside cuDNN", "conv.json", ("torch",),
+        f"benchmarks.bench_conv {IN_TIME} --cache {{folder}}/timings.jsonl", ""),
+)  # fmt: skip
 
 
-def variants(device: Device, small: bool, out: Path) -> list[Variant]:
-    """Every kernel that the other parts load."""
-    from benchmarks import bench_conv, gpu_networks
-    from tests.problems import CONVS, pairs
-
-    work: list[tuple[Problem, Sequence[Tactic]]] = gpu_networks.work(device, small, out)
-    judged = [p for p in (*CONVS.values(), *(p for p, _ in work)) if isinstance(p, ConvProblem)]
-    if not small:
-        convs = [bench_conv.problem(name, 1) for name in bench_conv.SHAPES]
-        work += [(p, [t]) for _, p, t in pairs(device)] + [(p, bench_conv.tactics(p, device)) for p in convs]
-    wanted = [item for p, tactics in work for t in tactics for item in binaries(p, t)]
-    plain = [{"ACT": act, "RES": residual} for act, residual in product(range(len(ACTIVATIONS)), range(3))]
-    by_definition = [tuple(values.items()) for values in (*plain, *map(epilogue_values, judged))]
-    return list(dict.fromkeys([("flush_l2", ()), *(("reference_conv", values) for values in by_definition), *wanted]))
+# ---- what rows need
 
 
-def compile_part(out: Path, small: bool) -> int:
-    """Every kernel that the other parts load, on all cores. A kernel that does not compile is a line of the result."""
-    begun, device = time.monotonic(), current()
-    wanted = variants(device, small, out)
-
-    def one(item: Variant) -> str:
-        try:
-            compile_kernel(item[0], dict(item[1]), device.sm)
-            return ""
-        except CompileError as e:
-            return str(e)[:1000]
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failed = {str(item): text for item, text in zip(wanted, pool.map(one, wanted), strict=True) if text}
-    kernels_s = time.monotonic() - begun
-    from cuda_kernels.launch import Emulated
-
-    emulator = "built"
-    try:
-        Emulated(device)
-    except Exception as e:  # the other parts go on without it
-        emulator = f"{type(e).__name__}: {e}"[:1000]
-    data = {
-        "kernels": len(wanted),
-        "failed": failed,
-        "seconds": kernels_s,
-        "cores": os.cpu_count(),
-        "emulator": emulator,
-        "emulator_seconds": time.monotonic() - begun - kernels_s,
-    }
-    hardware.write(out / "compile.json", hardware.header(device) | data)
-    print(f"{len(wanted)} kernels in {kernels_s:.1f} s, {len(failed)} failed; emulator: {emulator}")
-    return 1 if failed or emulator != "built" else 0
-
-
-def tests_part(out: Path, name: str, files: str, expression: str, seconds: float) -> int | None:
-    """pytest over the gpu marker, by several processes where pytest-xdist is installed; its output's end goes into
-    OUT/<name>.json."""
-    options = ["-m", "gpu", "-k", expression, "-rs", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    command = [sys.executable, "-m", "pytest", *options, "--durations=8"]
-    begun, parallel = time.monotonic(), importlib.util.find_spec("xdist") is not None and files == "tests"
-    runs = [[files, "-n", str(min(12, os.cpu_count() or 1)), f"--ignore={ALONE}"], [ALONE]] if parallel else [[files]]
-    done = []
-    for arguments in runs:
-        done.append(run([*command, *arguments], max(1.0, seconds - (time.monotonic() - begun))))
-    text = "".join(text for _, text in done)
-    code = next((code for code, _ in done if code != 0), 0)
-    lines = [[row for row in text.splitlines() if row.strip()][-1:] or [""] for _, text in done]
-    data: dict[str, Any] = {"returncode": code, "timed_out": code is None, "output_tail": text[-20000:]}
-    data |= {"last_line": "; ".join(line[0] for line in lines), "seconds": round(time.monotonic() - begun, 1)}
-    hardware.write(out / f"{name}.json", hardware.header(current()) | data)
-    print(text[-2500:] if code else data["last_line"], flush=True)
-    return code
-
-
-def why_left_out(name: str) -> str:
-    """Why a part cannot run here, in words; an empty string where it can."""
-    if name == "conv" and timing.is_emulated():
+def _no_torch() -> str:
+    if timing.is_emulated():
         return "cuDNN is machine code, which the emulated driver cannot run"
-    if name == "conv" and importlib.util.find_spec("torch") is None:
-        return "it needs PyTorch with CUDA and cuDNN: pip install torch"
-    if name == "sanitizer" and timing.is_emulated():
-        return "compute-sanitizer needs NVIDIA's driver"
-    return ""
+    return "" if importlib.util.find_spec("torch") else "it needs PyTorch with CUDA and cuDNN: pip install torch"
+
+
+def _no_program(name: str) -> str:
+    if timing.is_emulated():
+        return f"{name} needs NVIDIA's driver"
+    found = shutil.which(name) or glob(f"/usr/local/cuda*/bin/{name}")
+    return "" if found else f"{name} is neither on PATH nor in /usr/local/cuda*/bin"
+
+
+NEEDS: dict[str, Callable[[], str]] = {  # -> why it is not there; an empty string where it is
+    "torch": _no_torch,
+    "ncu": lambda: _no_program("ncu"),
+    "compute-sanitizer": lambda: _no_program("compute-sanitizer"),
+}
+
+
+def why_left_out(row: Row) -> str:
+    """Why a row cannot run here, in words; an empty string where it can."""
+    return next(filter(None, (NEEDS[need]() for need in row.needs)), "")
+
+
+# ---- what is answered
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """The ledger of all calls; empty before the first."""
+    path = folder / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return found if isinstance(found.get("rows"), dict) else {}
+
+
+def is_answered(row: Row, summary: dict[str, Any], folder: Path, small: bool) -> bool:
+    """Whether it ended well with the kernels of now, at this size."""
+    entry = summary.get("rows", {}).get(row.name, {})
+    same = entry.get("status") == "ok" and entry["kernels"] == source_hash() and entry["small"] == small
+    return same and (folder / row.file).exists()
+
+
+def listed(folder: Path, small: bool) -> Iterator[str]:
+    """The table, with what the folder's summary says of each row."""
+    summary = summary_of(folder)
+    yield f"{'#':>3} {'row':11} {'s':>4}  {'decides':37} {'file':19} {'needs':18} state"
+    for row in ROWS:
+        entry = summary.get("rows", {}).get(row.name)
+        state = "open" if entry is None else f"{entry['status']} on {entry['date'][:16]}"
+        if entry is not None and entry["status"] == "ok" and not is_answered(row, summary, folder, small):
+            state += ", of other kernels" if entry["small"] == small else ", at another size"
+        yield f"{row.number:>3} {row.name:11} {row.seconds:4}  {row.decides:37} {row.file:19} {' '.join(row.needs):18} {state}"
 
 
 # ---- all of them
 
 
+def command(row: Row, folder: Path, seconds: float, small: bool) -> list[str]:
+    words = row.words.format(out=folder / row.file, folder=folder, seconds=f"{max(1.0, seconds - GRACE_S):.0f}").split()
+    return [sys.executable, "-m", *words, *(row.small.split() if small else [])]
+
+
+def kept() -> set[str]:
+    """The names of the cache's entries."""
+    return {path.name for path in (files.cache_dir() / "kernels").glob("*/*.json")}
+
+
+def names_of(entries: set[str]) -> str:
+    """Of cache entries how many there are of each kernel."""
+    counts: dict[str, int] = {}
+    for name in entries:
+        path = files.cache_dir() / "kernels" / name[:2] / name
+        found = re.search(r"Compiling entry function '(\w+)'", path.read_text()) if path.exists() else None
+        counts[found[1] if found else "?"] = counts.get(found[1] if found else "?", 0) + 1
+    return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
+
+
+def compile_row(name: str, small: bool, out: Path, device: Device) -> int:
+    """The kernels of a row that the cache does not have, on all cores: what a row would otherwise compile one by one."""
+    from benchmarks.experiments import pack
+
+    todo = pack.missing(name, device, small, out)
+    compile_many([(kernel, dict(values), device.sm) for kernel, values in todo])
+    return 0
+
+
+def one_row(row: Row, folder: Path, seconds: float, small: bool, packed: bool) -> dict[str, Any]:
+    """Run a row within its time -> its entry of the summary."""
+    begun, before = time.monotonic(), kept()
+    own = [sys.executable, "-m", "benchmarks.gpu", "--compile", row.name, "--out", str(folder), *(["--small"] if small else [])]
+    if not packed:
+        code, text = run(own, seconds)
+        if code:
+            print(text[-1500:], flush=True)
+    code, text = run(command(row, folder, seconds - (time.monotonic() - begun), small), seconds - (time.monotonic() - begun))
+    print(text[-6000:], flush=True)
+    new = kept() - before
+    if new:
+        print(f"{row.name} compiled {len(new)} kernels: {names_of(new)}", flush=True)
+    status = {None: "time limit", 0: "ok", 3: "partly: its time ended"}.get(code, f"failed ({code})")
+    took = round(time.monotonic() - begun, 1)
+    facts = {"kernels": source_hash(), "small": small, "date": hardware.now()}
+    return {"status": status, "seconds": took, "compiled": len(new), **facts}
+
+
+def all_rows(args: argparse.Namespace, folder: Path, small: bool) -> int:
+    from benchmarks.experiments import pack
+
+    begun, device = time.monotonic(), current()
+    summary = hardware.header(device) | {"rows": summary_of(folder).get("rows", {})}
+    unpacked, manifest = pack.unpack()
+    print(f"{summary['device']}; results go to {folder}; {unpacked} kernels unpacked in {time.monotonic() - begun:.0f} s", flush=True)
+    failed = []
+    for row in ROWS:
+        left = args.seconds - (time.monotonic() - begun)
+        if row.name not in args.rows.split(","):
+            continue
+        if is_answered(row, summary, folder, small):
+            print(f"==== {row.name} is answered: {row.file}", flush=True)
+            continue
+        why = why_left_out(row) or ("no time" if left < (15 if small else LEAST * row.seconds + GRACE_S) else "")
+        if why:
+            entry = {"status": f"left out: {why}", "seconds": 0, "kernels": source_hash(), "small": small, "date": hardware.now()}
+            print(f"==== {row.name} is left out: {why}", flush=True)
+        else:
+            seconds = left if small else min(row.seconds, left)
+            print(f"==== {row.name}: {row.decides} (at most {seconds:.0f} s)", flush=True)
+            entry = one_row(row, folder, seconds, small, row.name in manifest.get("rows", {}))
+            failed += [row.name] if entry["status"].startswith("failed") else []
+        summary["rows"][row.name] = entry
+        hardware.write(folder / "summary.json", summary)
+    print(f"==== {time.monotonic() - begun:.0f} s")
+    print("\n".join(listed(folder, small)))
+    return 1 if failed else 0
+
+
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=hardware.DEFAULT, help="folder of the results (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=530.0, help="stop before so much time is over (default: %(default)g)")
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--small", action="store_true", help="one network, few tactics and tests; so on the emulated driver")
-    parser.add_argument("--part", choices=("compile", "networks"), help=argparse.SUPPRESS)  # the child processes
+    parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results/GPU)")
+    parser.add_argument("--seconds", type=float, default=530.0, help="end before so much time is over (default: %(default)g)")
+    parser.add_argument("--rows", default=",".join(row.name for row in ROWS), help="some of %(default)s")
+    parser.add_argument("--small", action="store_true", help="few layers, tactics and tests; so on the emulated driver")
+    parser.add_argument("--list", action="store_true", help="print the table with what is answered, and stop")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)  # the child processes
     args = parser.parse_args(argv)
-    unknown = set(args.parts.split(",")) - set(PARTS)
+    unknown = set(args.rows.split(",")) - {row.name for row in ROWS}
     if unknown:
-        parser.error(f"--parts: unknown {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+        parser.error(f"--rows: unknown {', '.join(sorted(unknown))}: expected some of {', '.join(row.name for row in ROWS)}")
     if not args.seconds > 0:
         parser.error(f"--seconds: expected a positive number, got {args.seconds:g}")
     return args
 
 
-def one_part(name: str, out: Path, seconds: float, small: bool) -> tuple[int | None, str]:
-    """(exit status or None at the time limit, what it printed)."""
-    if name in ("tests", "sanitizer"):
-        expression = "sanitizer" if name == "sanitizer" else SMALL_TESTS if small else "not sanitizer"
-        return tests_part(
-            out, name, "tests/driver/test_gpu.py" if small or name == "sanitizer" else "tests", expression, seconds
-        ), ""
-    if name == "conv":
-        return run(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.bench_conv",
-                "--seconds",
-                str(seconds - 15),
-                "--out",
-                str(out / "conv.json"),
-                "--cache",
-                str(out / "timings.jsonl"),
-            ],
-            seconds,
-        )
-    own = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--part", name, "--seconds", str(max(1.0, seconds - 5))]
-    return run([*own, *(["--small"] if small else [])], seconds)
-
-
-def all_parts(args: argparse.Namespace, out: Path, small: bool) -> int:
-    begun = time.monotonic()
-    summary: dict[str, Any] = hardware.header(current()) | {"small": small, "parts": {}}
-    print(f"{summary['device']}; results go to {args.out}", flush=True)
-    parts = summary["parts"]
-    for name in args.parts.split(","):
-        left = args.seconds - (time.monotonic() - begun)
-        why = why_left_out(name) or ("no time" if left < 15 else "")
-        if why:
-            parts[name] = {"status": f"left out: {why}", "seconds": 0}
-            print(f"==== {name} is left out: {why}", flush=True)
-            continue
-        part_begun, seconds = time.monotonic(), left if small else min(SHARE[name], left)
-        print(f"==== {name} (at most {seconds:.0f} s)", flush=True)
-        code, text = one_part(name, out, seconds, small)
-        if text:
-            print(text[-7000:], flush=True)
-        status = "time limit" if code is None else "ok" if code == 0 else f"failed ({code})"
-        parts[name] = {"status": status, "seconds": round(time.monotonic() - part_begun, 1)}
-        hardware.write(out / "summary.json", summary)
-    hardware.write(out / "summary.json", summary)
-    print("==== " + "; ".join(f"{name}: {p['status']}, {p['seconds']} s" for name, p in parts.items()))
-    cannot = [name for name in parts if why_left_out(name)]
-    return 0 if all(p["status"] == "ok" for name, p in parts.items() if name not in cannot) else 1
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = arguments(argv)
-    why = why_no_gpu()
+    args, why = arguments(argv), why_no_gpu()
+    if args.list and (why or args.out):
+        print("\n".join(listed(args.out or hardware.DEFAULT / hardware.NEWEST, args.small)))
+        return 0
     if why:
         print(f"`make gpu` needs a CUDA GPU of compute capability 8.0 or newer and its driver. Here: {why}", file=sys.stderr)
         return 1
     small = args.small or timing.is_emulated()
-    out = args.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    if args.part == "compile":
-        return compile_part(out, small)
-    if args.part == "networks":
-        from benchmarks.gpu_networks import networks_part
-
-        return networks_part(out, args.seconds, small)
-    return all_parts(args, out, small)
+    folder = (args.out or (ROOT / "out" / "emulated" if timing.is_emulated() else hardware.folder_of(current()))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if args.list:
+        print("\n".join(listed(folder, small)))
+        return 0
+    return compile_row(args.compile, small, folder, current()) if args.compile else all_rows(args, folder, small)
 
 
 if __name__ == "__main__":

@@ -146,12 +146,12 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     fixed: Values = tuple(sorted(dict(values).items()))
     if not source_path(kernel).exists():
         raise CompileError(f"kernel {kernel}: no source {source_path(kernel).name}")
-    path = _cache_path(kernel, fixed, sm)
+    path = cache_path(kernel, fixed, sm)
     found = _UNKEPT.get(path) or _entry(path)
     if found is None:
         found = ptx, cubin, log = _nvrtc(kernel, fixed, sm)
         meta = {"key": path.stem, "ptx": ptx, "log": log, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
-        entry = json.dumps(meta | {"sha256": _entry_hash(meta)}).encode()
+        entry = json.dumps(meta | {"sha256": entry_hash(meta)}).encode()
         if not (keep(path.with_suffix(".cubin"), cubin) and keep(path, entry)):
             _UNKEPT[path] = found
     return _compiled(kernel, fixed, sm, *found)
@@ -167,14 +167,14 @@ def _entry(path: Path) -> tuple[str, bytes, str] | None:
             meta = json.loads(file.read())
         with open_regular(path.with_suffix(".cubin")) as file:
             cubin = file.read()
-        whole = meta["key"] == path.stem and meta["sha256"] == _entry_hash(meta)
+        whole = meta["key"] == path.stem and meta["sha256"] == entry_hash(meta)
         whole = whole and meta["cubin_sha256"] == hashlib.sha256(cubin).hexdigest()
         return (meta["ptx"], cubin, meta["log"]) if whole else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # absent, torn or another file altogether
         return None
 
 
-def _entry_hash(meta: Mapping[str, str]) -> str:
+def entry_hash(meta: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([meta[name] for name in ("key", "ptx", "log", "cubin_sha256")]).encode()).hexdigest()
 
 
@@ -188,7 +188,7 @@ def cubin_path(compiled: Compiled) -> Path:
     cannot be written."""
     if not compiled.cubin:
         raise ValueError(f"kernel {compiled.kernel} for {compiled.sm}: no machine code, compile it for an architecture sm_*")
-    path = _cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
+    path = cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
     try:
         with open_regular(path) as file:
             if file.read() == compiled.cubin:
@@ -210,7 +210,7 @@ def _own_folder() -> TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="gpu_runtime-")
 
 
-def _cache_path(kernel: str, values: Values, sm: str) -> Path:
+def cache_path(kernel: str, values: Values, sm: str) -> Path:
     parts = [source_path(kernel).name, values, sm, OPTIONS, nvrtc_version(), source_hash(kernel)]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache_dir() / "kernels" / key[:2] / f"{key}.json"
@@ -293,7 +293,7 @@ Counter = Callable[[int, int], None]  # called with the number done and the tota
 
 def is_kept(kernel: str, values: Mapping[str, int | str], sm: str) -> bool:
     """Whether the cache has an entry under this key, which is then read instead of compiled."""
-    path = _cache_path(kernel, tuple(sorted(values.items())), sm)
+    path = cache_path(kernel, tuple(sorted(values.items())), sm)
     return path in _UNKEPT or path.exists()
 
 

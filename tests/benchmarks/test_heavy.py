@@ -13,6 +13,7 @@ TINY = {
     "vgg19": {"size": 32, "width": 16, "hidden": 64},
     "vae_decoder": {"size": 4, "width": 32, "depth": 1},
     "unet_block": {"batch": 1, "size": 16, "width": 32, "depth": 1},
+    "realesr": {"height": 12, "width": 20, "channels": 16, "depth": 2},
 }
 
 

@@ -54,7 +54,7 @@ def forgeries(entry: bytes, cubin: bytes) -> dict[str, tuple[bytes, bytes]]:
         return json.dumps(meta | changes).encode()
 
     other = meta | {"key": "0" * 64}
-    other["sha256"] = compiling._entry_hash(other)
+    other["sha256"] = compiling.entry_hash(other)
     old = {name: meta[name] for name in ("ptx", "log", "cubin_sha256")}
     return {
         "torn entry": (entry[:-9], cubin),
@@ -167,7 +167,7 @@ c._nvrtc = lambda *_: (ptx, cubin, log)
 for _ in range(60):
     found = c.compile_kernel("flush_l2", {}, "sm_80")
     assert len({found.ptx[0], chr(found.cubin[0]), found.log[0]}) == 1 and len(found.cubin) == 100_000, "mixed"
-    path = c._cache_path("flush_l2", (), "sm_80")
+    path = c.cache_path("flush_l2", (), "sm_80")
     path.unlink(missing_ok=True)
 """
 

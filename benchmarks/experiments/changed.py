@@ -1,0 +1,110 @@
+"""Row `changed`: tactics of kernels that have changed since a GPU timed them, and tactics that predictions prefer untimed.
+
+    python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small]
+
+timed.json beside a GPU's tactics.jsonl has the hash of each kernel's sources when its rows were taken, as kernels.json has
+(right.py). Medians of SAMPLES. `python -m benchmarks.our_times` reads the rows once they are in tactics.jsonl (`--merge FILE`).
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hardware, our_times
+from benchmarks.experiments import right
+from benchmarks.experiments.run import Experiment, begun
+from cuda_kernels.device import Device
+from tactics.candidates import candidates
+from tactics.measure.worker import Bench
+from tactics.problems import codec
+from tactics.problems.problem import Problem
+from tactics.tactic import Tactic
+
+LEDGER, SAMPLES = "timed.json", 5
+FILES = ("tactics.jsonl", "tactics_before.jsonl")
+Pair = tuple[Problem, Tactic]
+
+
+def stale(folder: Path) -> list[Pair]:
+    """The rows of a GPU's files whose kernels have other sources now, and which are still candidates there."""
+    path = folder / LEDGER
+    ledger = json.loads(path.read_bytes()) if path.exists() else {}
+    found: dict[Pair, None] = {}
+    for file in (folder / name for name in FILES if (folder / name).exists()):
+        for row in map(json.loads, file.read_text().splitlines()):
+            tactic = Tactic.parse(row["tactic"])
+            if ledger.get(tactic.kernel, [""])[0] != right.digest(tactic.kernel):
+                found[codec.from_json(row["problem"]), tactic] = None
+    return list(found)
+
+
+def pairs(out: Path, device: Device, small: bool) -> list[Pair]:
+    """What is to be timed: of the GPU that OUT names, else of the one with most rows; those that are offered on the device."""
+    folder = out if (out / FILES[0]).exists() else our_times.RESULTS / "h200"
+    offered: dict[Problem, set[Tactic]] = {}
+    found = []
+    for problem, tactic in stale(folder):
+        if problem not in offered:
+            fp32 = any(f.dtype == "fp32" for f in (*tactic.ins, tactic.out))
+            dtypes = tuple(f.dtype for f in (*tactic.ins, tactic.out)) if fp32 else ()
+            offered[problem] = set(candidates(problem, device, dtypes))
+        if tactic in offered[problem]:
+            found.append((problem, tactic))
+    return sorted(found, key=lambda pair: pair[0].macs)[:2] if small else found
+
+
+def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) -> None:
+    bench.set_problem(problem)
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    for tactic in tactics:
+        us = statistics.median(bench.time([tactic], 3 if x.small else SAMPLES)["us"][tactic.name])
+        row = {"problem": codec.to_json(problem), "tactic": tactic.name, "us": round(us, 3), "run": now}
+        x.data.setdefault("rows", []).append(row)
+
+
+def merge(file: Path) -> None:
+    """Put a result's rows into tactics.jsonl beside it, each in the place of an older one, and its kernels into the ledger."""
+    folder, new = file.parent, hardware.read(file)["rows"]
+    path = folder / FILES[0]
+    keys = {(json.dumps(row["problem"], sort_keys=True), row["tactic"]) for row in new}
+    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    kept = [row for row in old if (json.dumps(row["problem"], sort_keys=True), row["tactic"]) not in keys]
+    lines = "".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in (*kept, *new))
+    path.write_text(lines)
+    counts: dict[str, int] = {}
+    for row in new:
+        kernel = Tactic.parse(row["tactic"]).kernel
+        counts[kernel] = counts.get(kernel, 0) + 1
+    right.learn(folder / LEDGER, counts)
+
+
+def table(data: dict[str, Any]) -> Iterator[str]:
+    yield f"{len(data.get('rows', ()))} tactics of changed kernels timed: {', '.join(sorted(kernels_of(data)))}"
+
+
+def kernels_of(data: dict[str, Any]) -> set[str]:
+    return {Tactic.parse(row["tactic"]).kernel for row in data.get("rows", ())}
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] == ["--merge"]:
+        merge(Path(argv[1]))
+        return 0
+    x, bench = begun(__doc__ or "", argv), None
+    by_problem: dict[Problem, list[Tactic]] = {}
+    for problem, tactic in pairs(x.out.parent, x.device, x.small):
+        by_problem.setdefault(problem, []).append(tactic)
+    for problem, tactics in by_problem.items():
+        bench = bench or Bench(x.device)
+        x.step(str(problem), partial(taken, problem, tactics, x, bench), 3.0)
+    print("\n".join(table(x.data)), flush=True)
+    return x.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

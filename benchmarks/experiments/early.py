@@ -1,0 +1,103 @@
+"""Row `early`: graphs of whole networks with launches that begin early and without, their layers, and when each kernel ends.
+
+    python -m benchmarks.experiments.early --out FILE [--seconds 40] [--small] [NAME:BATCH:KIND ...]
+
+Each network runs in a process of its own, once as always and once with GPU_RUNTIME_LAUNCH=rawkernel. Of each: the median of
+REPLAYS of the graph, the layers between two events (Context.profile), and, where PyTorch is installed, the timeline by CUPTI
+(benchmarks/timeline.py). The difference of graph and layers, with and without early launches, tells whether blocks that wait
+for the launch ahead take room from the blocks that it still has to begin.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hardware, timeline
+from benchmarks.bench_networks import Wanted, images, row_of
+from benchmarks.experiments import pack
+from benchmarks.experiments.run import Experiment, begun
+from benchmarks.gpu_networks import replay_us
+from cuda_kernels.device import current
+
+NETWORKS, SMALL = ("timm_poolformer_s12:32:dense", "resnet50:32:dense"), ("two_layers:1:dense",)
+WAYS = {"early": "", "rawkernel": "rawkernel"}  # and the value of GPU_RUNTIME_LAUNCH
+EVENTS_US = 4.1  # what two events around a layer take
+
+
+def wanted(small: bool, device: str) -> list[Wanted]:
+    """The engines of this row."""
+    rows = [row_of(item, "dense") for item in (SMALL if small else NETWORKS)]
+    return [Wanted(row.name, row.batch, kind, device) for row in rows for kind in row.kinds]
+
+
+def child(file: Path, small: bool) -> dict[str, Any]:
+    """An engine's numbers by the way of launching that the environment asks for."""
+    import gpu_runtime as gr
+
+    engine = gr.load(file)
+    feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}
+    with engine.context() as ctx:
+        ctx.run(feeds)
+        found: dict[str, Any] = {"graph": replay_us(ctx, 5 if small else 50)}
+        taken = ctx.profile(feeds, 2 if small else 10)
+    found["layers_us"] = [round(statistics.median(of), 2) for of in zip(*taken, strict=True)]
+    found["launches"] = len(engine.plan.steps)
+    try:
+        found["timeline"] = timeline.taken(file)
+    except (ImportError, RuntimeError) as e:
+        found["no timeline"] = f"{type(e).__name__}: {e}"[:300]
+    return found
+
+
+def ran(file: Path, way: str, x: Experiment) -> None:
+    """A process for one engine and way. RuntimeError: it did not end with 0 in time."""
+    out = file.with_suffix(f".{way}.json")
+    command = [sys.executable, "-m", "benchmarks.experiments.early", "--child", str(file), str(out)]
+    env = {**os.environ, "GPU_RUNTIME_LAUNCH": WAYS[way]}
+    done = subprocess.run(
+        [*command, *(["--small"] if x.small else [])], env=env, capture_output=True, text=True, timeout=max(5.0, x.left)
+    )
+    if done.returncode:
+        raise RuntimeError(f"it ended with {done.returncode}: {done.stderr[-800:]}")
+    found = json.loads(out.read_bytes())
+    x.data.setdefault("engines", {}).setdefault(file.stem, {})[way] = found
+    print(f"{file.stem} {way}: graph {found['graph']['us']} us, {found['launches']} launches", flush=True)
+
+
+def table(data: dict[str, Any]) -> Iterator[str]:
+    """Of a result: a line for each network and way; `layers`: their sum less what the events take."""
+    yield f"{'network':40} {'way':10} {'launches':>8} {'graph us':>9} {'layers':>9} {'graph over layers':>17}"
+    for name, ways in data.get("engines", {}).items():
+        for way, found in ways.items():
+            layers, graph = sum(max(0.0, us - EVENTS_US) for us in found["layers_us"]), found["graph"]["us"]
+            more = f"{graph / layers:17.2f}" if layers else f"{'-':>17}"
+            yield f"{name:40} {way:10} {found['launches']:8} {graph:9.1f} {layers:9.1f} {more}"
+            if "timeline" in found:
+                each = timeline.spacing(found["timeline"])
+                slowest = sorted(each[1:], key=lambda row: -row[2])[:5]
+                yield "  longest: " + ", ".join(f"{kernel} {grid} {us:.1f}" for kernel, grid, us in slowest)
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] == ["--child"]:
+        Path(argv[2]).write_text(json.dumps(child(Path(argv[1]), "--small" in argv)))
+        return 0
+    x = begun(__doc__ or "", argv)
+    with tempfile.TemporaryDirectory() as folder:
+        for one in wanted(x.small, hardware.named_for(current())):
+            file = one.file(Path(folder))
+            x.step(f"{one.name} engine", partial(pack.engine_file, one, Path(folder)), 10.0)
+            for way in WAYS if file.exists() else ():
+                x.step(f"{one.name} {way}", partial(ran, file, way, x), 5.0)
+    return x.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""Every kernel that a row of `make gpu` loads: what is compiled before the row begins, and what `make gpu-pack` puts into a file.
+
+`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times, so
+its kernels are those of REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+import gpu_runtime as gr
+from benchmarks import bench_conv, gpu_networks
+from benchmarks.bench_networks import KINDS, model_of, row_of
+from benchmarks.experiments import changed, counters, layers, right, stored
+from cuda_kernels.device import Device
+from gpu_runtime.runtime import feeds
+from gpu_runtime.runtime.plan_record import EngineRecord, LaunchStep
+from tactics.launches import Binary, binaries
+from tactics.measure.lazy import LEVELS, Lazy
+from tactics.measure.timing import Predicted, Time
+from tactics.problems.convolution import ConvProblem
+from tactics.problems.pointwise_ops import ACTIVATIONS
+from tactics.problems.problem import Problem
+from tactics.step import epilogue_values
+from tactics.tactic import Tactic
+
+REHEARSALS, DOUBT, SHIFT = 3, 0.15, 0.1  # builds, and the deviation and mean of the errors' logarithms
+LEVEL = 3  # of optimization, as a build has it without being asked
+FLUSH: Binary = ("flush_l2", ())
+Pairs = Iterable[tuple[Problem, Tactic]]
+
+
+class Rehearsed(Predicted):
+    """A timer whose times are predictions with errors; `timed` has all that were asked for."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        super().__init__(device)
+        self.rng = np.random.default_rng(seed)
+        self.timed: dict[tuple[Problem, Tactic], Time] = {}
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        tactics = tuple(tactics)
+        new = [t for t in tactics if (problem, t) not in self.timed]
+        for tactic, time in super().__call__(problem, new).items():
+            us = time.us * math.exp(self.rng.normal(SHIFT, DOUBT))
+            self.timed[problem, tactic] = Time(us, us, us)
+        return {t: self.timed[problem, t] for t in tactics}
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        return {}
+
+
+def launched(pairs: Pairs) -> Iterator[Binary]:
+    for problem, tactic in pairs:
+        yield from binaries(problem, tactic)
+
+
+def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
+    """What builds of these NAME:BATCH:KINDS with measured times may time."""
+    for row in (row_of(item, "dense") for item in items):
+        for kind in row.kinds:
+            model, shapes = model_of(row.name, row.batch)
+            for seed in range(REHEARSALS):
+                timer = Rehearsed(device, seed)
+                lazy = Lazy(timer, device, LEVELS[LEVEL])
+                with gpu_networks.fewer_tactics(False, lambda *_, lazy=lazy, **__: lazy), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    gr.build(model, **KINDS[kind], device=device, shapes=shapes)
+                yield from launched(timer.timed)
+
+
+def of_record(record: EngineRecord) -> Iterator[Binary]:
+    """What an engine loads: its steps, and the reformats of inputs that lie in other formats."""
+    for plan in record.plans:
+        yield from (step.key for step in plan.steps if isinstance(step, LaunchStep))
+        yield from ((step.kernel, step.values) for step in feeds.reformats(plan).values())
+
+
+def of_plans(device: Device) -> Iterator[Binary]:
+    """Of every plan that is packed for the device."""
+    for path in sorted(stored.folder(device.name).glob("*.plan")):
+        yield from of_record(stored.record_of(path.read_bytes()))
+
+
+def of_tests(device: Device) -> Iterator[Binary]:
+    """`pytest -m gpu`: every tactic of the tests' problems; of large ones the channels-last, which the naive kernel judges."""
+    from tests.driver.test_gpu import LARGE
+    from tests.problems import CONVS, pairs
+
+    yield from launched((p, t) for _, p, t in pairs(device))
+    for p in LARGE.values():
+        yield from launched((p, t) for t in bench_conv.tactics(p, device))
+    yield from references(p for p in (*CONVS.values(), *LARGE.values()) if isinstance(p, ConvProblem))
+
+
+def references(problems: Iterable[ConvProblem]) -> Iterator[Binary]:
+    """What the outputs of these convolutions are compared with, and the stopwatch."""
+    yield FLUSH
+    plain = [{"ACT": act, "RES": residual} for act, residual in product(range(len(ACTIVATIONS)), range(3))]
+    for values in (*plain, *map(epilogue_values, problems)):
+        yield "reference_conv", tuple(values.items())
+
+
+def of_sanitizer(device: Device) -> Iterator[Binary]:
+    from tests.problems import sanitize_cases
+
+    return launched((p, t) for _, p, t in sanitize_cases(device))
+
+
+def of_networks(device: Device, small: bool, out: Path) -> Iterator[Binary]:
+    """The older networks, and what their layers are compared with."""
+    work = gpu_networks.work(device, small, out)
+    yield from launched((p, t) for p, tactics in work for t in (gpu_networks.few(tactics) if small else tactics))
+    yield from references(p for p, _ in work if isinstance(p, ConvProblem))
+
+
+def of_layers(device: Device, small: bool) -> Iterator[Binary]:
+    yield from layers.kernels(device, small)
+    yield from references(layers.problem(name, False) for name in layers.shapes(small))
+
+
+def of_conv(device: Device) -> Iterator[Binary]:
+    for name in bench_conv.SHAPES:
+        problem = bench_conv.problem(name, 32)
+        yield from launched((problem, t) for t in bench_conv.tactics(problem, device))
+
+
+MEASURED = ("resnet50:32:dense,sparse",)
+MEASURED_1 = ("resnet50:1:dense",)
+SMALL_BUILD = ("two_layers:1:dense",)
+OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
+    "right": right.kernels,
+    "layers": lambda device, small, _: of_layers(device, small),
+    "measured": lambda device, small, _: [] if small else of_builds(MEASURED, device),
+    "early": lambda device, small, _: [] if small else of_plans(device),
+    "peers": lambda device, small, _: of_layers(device, small),
+    "batches": lambda device, small, _: [] if small else of_plans(device),
+    "facts": lambda *_: [],
+    "counters": lambda device, small, _: counters.kernels(device, small),
+    "measured-1": lambda device, small, _: [] if small else of_builds(MEASURED_1, device),
+    "tests": lambda device, small, _: [] if small else of_tests(device),
+    "changed": lambda device, small, out: launched(changed.pairs(out, device, small)),
+    "sanitizer": lambda device, *_: of_sanitizer(device),
+    "compiled": lambda device, small, _: [] if small else of_plans(device),
+    "networks": of_networks,
+    "conv": lambda device, *_: of_conv(device),
+}
+
+
+def of_row(name: str, device: Device, small: bool, out: Path) -> list[Binary]:
+    """Each once, in the order in which they are found."""
+    return list(dict.fromkeys((kernel, tuple(sorted(values))) for kernel, values in OF_ROW[name](device, small, out)))

@@ -1,0 +1,234 @@
+"""Row `peers`: the layers of row `layers` by cuDNN, cuBLAS and cuSPARSELt beside our best tactics; clocks and watts of each.
+
+    python -m benchmarks.experiments.peers --out FILE [--seconds 120] [LAYER ...]
+
+Ours: the best dense and the best 2:4 tactic of compute_bound.json beside FILE, where it stands, else of predictions. cuDNN: the
+convolution with bias and ReLU, and alone, channels last, `cudnn.benchmark`. cuBLAS: the product of the same sizes, its pixels
+already gathered for each tap. cuSPARSELt: the same product with pruned weights (torch.sparse.to_sparse_semi_structured), in a
+process of its own (sparselt.py): FP16 once ended the process on an H100 PCIe, so BF16 is tried after it. Samples alternate,
+medians of ROUNDS. Then SECOND s of replays of each, one after the other, while NVML is asked for clock and power.
+"""
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks.bench_conv import Clock, Cudnn
+from benchmarks.experiments import layers
+from benchmarks.experiments.layers import Contest, Entry
+from benchmarks.experiments.run import Experiment, begun
+from tactics.measure.timing import quantiles
+from tactics.tactic import Tactic
+
+ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05
+SPARSE_TYPES = ("float16", "bfloat16")  # the second where the first fails
+LABELS = ("dense", "2:4", "cudnn", "cudnn plain", "cublas", "cusparselt")
+# title: (above, below) of a quotient of times; above 1 the one below is faster
+RATIOS = {
+    "gain": ("dense", "2:4"),
+    "cudnn/dense": ("cudnn", "dense"),
+    "lt/2:4": ("cusparselt", "2:4"),
+    "lt's gain": ("cublas", "cusparselt"),
+}
+
+
+class Contestant(NamedTuple):
+    """`sample`: microseconds of one run; `replay`: queues runs for about that many seconds and returns when they are over."""
+
+    sample: Callable[[], float]
+    replay: Callable[[float], None]
+    facts: dict[str, Any]
+
+
+def chosen(name: str, x: Experiment) -> list[Entry]:
+    """Our two tactics of a layer."""
+    path = x.out.with_name("compute_bound.json")
+    rows = json.loads(path.read_bytes())["layers"] if path.exists() else []
+    row: dict[str, Any] = next((row for row in rows if row["layer"] == name), {"tactics": []})
+    able, found = layers.entries(name, x.device, 1), []
+    for sparse in (False, True):
+        best = layers.best_of(row, sparse)
+        found.append(
+            Entry(layers.problem(name, sparse), Tactic.parse(best["tactic"]))
+            if best
+            else next(e for e in able if e.tactic.sparse == sparse)
+        )
+    return found
+
+
+def ours(contest: Contest, entry: Entry) -> Contestant:
+    error, ready, gpu = contest.add(entry), contest.ready[entry], contest.benches[entry.problem].gpu
+
+    def replay(seconds: float) -> None:
+        _until(seconds, ready.timed, gpu.synchronize)
+
+    return Contestant(lambda: contest.sample(entry)[0], replay, {"tactic": entry.tactic.name, "rel_error": error})
+
+
+def _until(seconds: float, run: Callable[[], None], wait: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            run()
+        wait()
+
+
+def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
+    """cuDNN's two and cuBLAS's product, on the data of our dense tactic, under its stopwatch."""
+    bench, p = contest.benches[entry.problem], entry.problem
+    stream = torch.cuda.ExternalStream(bench.gpu.stream.ptr)
+    cudnn = Cudnn(torch, bench, p)
+    pixels, k = p.n * p.p * p.q, p.r * p.s * p.c
+    gathered = torch.randn(pixels, k, device="cuda", dtype=torch.float16)
+    weights = torch.randn(k, p.k, device="cuda", dtype=torch.float16)
+    product = torch.empty(pixels, p.k, device="cuda", dtype=torch.float16)
+
+    def multiply(_: int) -> None:
+        torch.matmul(gathered, weights, out=product)
+
+    found = {}
+    for label, run in (("cudnn", cudnn.fused), ("cudnn plain", cudnn.plain), ("cublas", multiply)):
+        with torch.cuda.stream(stream):
+            before, timed, count = cudnn.prepare(run, stream)
+
+        def sample(before: Any = before, timed: Any = timed, count: int = count) -> float:
+            with torch.cuda.stream(stream):
+                return bench.stopwatch.sample(before, timed, count)[0]
+
+        def replay(seconds: float, timed: Any = timed) -> None:
+            with torch.cuda.stream(stream):
+                _until(seconds, timed, torch.cuda.synchronize)
+
+        found[label] = Contestant(sample, replay, {})
+    return found
+
+
+class Sparselt:
+    """The process of sparselt.py: one product at a time, asked for by lines of JSON. RuntimeError: it says why not, or died."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.experiments.sparselt"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(f"the process of cuSPARSELt ended with status {self.process.wait(10)}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    def sample(self) -> float:
+        return float(self.ask(op="sample")["us"])
+
+    def replay(self, seconds: float) -> None:
+        self.ask(op="replay", s=seconds)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def of_sparselt(entry: Entry, failed: dict[str, str]) -> tuple[Sparselt, Contestant] | None:
+    """cuSPARSELt's product in the first type that works; why the others do not goes to `failed`."""
+    p = entry.problem
+    sizes = {"rows": p.k, "depth": p.r * p.s * p.c, "columns": p.n * p.p * p.q}
+    for dtype in SPARSE_TYPES:
+        child = Sparselt()
+        try:
+            facts = child.ask(op="product", **sizes, dtype=dtype)
+            child.sample()
+            return child, Contestant(child.sample, child.replay, facts)
+        except RuntimeError as e:
+            failed[f"cusparselt {dtype}"] = str(e)[:500]
+            child.close()
+    return None
+
+
+def watched(replay: Callable[[float], None], clock: Clock) -> dict[str, float]:
+    """Clock and power while it runs for SECOND: medians of the second half, in which a power limit has had its effect."""
+    from threading import Thread
+
+    worker, seen, begin = Thread(target=replay, args=(SECOND,)), [], time.monotonic()
+    worker.start()
+    while worker.is_alive():
+        watts, mhz = clock.watts(), clock.mhz()
+        if time.monotonic() - begin > SECOND / 2 and watts and mhz:
+            seen.append((watts[0], mhz))
+        time.sleep(POLL_S)
+    worker.join()
+    if not seen:
+        return {}
+    return {"watts": round(statistics.median(w for w, _ in seen), 1), "mhz": statistics.median(m for _, m in seen)}
+
+
+def measured(name: str, x: Experiment, torch: Any) -> None:
+    row: dict[str, Any] = {"layer": name, "problem": str(layers.problem(name, False)), "failed": {}}
+    x.data.setdefault("layers", []).append(row)
+    contest = Contest(x.device)
+    dense, sparse = chosen(name, x)
+    contestants = {"dense": ours(contest, dense), "2:4": ours(contest, sparse)}
+    try:
+        contestants |= of_torch(torch, contest, dense)
+    except RuntimeError as e:
+        row["failed"]["torch"] = str(e)[:500]
+    found = of_sparselt(sparse, row["failed"])
+    try:
+        if found:
+            contestants["cusparselt"] = found[1]
+        samples: dict[str, list[float]] = {label: [] for label in contestants}
+        for _ in range(ROUNDS):
+            for label in random.sample(list(contestants), len(contestants)):
+                samples[label].append(contestants[label].sample())
+        clock = Clock(contest.benches[dense.problem].cupy.cuda.Device().pci_bus_id)
+        for label, taken in samples.items():
+            low, us, high = quantiles(taken)
+            row[label] = contestants[label].facts | {
+                "us": round(us, 3),
+                "low_us": round(low, 3),
+                "high_us": round(high, 3),
+                "tflops": round(2e-6 * dense.problem.macs / us, 1),
+                **(watched(contestants[label].replay, clock) if x.has_time(SECOND + 2) else {}),
+            }
+    finally:
+        if found:
+            found[0].close()
+    print(next(table({"layers": [row]}, head=False)), flush=True)
+
+
+def table(data: dict[str, Any], head: bool = True) -> Iterator[str]:
+    """Of a result: a layer each; microseconds, and RATIOS."""
+    if head:
+        yield f"{'layer':24} " + " ".join(f"{t:>11}" for t in (*LABELS, *RATIOS))
+    for row in data.get("layers", ()):
+        times = {label: row[label]["us"] for label in LABELS if label in row}
+        ratios = (f"{times[a] / times[b]:11.2f}" if a in times and b in times else f"{'-':>11}" for a, b in RATIOS.values())
+        cells = (f"{times[label]:11.1f}" if label in times else f"{'-':>11}" for label in LABELS)
+        yield f"{row['layer']:24} " + " ".join([*cells, *ratios])
+
+
+def main(argv: list[str] | None = None) -> int:
+    x = begun(__doc__ or "", argv)
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    x.data["torch"] = {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    for name in x.words or layers.shapes(x.small):
+        x.step(name, partial(measured, name, x, torch), 8.0)
+    return x.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""One product by cuSPARSELt at a time, for row `peers`: requests and answers are lines of JSON.
+
+    {"op": "product", "rows": K, "depth": RSC, "columns": pixels, "dtype": "float16"}     {"dtype", "torch", "rel_error"}
+    {"op": "sample"}                                                                      {"us": microseconds of one product}
+    {"op": "replay", "s": 1.0}                                                            {} once that many seconds are over
+
+The left operand is pruned to 2:4 and compressed; both are random normal. {"error": text} where PyTorch or cuSPARSELt refuses.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
+
+
+class Product:
+    """Operands on the GPU, and the product of them."""
+
+    def __init__(self, torch: Any, rows: int, depth: int, columns: int, dtype: str) -> None:
+        kind = getattr(torch, dtype)
+        torch.manual_seed(0)
+        w = torch.randn(rows, depth, device="cuda", dtype=kind).view(rows, depth // 4, 4)
+        kept = w.abs().topk(2, dim=2).indices
+        w = torch.zeros_like(w).scatter_(2, kept, w.gather(2, kept)).view(rows, depth)
+        self.torch, self.sparse = torch, torch.sparse.to_sparse_semi_structured(w)
+        self.x = torch.randn(columns, depth, device="cuda", dtype=kind).t()  # channels last: a pixel's channels are neighbours
+        got, want = self.run()[:, :64].float(), w.float() @ self.x[:, :64].float()
+        self.error = float((got - want).abs().max() / (want.max() - want.min()))
+
+    def run(self) -> Any:
+        return self.torch.mm(self.sparse, self.x)
+
+    def sample(self) -> float:
+        start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.torch.cuda._sleep(SLEEP_CLOCKS)
+        start.record()
+        self.run()
+        stop.record()
+        stop.synchronize()
+        return 1e3 * float(start.elapsed_time(stop))
+
+    def replay(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for _ in range(20):
+                self.run()
+            self.torch.cuda.synchronize()
+
+
+def answers(torch: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    products: list[Product] = []
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "product":
+            products[:] = [Product(torch, *(request[name] for name in ("rows", "depth", "columns", "dtype")))]
+            return {"dtype": request["dtype"], "torch": torch.__version__, "rel_error": products[0].error}
+        if request["op"] == "sample":
+            return {"us": products[0].sample()}
+        products[0].replay(request["s"])
+        return {}
+
+    return answer
+
+
+def main() -> None:
+    import torch
+
+    answer = answers(torch)
+    for line in sys.stdin:
+        try:
+            found = answer(json.loads(line))
+        except Exception as e:  # told to who asked, who tries another type
+            found = {"error": f"{type(e).__name__}: {e}"[:500]}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
