@@ -4,7 +4,8 @@
 # make test-servers  NVIDIA Triton and Ray Serve run an engine in the emulator, each in a virtual environment of its own
 # make lint          ruff (rules and format), mypy, the budget of lines
 # make docs          the pages of docs/ as a site, in out/site; a warning is an error
-# make gpu           on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
+# make gpu           on a machine with a GPU: its experiments by priority, in nine minutes; installs nothing, uses $(PYTHON) as it is
+# make gpu-pack      without a GPU: compiles and plans into out/gpu all that `make gpu` loads
 # make test-all      all that CI runs, but for the sites of others: test, test-full, -driver, -wheel, -servers, lint, docs
 # The parts of test-all, and what is rarely needed, stand in CONTRIBUTING.md under "Tests".
 PYTHON ?= python3
@@ -18,7 +19,7 @@ QUICK := "not slow and not full and not long and not driver and not wheel and no
 # Tests run on all cores already: threads of BLAS would wait for each other at full speed, for half of a build's CPU time.
 check test test-full test-blas test-driver test-long: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-servers test-long lint docs truth compiled bench gpu clean
+.PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-servers test-long lint docs truth compiled bench gpu gpu-pack clean
 
 help:
 	@sed -n 's/^# //p' $(MAKEFILE_LIST)
@@ -90,6 +91,9 @@ bench: $(STAMP)
 
 gpu:
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
+
+gpu-pack: $(STAMP)
+	$(BIN)/python -m benchmarks.experiments.pack
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

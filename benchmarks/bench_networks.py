@@ -21,8 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
@@ -35,6 +35,7 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import gpu_networks, hardware, heavy, light, topologies
 from benchmarks.experiments import stored
+from benchmarks.experiments.run import PARTLY
 from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
 from benchmarks.networks import resnet50
 from benchmarks.torch_twin import torch_module
@@ -51,7 +52,6 @@ KINDS: dict[str, dict[str, Any]] = {  # arguments of a build
 }
 COMPILED = "compiled"  # as a kind: PyTorch's, by torch.compile
 TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # others are their name without tv_
-KNOWN = {"h200": "H200", "h100": "H100", "a100": "A100"}  # what a plan is predicted for, and what a GPU's title has
 
 
 class Wanted(NamedTuple):
@@ -114,8 +114,8 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
     return made, {first: (batch, *(d.dim_value for d in list(sizes)[1:]))}
 
 
-def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
-    """Build and save an engine that `folder` does not have -> the seconds."""
+def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None) -> float:
+    """Build and save an engine that `folder` does not have -> the seconds. `cache`: of measured times."""
     begun = time.monotonic()
     if wanted.file(folder).exists():
         return 0.0
@@ -134,7 +134,7 @@ def build(wanted: Wanted, folder: Path, tuning: float | None) -> float:
         shapes=shapes,
         save_pruned=wanted.model(folder) if wanted.kind == "sparse" else None,
         tuning_time=tuning,
-        timing_cache=None if wanted.device else folder / "timings.jsonl",
+        timing_cache=cache,
     )
     engine.save(wanted.file(folder))
     return time.monotonic() - begun
@@ -190,11 +190,6 @@ class Theirs:
             stop.record()
         stop.synchronize()
         return 1e3 * float(start.elapsed_time(stop))
-
-
-def named_like(title: str) -> str:
-    """The named device that plans for a GPU of this title are predicted for."""
-    return next((name for name, part in KNOWN.items() if part in title), "h100")
 
 
 def images(shape: Sequence[int]) -> np.ndarray:
@@ -277,12 +272,11 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
     return row
 
 
-def timed(folder: Path) -> dict[str, int]:
+def timed(cache: Path) -> dict[str, int]:
     """How many tactics of how many problems measured builds have timed until now."""
-    path = folder / "timings.jsonl"
-    if not path.exists():
+    if not cache.exists():
         return {}
-    rows = [row for row in map(json.loads, path.read_text().splitlines()) if "us" in row]
+    rows = [row for row in map(json.loads, cache.read_text().splitlines()) if "us" in row]
     return {"tactics timed": len({(r["problem"], r["tactic"]) for r in rows}), "problems": len({r["problem"] for r in rows})}
 
 
@@ -309,6 +303,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--out", type=Path, default=hardware.DEFAULT / "bench_networks.json")
     parser.add_argument("--folder", type=Path, help="keep models and engines here; engines found here are not built")
+    parser.add_argument("--cache", type=Path, help="measured times to use and extend (default: a new file)")
     parser.add_argument("--outputs", type=Path, help="keep the outputs in this .npz")
     parser.add_argument(
         "--judge-kept", type=Path, help="of outputs kept on another machine, by the models in --folder, into --out"
@@ -317,32 +312,57 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def predicted(todo: Sequence[Row], device: str, folder: Path) -> dict[Wanted, float]:
-    """Engines with predicted times, by several processes -> the seconds of each that could be built."""
+def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor) -> dict[Wanted, Future[float]]:
+    """Engines with predicted times, built by several processes in the order of the rows."""
     wanted = [Wanted(row.name, row.batch, kind, device) for row in todo for kind in row.kinds]
-    seconds = {}
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
-        for w, future in [(w, pool.submit(build, w, folder, None)) for w in wanted]:
-            try:
-                seconds[w] = future.result()
-            except Exception as e:
-                print(f"{w}: {type(e).__name__}: {e}"[:600], flush=True)
-    return seconds
+    return {w: pool.submit(build, w, folder, None, None) for w in wanted}
 
 
-def measured(row: Row, folder: Path, tuning: float | None) -> dict[Wanted, float]:
-    seconds = {}
-    for w in (Wanted(row.name, row.batch, kind, None) for kind in row.kinds):
-        try:
-            seconds[w] = build(w, folder, tuning)
-        except Exception as e:
-            print(f"{w}: {type(e).__name__}: {e}"[:600], flush=True)
-    return seconds
+def built(wanted: Wanted, run: Callable[[], float], failed: dict[str, str]) -> list[tuple[Wanted, float]]:
+    """The engine with the seconds that it took; nothing where it failed, which is a line of the result."""
+    try:
+        return [(wanted, run())]
+    except Exception as e:
+        failed[wanted.label] = f"{type(e).__name__}: {e}"[:1500]
+        return []
+
+
+def engines_of(row: Row, begun: Mapping[Wanted, Future[float]], folder: Path, args) -> tuple[list, dict[str, str]]:
+    """(the row's engines with the seconds that each took, why others could not be built)."""
+    failed: dict[str, str] = {}
+    found = [e for w, f in begun.items() if (w.name, w.batch) == (row.name, row.batch) for e in built(w, f.result, failed)]
+    with gpu_networks.fewer_tactics(args.small):
+        for w in [Wanted(row.name, row.batch, kind, None) for kind in row.kinds if "measured" in args.plans]:
+            found += built(w, partial(build, w, folder, args.tuning, args.cache or folder / "timings.jsonl"), failed)
+    return found, failed
+
+
+def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
+    """The exit status: PARTLY where the time ended before the last row, 1 where an engine of ours failed."""
+    begun, kept = time.monotonic(), dict[str, np.ndarray]()
+    data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "small": args.small, "rows": [], "left_out": []}
+    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), get_context("spawn")) as pool:
+        waiting = begin(todo if "predicted" in args.plans else [], device, folder, pool)
+        for row in todo:
+            if time.monotonic() - begun > args.seconds:
+                data["left_out"].append(f"{row.name}:{row.batch}")
+                continue
+            engines, failed = engines_of(row, waiting, folder, args)
+            with ExitStack() as stack:
+                found = measure(row, engines, folder, args, kept, stack)
+            data["rows"].append(found | {"failed": failed | found["failed"]} | timed(args.cache or folder / "timings.jsonl"))
+            print(line(data["rows"][-1]), flush=True)
+            hardware.write(args.out, data)
+            if args.outputs:
+                np.savez(args.outputs, **kept)  # type: ignore[arg-type]
+        pool.shutdown(cancel_futures=True)
+    hardware.write(args.out, data)
+    ours_failed = any(label.endswith(("_predicted", "_measured")) for row in data["rows"] for label in row["failed"])
+    return 1 if ours_failed else PARTLY if data["left_out"] else 0
 
 
 def main() -> int:
     args, begun = arguments(), time.monotonic()
-    kept: dict[str, np.ndarray] = {}
     try:
         todo = [row_of(item, args.kinds) for item in ([f"{SMALL}:1"] if args.small else args.networks)]
     except ValueError as e:
@@ -361,26 +381,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temp:
         folder = args.folder or Path(temp)
         folder.mkdir(parents=True, exist_ok=True)
-        device = args.build_only or named_like(current().title)
-        engines = predicted(todo, device, folder) if "predicted" in args.plans or args.build_only else {}
-        print(f"{len(engines)} engines built in {time.monotonic() - begun:.0f} s", flush=True)
-        if args.build_only:
-            return 0
-        data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "rows": []}
-        for row in todo:
-            if time.monotonic() - begun > args.seconds:
-                print(f"{row.name}:{row.batch}: no time", flush=True)
-                continue
-            with gpu_networks.fewer_tactics(args.small):
-                more = measured(row, folder, args.tuning) if "measured" in args.plans else {}
-            mine = [(w, s) for w, s in (*engines.items(), *more.items()) if (w.name, w.batch) == (row.name, row.batch)]
-            with ExitStack() as stack:
-                data["rows"].append(measure(row, mine, folder, args, kept, stack) | timed(folder))
-            print(line(data["rows"][-1]), flush=True)
-            hardware.write(args.out, data)
-            if args.outputs:
-                np.savez(args.outputs, **kept)  # type: ignore[arg-type]
-    return 0
+        if not args.build_only:
+            return all_rows(todo, args, folder, hardware.named_like(current().title))
+        with ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn")) as pool:
+            failed: dict[str, str] = {}
+            done = [e for w, f in begin(todo, args.build_only, folder, pool).items() for e in built(w, f.result, failed)]
+        print(f"{len(done)} engines built in {time.monotonic() - begun:.0f} s", *failed.values(), sep="\n", flush=True)
+        return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu [--out FOLDER] [--seconds 530] [--rows right,layers,...] [--small] [--list]
 
-ROWS is the table. A row that hangs or dies loses only itself. summary.json says of each how it ended and with which kernels: a row
-that is answered for the kernels of now is skipped, so a second call goes on where the first ended. `--list` prints the table with
-what is answered. What `make gpu-pack` compiled is taken as it is; what else a row has to compile is told.
+ROWS is the table. A row that hangs or dies loses only itself. summary.json says of each how it ended and with which kernels: a
+row that is answered for the kernels of now is skipped, so a second call goes on where the first ended. `--list` prints the
+table with what is answered. What `make gpu-pack` compiled is taken as it is; what else a row has to compile is told.
 
 Results go to benchmarks/results/GPU. `--small`: few tactics, layers and tests; always so on the emulated driver
 (`python -m tests.emulated_driver python -m benchmarks.gpu`). Such results say that they are no hardware's, and are refused
@@ -53,7 +53,8 @@ BUILDS = "benchmarks.bench_networks --out {out} --seconds {seconds} --cache {fol
 # By priority. The rows of the first call come to 530 s where none needs all of its time.
 ROWS = (
     Row("0", "right", 60, "are changed kernels right", "right.json", (), f"benchmarks.experiments.right {IN_TIME}"),
-    Row("1", "layers", 110, "where 2:4 pays, by how much", "compute_bound.json", (), f"benchmarks.experiments.layers {IN_TIME}"),
+    Row("1", "layers", 110, "where 2:4 pays, by how much", "compute_bound.json", (),
+        f"benchmarks.experiments.layers {IN_TIME}"),
     Row("3", "measured", 250, "the promise: a plan of measured times", "measured.json", (),
         f"{BUILDS} --tuning 100 resnet50:32:dense,sparse"),
     Row("6", "early", 40, "the time that no layer takes", "early.json", (), f"benchmarks.experiments.early {IN_TIME}"),
@@ -61,7 +62,7 @@ ROWS = (
     Row("5", "batches", 60, "gains in networks", "batches.json", (),
         "benchmarks.bench_networks --out {out} --seconds {seconds} resnet50:128 vgg19:32 vae_decoder:1 resnet50:256 realesr:1 "
         "resnet50:8 vgg19:128 vae_decoder:4 resnet50:32 vgg19:1 resnet50:1"),
-    Row("7", "facts", 40, "what the end of a tile can reach", "facts.json", (), "benchmarks.gpu_facts {out}"),
+    Row("7", "facts", 40, "what the end of a tile can reach", "facts.json", (), f"benchmarks.gpu_facts {IN_TIME}"),
     Row("8", "counters", 40, "what warps wait for", "counters.json", ("ncu",), f"benchmarks.experiments.counters {IN_TIME}"),
     Row("4", "measured-1", 80, "plans at batch 1", "measured_1.json", (), f"{BUILDS} --tuning 50 resnet50:1:dense"),
     Row("9", "tests", 160, "right on hardware", "tests.json", (), f"benchmarks.experiments.hardware_tests {IN_TIME}"),
@@ -69,7 +70,7 @@ ROWS = (
     Row("9", "sanitizer", 150, "no race, no stray access", "sanitizer.json", ("compute-sanitizer",),
         f"benchmarks.experiments.hardware_tests {IN_TIME} sanitizer"),
     Row("10", "compiled", 240, "torch.compile; other measured builds", "compiled.json", ("torch",),
-        f"{BUILDS} --tuning 60 resnet50:32:dense,compiled tv_efficientnet_b0:32:dense,compiled tv_convnext_tiny:32:dense,compiled"),
+        f"{BUILDS} --tuning 60 --kinds dense,compiled resnet50:32 tv_efficientnet_b0:32 tv_convnext_tiny:32"),
     Row("", "networks", 110, "small trained networks, measured", "networks.json", (), f"benchmarks.gpu_networks {IN_TIME}"),
     Row("", "conv", 150, "ResNet-50's layers beside cuDNN", "conv.json", ("torch",),
         f"benchmarks.bench_conv {IN_TIME} --cache {{folder}}/timings.jsonl", ""),
@@ -127,7 +128,7 @@ def listed(folder: Path, small: bool) -> Iterator[str]:
     yield f"{'#':>3} {'row':11} {'s':>4}  {'decides':37} {'file':19} {'needs':18} state"
     for row in ROWS:
         entry = summary.get("rows", {}).get(row.name)
-        state = "open" if entry is None else f"{entry['status']} on {entry['date'][:16]}"
+        state = "open" if entry is None else f"{entry['status']}, {entry['date'][:16]}"
         if entry is not None and entry["status"] == "ok" and not is_answered(row, summary, folder, small):
             state += ", of other kernels" if entry["small"] == small else ", at another size"
         yield f"{row.number:>3} {row.name:11} {row.seconds:4}  {row.decides:37} {row.file:19} {' '.join(row.needs):18} {state}"
@@ -151,7 +152,7 @@ def names_of(entries: set[str]) -> str:
     counts: dict[str, int] = {}
     for name in entries:
         path = files.cache_dir() / "kernels" / name[:2] / name
-        found = re.search(r"Compiling entry function '(\w+)'", path.read_text()) if path.exists() else None
+        found = re.search(r"\.entry (\w+)", path.read_text()) if path.exists() else None
         counts[found[1] if found else "?"] = counts.get(found[1] if found else "?", 0) + 1
     return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
 
@@ -179,9 +180,13 @@ def one_row(row: Row, folder: Path, seconds: float, small: bool, packed: bool) -
     if new:
         print(f"{row.name} compiled {len(new)} kernels: {names_of(new)}", flush=True)
     status = {None: "time limit", 0: "ok", 3: "partly: its time ended"}.get(code, f"failed ({code})")
-    took = round(time.monotonic() - begun, 1)
+    return ended(status, time.monotonic() - begun, small, len(new))
+
+
+def ended(status: str, seconds: float, small: bool, compiled: int) -> dict[str, Any]:
+    """A row's entry of the summary."""
     facts = {"kernels": source_hash(), "small": small, "date": hardware.now()}
-    return {"status": status, "seconds": took, "compiled": len(new), **facts}
+    return {"status": status, "seconds": round(seconds, 1), "compiled": compiled, **facts}
 
 
 def all_rows(args: argparse.Namespace, folder: Path, small: bool) -> int:
@@ -190,7 +195,8 @@ def all_rows(args: argparse.Namespace, folder: Path, small: bool) -> int:
     begun, device = time.monotonic(), current()
     summary = hardware.header(device) | {"rows": summary_of(folder).get("rows", {})}
     unpacked, manifest = pack.unpack()
-    print(f"{summary['device']}; results go to {folder}; {unpacked} kernels unpacked in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{summary['device']}; results go to {folder}", flush=True)
+    print(f"{unpacked} kernels unpacked in {time.monotonic() - begun:.0f} s", flush=True)
     failed = []
     for row in ROWS:
         left = args.seconds - (time.monotonic() - begun)
@@ -201,7 +207,7 @@ def all_rows(args: argparse.Namespace, folder: Path, small: bool) -> int:
             continue
         why = why_left_out(row) or ("no time" if left < (15 if small else LEAST * row.seconds + GRACE_S) else "")
         if why:
-            entry = {"status": f"left out: {why}", "seconds": 0, "kernels": source_hash(), "small": small, "date": hardware.now()}
+            entry = ended(f"left out: {why}", 0.0, small, 0)
             print(f"==== {row.name} is left out: {why}", flush=True)
         else:
             seconds = left if small else min(row.seconds, left)

@@ -1,19 +1,27 @@
 """Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, what a load waits for, how L2
-serves a chain of kernels.
+serves a chain of kernels, how fast SMs write.
 
-python -m benchmarks.gpu_facts FILE        on a GPU; benchmarks/results/h200/facts.json is one
+python -m benchmarks.gpu_facts --out FILE [--seconds 40] [--small]      on a GPU; benchmarks/results/h200/facts.json is one
 """
 
+import itertools
 import statistics
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hardware
+import numpy as np
+
+from benchmarks.experiments.run import begun
 from cuda_kernels.device import current
+from cuda_kernels.tensor_maps import Map, encode_by_driver
 
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
 CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
+WRITING = Path(__file__).parent / "experiments" / "writing.cu"
+WRITTEN, PIECE = (8, 26, 52, 103, 206), 8192  # MB; bytes
 MEETINGS, LOADS = 64, 2048  # of a measurement
 STRAIGHT = (128, 512, 1024, 2048, 4096)  # instructions
 STREAMS = (0, 1, 2, 4, 8, 16)  # warps of each SM that read from L2 all the while
@@ -114,30 +122,22 @@ def clusters(module) -> dict[str, int | str]:
     return found
 
 
-def chain(module) -> list[tuple[int, float, float]]:
+def chain(module, megabytes: Sequence[int] = MEGABYTES) -> list[tuple[int, float, float]]:
     """(MB read and written, us, GB/s) of kernels of which each reads what the one before wrote, in a graph of 20."""
     import cupy
 
     add, stream, rows = module.get_function("add"), cupy.cuda.Stream(non_blocking=True), []
     grid = (4 * current().num_sms,)
     with stream:
-        for mb in MEGABYTES:
+        for mb in megabytes:
             size = mb << 20
-            x, y = cupy.random.randint(0, 255, size, dtype=cupy.uint8), cupy.zeros(size, cupy.uint8)
-            stream.begin_capture()
-            for _ in range(10):
-                add(grid, (512,), (x, y, size // 16))
-                add(grid, (512,), (y, x, size // 16))
-            graph = stream.end_capture()
-            graph.launch(stream)
-            start, stop, times = cupy.cuda.Event(), cupy.cuda.Event(), []
-            for _ in range(7):
-                start.record(stream)
-                graph.launch(stream)
-                stop.record(stream)
-                stop.synchronize()
-                times.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / 20)
-            us = statistics.median(times)
+            x, y = cupy.asarray(np.random.default_rng(0).integers(0, 255, size, np.uint8)), cupy.zeros(size, cupy.uint8)
+
+            def pair(x=x, y=y, words=size // 16) -> None:
+                add(grid, (512,), (x, y, words))
+                add(grid, (512,), (y, x, words))
+
+            us = graph_us(pair, 10) / 2
             rows.append((mb, us, 2 * size / us / 1e3))
     return rows
 
@@ -159,7 +159,7 @@ def meetings() -> dict[str, float]:
     return found
 
 
-def instructions() -> dict[str, list[float]]:
+def instructions(counts: Sequence[int] = STRAIGHT) -> dict[str, list[float]]:
     """Microseconds of a launch of so many instructions, behind itself and behind 15 others of the size: straight-line code, one
     block of 64 threads on each SM, in a graph of 32."""
     import cupy
@@ -167,7 +167,7 @@ def instructions() -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     stream = cupy.cuda.Stream(non_blocking=True)
     y = cupy.zeros(64 * 132, cupy.float32)
-    for count in STRAIGHT:
+    for count in counts:
         body = "".join(f"v[{i % 8}] = v[{i % 8}] * a + {i + 1}.f;" for i in range(count))
         kernels = [
             cupy.RawModule(
@@ -178,20 +178,14 @@ def instructions() -> dict[str, list[float]]:
         ]
         found[str(count)] = []
         for different in (1, 16):
+            order = itertools.cycle(kernels[:different])
+
+            def launch(order: Iterator[Any] = order) -> None:
+                next(order)((132,), (64,), (y, cupy.float32(0.5)))
+
             with stream:
-                stream.begin_capture()
-                for i in range(32):
-                    kernels[i % different]((132,), (64,), (y, cupy.float32(0.5)))
-                graph = stream.end_capture()
-                taken = []
-                for _ in range(9):
-                    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-                    start.record(stream)
-                    graph.launch(stream)
-                    stop.record(stream)
-                    stop.synchronize()
-                    taken.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / 32)
-            found[str(count)].append(statistics.median(taken))
+                us = graph_us(launch, 32, 9)
+            found[str(count)].append(us)
     return found
 
 
@@ -217,15 +211,87 @@ def waits(module) -> dict[str, float]:
     return found
 
 
-def main(argv: list[str]) -> None:
+def graph_us(launch: Callable[[], None], count: int, samples: int = 7) -> float:
+    """Microseconds of one of `count` launches in a graph, the median over its replays. CuPy's current stream is captured."""
     import cupy
 
-    module = cupy.RawModule(code=SOURCE)
-    found: dict[str, Any] = {"max_active_clusters": clusters(module), "chain: MB read and written, us, GB/s": chain(module)}
-    found |= {"clocks of a cluster's meeting": meetings(), "clocks of a load behind a load": waits(module)}
-    found |= {"straight-line code: us behind itself, behind 15 others": instructions()}
-    hardware.write(Path(argv[0]), hardware.header(current()) | found)
+    stream = cupy.cuda.get_current_stream()
+    stream.begin_capture()
+    for _ in range(count):
+        launch()
+    graph = stream.end_capture()
+    graph.launch(stream)
+    taken = []
+    for _ in range(samples):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        graph.launch(stream)
+        stop.record(stream)
+        stop.synchronize()
+        taken.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / count)
+    return statistics.median(taken)
+
+
+def writing(megabytes: Sequence[int] = WRITTEN, blocks: Sequence[int] = (1, 2, 4)) -> list[list[Any]]:
+    """[way, MB, blocks of an SM, us, GB/s] of launches that only write (experiments/writing.cu): by 16 bytes of each thread, by
+    bulk copies of 8 KB from shared memory, and by boxes of 64 pixels and 64 of 256 channels."""
+    import cupy
+
+    device, rows = current(), list[list[Any]]()
+    module = cupy.RawModule(code=WRITING.read_text(), options=(f"--gpu-architecture={device.sm}",), backend="nvrtc")
+    by_threads, in_bulk, by_boxes = (module.get_function(name) for name in ("by_threads", "in_bulk", "by_boxes"))
+    with cupy.cuda.Stream(non_blocking=True):
+        for mb in megabytes:
+            y = cupy.zeros(mb << 20, cupy.uint8)
+            pieces, across = cupy.int32(y.nbytes // PIECE), cupy.int32(4)
+            shape = Map(("out", 0), (256, y.nbytes // 512), (512,), (64, 64))
+            box = np.frombuffer(encode_by_driver(shape, y.data.ptr), "V128")
+            for per_sm in blocks:
+                grid = (per_sm * device.num_sms,)
+                ways: dict[str, Callable[[], None]] = {
+                    "16 bytes of a thread": partial(by_threads, grid, (512,), (y, np.int64(y.nbytes // 16))),
+                    "bulk copies": partial(in_bulk, grid, (128,), (y, pieces)),
+                    "boxes of a tensor": partial(by_boxes, grid, (128,), (box, pieces, across)),
+                }
+                for way, launch in ways.items():
+                    us = graph_us(launch, 10)
+                    rows.append([way, mb, per_sm, round(us, 3), round(y.nbytes / us / 1e3, 1)])
+    return rows
+
+
+def table(data: dict[str, Any]) -> Iterator[str]:
+    """Of a result, the rates of writing: the best over the blocks of an SM."""
+    best: dict[tuple[str, int], float] = {}
+    for way, mb, _, _, rate in data.get("writing: way, MB, blocks of an SM, us, GB/s", ()):
+        best[way, mb] = max(best.get((way, mb), 0.0), rate)
+    sizes = sorted({mb for _, mb in best})
+    yield f"{'GB/s of writing only, MB':24} " + " ".join(f"{mb:>7}" for mb in sizes)
+    for way in dict.fromkeys(way for way, _ in best):
+        yield f"{way:24} " + " ".join(f"{best[way, mb]:7.0f}" for mb in sizes)
+
+
+def main(argv: list[str] | None = None) -> int:
+    import cupy
+
+    x, module = begun(__doc__ or "", argv), cupy.RawModule(code=SOURCE)
+    parts: dict[str, Callable[[], Any]] = {
+        "writing: way, MB, blocks of an SM, us, GB/s": partial(writing, (1,), (1,)) if x.small else writing,
+        "straight-line code: us behind itself, behind 15 others": partial(instructions, STRAIGHT[: 1 if x.small else None]),
+        "chain: MB read and written, us, GB/s": partial(chain, module, MEGABYTES[: 1 if x.small else None]),
+    }
+    if not x.small:  # what no emulator has: st.async of one word, the driver's count of clusters, loads at leisure
+        parts["clocks of a cluster's meeting"] = meetings
+        parts["max_active_clusters"] = partial(clusters, module)
+        parts["clocks of a load behind a load"] = partial(waits, module)
+    for name, part in parts.items():
+        x.step(name, partial(kept, x.data, name, part))
+    print("\n".join(table(x.data)), flush=True)
+    return x.done()
+
+
+def kept(data: dict[str, Any], name: str, part: Callable[[], Any]) -> None:
+    data[name] = part()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

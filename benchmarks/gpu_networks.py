@@ -7,6 +7,7 @@ their tactics few, for a machine on which a kernel takes seconds; such a plan sa
 import contextlib
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -329,3 +330,14 @@ def line(row: dict[str, Any]) -> str:
         f"error to emulator {error('error_to_emulator')}, to onnxruntime {error('error_to_onnxruntime')}{accuracy}, "
         f"built in {row['build_s']:.1f} s"
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    from benchmarks.experiments.run import begun
+
+    x = begun(__doc__ or "", argv)
+    return networks_part(x.out.parent, x.left, x.small)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

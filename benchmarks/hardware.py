@@ -4,6 +4,7 @@ python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      what 
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,16 +15,32 @@ from cuda_kernels import files
 from cuda_kernels.device import Device
 from tactics.measure import timing
 
-DEFAULT = Path("benchmarks/results")
+DEFAULT = Path(__file__).parent / "results"
+NEWEST = "h200"  # the GPU whose results are shown where none is named
+KNOWN = {"h200": "H200", "h100": "H100", "a100": "A100"}  # named devices, and the part of a GPU's title that tells them
 JUDGED = "judged elsewhere: error to onnxruntime, equal top-1, images"  # bench_networks --judge-kept
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def named_like(title: str) -> str:
+    """The named device that plans for a GPU of this title are predicted for."""
+    return next((name for name, part in KNOWN.items() if part in title), "h100")
+
+
+def folder_of(device: Device) -> Path:
+    """Of the GPU's results: its name among the known ones, else its title."""
+    known = named_like(device.title)
+    return DEFAULT / (known if KNOWN[known] in device.title else re.sub(r"\W+", "_", device.title.lower()))
 
 
 def header(device: Device) -> dict[str, Any]:
     """How each result begins: what it was measured on."""
     driver, emulated = timing.driver_version(), timing.is_emulated()
     note = "ON AN EMULATED DRIVER, no hardware: " if emulated else ""
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"device": f"{note}{device}", "driver": driver, "emulated": emulated, "date": date}
+    return {"device": f"{note}{device}", "driver": driver, "emulated": emulated, "date": now()}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:

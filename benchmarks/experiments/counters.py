@@ -2,12 +2,13 @@
 
     python -m benchmarks.experiments.counters --out FILE [--seconds 40] [--small] [TARGET ...]
 
-ncu runs this module again with `--target NAME`, which launches the tactic that predictions put first, and reports all metrics of
-SECTIONS of its last launch: stall reasons, throughput of L2 and DRAM. Clocks are left as they are.
+ncu runs this module again with `--target NAME`, which launches the tactic that predictions put first, and reports all metrics
+of SECTIONS of its last launch: stall reasons, throughput of L2 and DRAM. Clocks are left as they are.
 """
 
 import csv
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ SECTIONS = ("SpeedOfLight", "WarpStateStats", "MemoryWorkloadAnalysis", "Schedul
 RUNS = 3  # launches of the kernel; the last one is counted
 RESIDUAL = ConvProblem(32, 64, 56, 56, 256, 1, 1, epilogue=Epilogue(bias=True, residual=True, act=Activation("relu")))
 LONG = "vgg 56x56 256"
+STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active\.ratio$")
 SHOWN = ("gpu__time_duration.sum", "sm__throughput", "lts__throughput", "dram__throughput")
 
 
@@ -62,8 +64,8 @@ def launch(name: str, small: bool) -> None:
 
 
 def metrics(text: str, kernel: str) -> dict[str, float]:
-    """Of ncu's CSV (`--page raw`: a row of names, a row of units, a row for each launch) the numbers of the kernel's last launch.
-    ValueError where there is none."""
+    """The numbers of the last launch of a kernel in ncu's CSV, whose rows are names, units, and one for each launch. ValueError
+    where there is none."""
     start = text.find('"ID"')
     rows = list(csv.DictReader(io.StringIO(text[start:]))) if start >= 0 else []
     mine = [row for row in rows if kernel in (row.get("Kernel Name") or "")]
@@ -82,8 +84,8 @@ def counted(name: str, entry: Entry, x: Experiment) -> None:
     kernel = entry.tactic.kernel
     own = [sys.executable, "-m", "benchmarks.experiments.counters", "--target", name, *(["--small"] if x.small else [])]
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    how = ["--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw", "--kernel-name", kernel, "--launch-count", "2"]
-    command = [program(), *how, *sections, *own]
+    how = "--clock-control none --cache-control none --csv --page raw --launch-count 2 --kernel-name".split()
+    command = [program(), *how, kernel, *sections, *own]
     done = subprocess.run(command, capture_output=True, text=True, timeout=max(5.0, x.left))
     if done.returncode:
         raise RuntimeError(f"ncu ended with {done.returncode}: {(done.stdout + done.stderr)[-800:]}")
@@ -95,9 +97,9 @@ def counted(name: str, entry: Entry, x: Experiment) -> None:
 def shown(name: str, found: dict[str, float]) -> Iterator[str]:
     """The throughputs, and the reasons why warps wait, the longest first: cycles of an issued instruction."""
     yield f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in found.items() if k.startswith(SHOWN))
-    stalls = {k: v for k, v in found.items() if "issue_stalled" in k and k.endswith("per_issue_active.ratio") and "not_issued" not in k}
+    stalls = {m[1]: v for k, v in found.items() if (m := STALL.search(k)) and not m[1].endswith("not_issued")}
     waits = sorted(stalls.items(), key=lambda item: -item[1])[:8]
-    yield "  waits: " + ", ".join(f"{k.split('issue_stalled_')[1].split('_per_')[0]} {v:.2f}" for k, v in waits)
+    yield "  waits: " + ", ".join(f"{reason} {cycles:.2f}" for reason, cycles in waits)
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:

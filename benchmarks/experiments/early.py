@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hardware, timeline
-from benchmarks.bench_networks import Wanted, images, row_of
-from benchmarks.experiments import pack
+from benchmarks.bench_networks import Wanted, build, images, row_of
 from benchmarks.experiments.run import Experiment, begun
 from benchmarks.gpu_networks import replay_us
 from cuda_kernels.device import current
@@ -54,6 +53,10 @@ def child(file: Path, small: bool) -> dict[str, Any]:
     except (ImportError, RuntimeError) as e:
         found["no timeline"] = f"{type(e).__name__}: {e}"[:300]
     return found
+
+
+def make(one: Wanted, folder: Path) -> None:
+    build(one, folder, None, None)
 
 
 def ran(file: Path, way: str, x: Experiment) -> None:
@@ -91,9 +94,9 @@ def main(argv: list[str]) -> int:
         return 0
     x = begun(__doc__ or "", argv)
     with tempfile.TemporaryDirectory() as folder:
-        for one in wanted(x.small, hardware.named_for(current())):
+        for one in wanted(x.small, hardware.named_like(current().title)):
             file = one.file(Path(folder))
-            x.step(f"{one.name} engine", partial(pack.engine_file, one, Path(folder)), 10.0)
+            x.step(f"{one.name} engine", partial(make, one, Path(folder)), 10.0)
             for way in WAYS if file.exists() else ():
                 x.step(f"{one.name} {way}", partial(ran, file, way, x), 5.0)
     return x.done()

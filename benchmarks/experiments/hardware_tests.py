@@ -2,7 +2,7 @@
 
     python -m benchmarks.experiments.hardware_tests --out FILE [--seconds 160] [--small] [sanitizer]
 
-The end of its output goes into the file. Where all passed, the kernels of now are right: kernels.json (right.py) learns of them.
+The end of its output goes into the file. Where all passed, the kernels of now are right: kernels.json (right.py) learns it.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
-"""Every kernel that a row of `make gpu` loads: what is compiled before the row begins, and what `make gpu-pack` puts into a file.
+"""Every kernel that a row of `make gpu` loads: compiled before the row begins, or by `make gpu-pack` where there is no GPU.
 
-`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times, so
-its kernels are those of REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
+`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times,
+so its kernels are those of REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
 """
 
 import math
@@ -144,10 +144,10 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "measured-1": lambda device, small, _: [] if small else of_builds(MEASURED_1, device),
     "tests": lambda device, small, _: [] if small else of_tests(device),
     "changed": lambda device, small, out: launched(changed.pairs(out, device, small)),
-    "sanitizer": lambda device, *_: of_sanitizer(device),
+    "sanitizer": lambda device, small, _: [] if small else of_sanitizer(device),
     "compiled": lambda device, small, _: [] if small else of_plans(device),
     "networks": of_networks,
-    "conv": lambda device, *_: of_conv(device),
+    "conv": lambda device, small, _: [] if small else of_conv(device),
 }
 
 

@@ -192,7 +192,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {len(entries)} kernels, {len(data) >> 10} KiB; {time.monotonic() - begun:.0f} s", flush=True)
         hardware.write(stored.PACK / "manifest.json", manifest)
     used = sum(path.stat().st_size for path in stored.PACK.rglob("*") if path.is_file())
-    print(f"{stored.PACK}: {used / (1 << 20):.1f} MiB of {MOST_BYTES >> 20}; left out: {', '.join(manifest['left_out']) or 'nothing'}")
+    left_out = ", ".join(manifest["left_out"]) or "nothing"
+    print(f"{stored.PACK}: {used / (1 << 20):.1f} MiB of {MOST_BYTES >> 20}; left out: {left_out}")
     for text in manifest["failed"]:
         print(f"FAILED {text}", file=sys.stderr)
     return 1 if manifest["failed"] or manifest["left_out"] else 0
