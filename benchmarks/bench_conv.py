@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import hardware
 from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver_errors import is_fatal
@@ -364,7 +365,7 @@ def main(argv: list[str] | None = None) -> int:
     clock = Clock(bench.cupy.cuda.Device().pci_bus_id)
     timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
-    result: dict[str, Any] = {
+    result: dict[str, Any] = hardware.header(device) | {
         "what": __doc__.strip(),
         "machine": facts(device, clock, torch),
         "ceilings": ceilings(torch, clock),

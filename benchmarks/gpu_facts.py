@@ -265,7 +265,8 @@ def table(data: dict[str, Any]) -> Iterator[str]:
     for way, mb, _, _, rate in data.get("writing: way, MB, blocks of an SM, us, GB/s", ()):
         best[way, mb] = max(best.get((way, mb), 0.0), rate)
     sizes = sorted({mb for _, mb in best})
-    yield f"{'GB/s of writing only, MB':24} " + " ".join(f"{mb:>7}" for mb in sizes)
+    if best:
+        yield f"{'GB/s of writing only, MB':24} " + " ".join(f"{mb:>7}" for mb in sizes)
     for way in dict.fromkeys(way for way, _ in best):
         yield f"{way:24} " + " ".join(f"{best[way, mb]:7.0f}" for mb in sizes)
 

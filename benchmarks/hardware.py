@@ -4,9 +4,10 @@ python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      what 
 """
 
 import json
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,28 +78,110 @@ def whole_networks(folder: Path) -> Iterator[str]:
         yield f"{row['network']:24} {row['batch']:5} {times} {rest}"
 
 
+def built_networks(data: dict[str, Any]) -> Iterator[str]:
+    """Of a result of benchmarks.bench_networks: ours by predicted (p) and by measured times (m), beside PyTorch's two. `plan`:
+    the sum of the fastest plan's layers; `2:4`: dense over 2:4, the best of each; `gain`: the faster of PyTorch's over ours."""
+    kinds = [f"{kind}_{how}" for kind in ("dense", "sparse") for how in ("predicted", "measured")] + ["torch", "torch_compiled"]
+    titles = ("dense p", "dense m", "2:4 p", "2:4 m", "PyTorch", "compiled", "plan", "2:4", "gain")
+    yield f"{'network':24} {'batch':>5} {' '.join(f'{t:>8}' for t in titles)}"
+    for row in data["rows"]:
+        us = {kind: row[kind]["us"] for kind in kinds if kind in row and "us" in row[kind]}
+        ours = {kind: us[kind] for kind in kinds[:4] if kind in us}
+        if not ours:
+            yield f"{row['network']:24} {row['batch']:5} failed: {'; '.join(map(str, row['failed'].values()))[:80]}"
+            continue
+        best = min(ours, key=ours.__getitem__)
+        dense, sparse, theirs = (
+            min([us[k] for k in of if k in us], default=math.nan) for of in (kinds[:2], kinds[2:4], kinds[4:])
+        )
+        numbers = [us.get(kind, math.nan) for kind in kinds] + [row[best]["planned_us"]]
+        cells = " ".join(f"{n:8.1f}" if n == n else f"{'-':>8}" for n in numbers)
+        yield f"{row['network']:24} {row['batch']:5} {cells} " + " ".join(
+            f"{n:8.2f}" if n == n else f"{'-':>8}" for n in (dense / sparse, theirs / ours[best])
+        )
+        timed = f"{row.get('tactics timed', 0)} tactics of {row.get('problems', 0)} problems timed until then"
+        for kind in (k for k in ours if k.endswith("_measured")):
+            sums = f"plan {row[kind]['planned_us']:.1f} us, graph {us[kind]:.1f}"
+            yield f"  {kind}: built in {row[kind]['build_s']:.0f} s, {timed}; {sums}"
+
+
+def tested(data: dict[str, Any]) -> Iterator[str]:
+    yield data["last_line"]
+
+
+def right(data: dict[str, Any]) -> Iterator[str]:
+    yield "right: " + ", ".join(f"{kernel} ({count} tactics)" for kernel, count in data.get("right", {}).items())
+
+
+def older_networks(data: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.gpu_networks import line
+
+    yield from (f"{row['network']}: {line(row)}" for row in data["networks"])
+
+
+def convolutions(data: dict[str, Any]) -> Iterator[str]:
+    from benchmarks.bench_conv import table
+
+    yield table(data["rows"])
+
+
+def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
+    """A row's file -> what it says, as lines; none where it says nothing."""
+    from benchmarks import gpu_facts
+    from benchmarks.experiments import changed, counters, early, layers, peers
+
+    return {
+        "right.json": right,
+        "compute_bound.json": layers.table,
+        "measured.json": built_networks,
+        "early.json": early.table,
+        "peers.json": peers.table,
+        "batches.json": built_networks,
+        "facts.json": gpu_facts.table,
+        "counters.json": counters.table,
+        "measured_1.json": built_networks,
+        "tests.json": tested,
+        "changed.json": changed.table,
+        "sanitizer.json": tested,
+        "compiled.json": built_networks,
+        "networks.json": older_networks,
+        "conv.json": convolutions,
+    }
+
+
+def shown(folder: Path) -> Iterator[str]:
+    """All results of a folder. ValueError for one that is no hardware's."""
+    if (folder / "bench_networks.json").exists():
+        found = read(folder / "bench_networks.json")
+        yield f"{found['device']}, driver {found['driver']}, {found['date']}; microseconds of a graph's replay"
+        yield from whole_networks(folder)
+    if (folder / "summary.json").exists():
+        found = read(folder / "summary.json")
+        yield f"{found['device']}, driver {found['driver']}, last call {found['date'][:16]}"
+        yield from (f"{name}: {row['status']}, {row['seconds']} s" for name, row in found.get("rows", {}).items())
+    for name, table in tables().items():
+        if not (folder / name).exists():
+            continue
+        found = read(folder / name)
+        if lines := list(table(found)):
+            device = found["device"].partition(" (")[0]
+            yield from ("", f"{name}: {device}, driver {found['driver']}, {found['date'][:16]}", *lines)
+        if found.get("left_out"):
+            yield f"left out: {', '.join(found['left_out'])}"
+
+
 def main(argv: list[str]) -> int:
-    folder = Path(argv[0]) if argv else DEFAULT
-    folder = folder if folder.exists() else Path(__file__).parent / "results" / folder
+    folder = Path(argv[0] if argv else NEWEST)
+    folder = folder if folder.exists() else DEFAULT / folder
     try:
-        if (folder / "bench_networks.json").exists():
-            found = read(folder / "bench_networks.json")
-            print(f"{found['device']}, driver {found['driver']}, {found['date']}; microseconds of a graph's replay")
-            print("\n".join(whole_networks(folder)))
-            if not (folder / "summary.json").exists():
-                return 0
-        summary = read(folder / "summary.json")
-        networks = read(folder / "networks.json") if (folder / "networks.json").exists() else {"networks": []}
+        lines = list(shown(folder))
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    print(f"{summary['device']}, driver {summary['driver']}, {summary['date']}")
-    for name, part in summary["parts"].items():
-        print(f"{name}: {part['status']}, {part['seconds']} s")
-    from benchmarks.gpu_networks import line
-
-    for row in networks["networks"]:
-        print(f"{row['network']}: {line(row)}")
+    if not lines:
+        print(f"error: {folder}: expected results of `make gpu`, summary.json among them, found none", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, gpu_networks, hardware
+from benchmarks.experiments import kernels
 from cuda_kernels import device as devices
 from tactics.measure import timing
 from tactics.step import Launch
@@ -76,25 +77,16 @@ def test_a_plan_of_emulated_times_says_so(driver):
     assert timing_record(device).label == f"measured({H200.title})"
 
 
-def test_each_part_that_cannot_run_says_why(driver, monkeypatch):
-    driver("580.00.emulated")
-    assert "machine code" in gpu.why_left_out("conv") and "NVIDIA's driver" in gpu.why_left_out("sanitizer")
-    driver("580.65.06")
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert "pip install torch" in gpu.why_left_out("conv")
-    assert not any(gpu.why_left_out(name) for name in ("compile", "tests", "networks", "sanitizer"))
-
-
 def test_the_kernels_of_every_network_are_compiled_first(tmp_path):
     """Those of the plan, of all other tactics that a build times, and of what large convolutions are compared with."""
-    wanted = set(gpu.variants(H200, True, tmp_path))
+    wanted = set(kernels.of_row("networks", H200, True, tmp_path))
     (case,), note = gpu_networks.cases(True, tmp_path)
     assert "says how fast" in note
     from tactics.launches import launches
 
     work = gpu_networks.work(H200, True, tmp_path)
     timed = {
-        (s.kernel, s.values)
+        (s.kernel, tuple(sorted(s.values)))
         for p, tactics in work
         for t in gpu_networks.few(tactics)
         for s in launches(p, t)
@@ -155,40 +147,44 @@ def test_a_network_that_computes_something_else_is_an_error(finite, error, text)
     assert text in wrong and bool(wrong) == bool(text)
 
 
-@pytest.mark.parametrize("words", [["--parts", "compile,nonsense"], ["--seconds", "0"], ["--seconds", "nan"]])
-def test_wrong_arguments_are_refused(words, capsys):
-    with pytest.raises(SystemExit) as e:
-        gpu.main(words)
-    assert e.value.code == 2 and "expected" in capsys.readouterr().err
+OFF_GPU = ("peers", "counters", "sanitizer", "compiled", "conv")  # machine code of others
 
 
 @pytest.mark.driver
 @timed
-def test_everything_runs_on_the_emulated_driver(tmp_path):
-    """`make gpu` from beginning to end, the driver's checks on, with whole results that are refused as hardware's."""
+def test_every_row_runs_on_the_emulated_driver(tmp_path):
+    """`make gpu` from beginning to end at a small size, the driver's checks on; rows that need a GPU's machine code are left out
+    with the reason. The results are refused as hardware's. A second call has nothing left to do."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)],
-        cwd=ROOT,
-        timeout=560,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), "--seconds", "500"]
+    options = {"cwd": ROOT, "timeout": 560, "env": os.environ | {"PYTHONPATH": path}, "capture_output": True, "text": True}
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("ON AN EMULATED DRIVER, no hardware: NVIDIA H200")
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", *gpu.PARTS[:3])}
-    assert all(data["emulated"] and data["device"].startswith("ON AN EMULATED DRIVER") for data in found.values())
-    status = {name: part["status"] for name, part in found["summary"]["parts"].items()}
-    assert [status[name] for name in gpu.PARTS[:3]] == ["ok"] * 3
-    assert "cuDNN is machine code" in status["conv"] and "compute-sanitizer needs NVIDIA's driver" in status["sanitizer"]
-    assert found["compile"]["kernels"] > 50 and not found["compile"]["failed"] and found["compile"]["emulator"] == "built"
-    assert found["tests"]["returncode"] == 0 and " passed" in found["tests"]["last_line"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    status = {name: row["status"] for name, row in summary["rows"].items()}
+    ran = [row for row in gpu.ROWS if row.name not in OFF_GPU]
+    assert [status[row.name] for row in ran] == ["ok"] * len(ran), done.stdout
+    reasons = ("which the emulated driver cannot run", "needs NVIDIA's driver")
+    assert all(status[name].startswith("left out: ") and status[name].endswith(reasons) for name in OFF_GPU)
+    for file in ("summary.json", *(row.file for row in ran)):
+        with pytest.raises(ValueError, match="its times are no hardware's"):
+            hardware.read(tmp_path / file)
+    found = {row.name: json.loads((tmp_path / row.file).read_text()) for row in ran}
+    assert all(len(layer["tactics"]) == 2 and layer["gain"] > 0 for layer in found["layers"]["layers"])
+    (measured,) = found["measured"]["rows"]
+    assert measured["dense_measured"]["us"] > 0 < measured["sparse_predicted"]["us"] and measured["tactics timed"] > 2
+    (ways,) = found["early"]["engines"].values()
+    assert set(ways) == {"early", "rawkernel"} and all(way["graph"]["us"] > 0 for way in ways.values())
+    assert " passed" in found["tests"]["last_line"] and len(found["changed"]["rows"]) == 2
+    assert (
+        set(found["right"]["right"]) == {"pool", "resize"}
+        and len(found["facts"]["writing: way, MB, blocks of an SM, us, GB/s"]) == 3
+    )
     (row,) = found["networks"]["networks"]
     assert not {"errors", "left_out"} & {key for key in found["networks"] if found["networks"][key]}
     assert "unfinished" not in found["networks"] and row["timing"]["kind"] == "measured" and row["finite"]
     assert row["error_to_emulator"] < 1e-3 and row["error_to_onnxruntime"] < 1e-2 and row["network_us"]["us"] > 0
     assert len(row["layers"]) >= 2 and all(layer["profiled_us"] > 0 for layer in row["layers"])
-    for name in found:
-        with pytest.raises(ValueError, match="its times are no hardware's"):
-            hardware.read(tmp_path / f"{name}.json")
+    again = subprocess.run(command, **options)
+    assert again.returncode == 0 and again.stdout.count(" is answered: ") == len(ran), again.stdout
