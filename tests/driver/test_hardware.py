@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, gpu_networks, hardware
-from benchmarks.experiments import kernels
+from benchmarks.experiments import kernels, peers
 from cuda_kernels import device as devices
 from tactics.measure import timing
 from tactics.step import Launch
@@ -153,8 +153,8 @@ OFF_GPU = ("peers", "counters", "sanitizer", "compiled", "conv")  # machine code
 @pytest.mark.driver
 @timed
 def test_every_row_runs_on_the_emulated_driver(tmp_path):
-    """`make gpu` from beginning to end at a small size, the driver's checks on; rows that need a GPU's machine code are left out
-    with the reason. The results are refused as hardware's. A second call has nothing left to do."""
+    """`make gpu` from beginning to end at a small size, the driver's checks on; rows that need a GPU's machine code
+    are left out with the reason. The results are refused as hardware's. A second call has nothing left to do."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), "--seconds", "500"]
     options = {"cwd": ROOT, "timeout": 560, "env": os.environ | {"PYTHONPATH": path}, "capture_output": True, "text": True}
@@ -188,3 +188,19 @@ def test_every_row_runs_on_the_emulated_driver(tmp_path):
     assert len(row["layers"]) >= 2 and all(layer["profiled_us"] > 0 for layer in row["layers"])
     again = subprocess.run(command, **options)
     assert again.returncode == 0 and again.stdout.count(" is answered: ") == len(ran), again.stdout
+
+
+@pytest.mark.driver
+@timed
+def test_the_row_of_peers_is_rehearsed_with_a_torch_that_computes_nothing(tmp_path):
+    """Which calls are made, in which order, by which process: the numbers are no peer's."""
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests" / "fake_torch"), str(ROOT)]))
+    command = [sys.executable, "-m", "benchmarks.experiments.peers", "--out", str(tmp_path / "peers.json"), "--seconds", "150"]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "peers.json").read_text())
+    assert found["torch"]["version"] == "0.0 (rehearsal)" and len(found["layers"]) == 2
+    for row in found["layers"]:
+        assert not row["failed"] and set(peers.LABELS) <= set(row)
+        assert row["cusparselt"]["dtype"] == "float16" and row["cusparselt"]["rel_error"] < 1e-2
+        assert all(row[label]["us"] > 0 and row[label]["watts"] > 0 for label in peers.LABELS)
