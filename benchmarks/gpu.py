@@ -59,6 +59,8 @@ ROWS = (
         f"{BUILDS} --tuning 100 resnet50:32:dense,sparse"),
     Row("6", "early", 40, "the time that no layer takes", "early.json", (), f"benchmarks.experiments.early {IN_TIME}"),
     Row("2", "peers", 120, "the honest ceiling", "peers.json", ("torch",), f"benchmarks.experiments.peers {IN_TIME}"),
+    Row("1", "untimed", 70, "tactics that prices prefer untimed", "untimed.json", (),
+        f"benchmarks.experiments.changed {IN_TIME} untimed"),
     Row("5", "batches", 60, "gains in networks", "batches.json", (),
         "benchmarks.bench_networks --out {out} --seconds {seconds} resnet50:128 vgg19:32 vae_decoder:1 resnet50:256 realesr:1 "
         "resnet50:8 vgg19:128 vae_decoder:4 resnet50:32 vgg19:1 resnet50:1"),

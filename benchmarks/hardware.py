@@ -136,6 +136,7 @@ def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
         "measured.json": built_networks,
         "early.json": early.table,
         "peers.json": peers.table,
+        "untimed.json": changed.table,
         "batches.json": built_networks,
         "facts.json": gpu_facts.table,
         "counters.json": counters.table,

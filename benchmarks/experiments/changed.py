@@ -1,6 +1,7 @@
-"""Row `changed`: tactics of kernels that have changed since a GPU timed them, and tactics that predictions prefer untimed.
+"""Rows `changed` and `untimed`: tactics of kernels that have changed since a GPU timed them; tactics that predictions prefer
+and that nobody has timed, beside the best timed ones of their kind.
 
-    python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small]
+    python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small] [untimed]
 
 timed.json beside a GPU's tactics.jsonl has the hash of each kernel's sources when its rows were taken, as kernels.json has
 (right.py). Medians of SAMPLES. `python -m benchmarks.our_times` reads the rows once they are in tactics.jsonl (`--merge FILE`).
@@ -18,9 +19,11 @@ from typing import Any
 from benchmarks import hardware, our_times
 from benchmarks.experiments import right
 from benchmarks.experiments.run import Experiment, begun
-from cuda_kernels.device import Device
+from benchmarks.hardware import NEWEST
+from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.measure.worker import Bench
+from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
@@ -45,7 +48,7 @@ def stale(folder: Path) -> list[Pair]:
 
 def pairs(out: Path, device: Device, small: bool) -> list[Pair]:
     """What is to be timed: of the GPU that OUT names, else of the one with most rows; those that are offered on the device."""
-    folder = out if (out / FILES[0]).exists() else our_times.RESULTS / "h200"
+    folder = out if (out / FILES[0]).exists() else our_times.RESULTS / NEWEST
     offered: dict[Problem, set[Tactic]] = {}
     found = []
     for problem, tactic in stale(folder):
@@ -56,6 +59,18 @@ def pairs(out: Path, device: Device, small: bool) -> list[Pair]:
         if tactic in offered[problem]:
             found.append((problem, tactic))
     return sorted(found, key=lambda pair: pair[0].macs)[:2] if small else found
+
+
+def untimed(gpu: str, device: Device, small: bool) -> list[Pair]:
+    """Each tactic that predictions prefer untimed, and the fastest that was timed with its formats and kind of weights."""
+    best: dict[object, tuple[float, Tactic]] = {}
+    for row in our_times.read(gpu):
+        kind = row.problem, row.tactic.ins, row.tactic.out, row.tactic.sparse
+        best[kind] = min(best.get(kind, (row.us, row.tactic)), (row.us, row.tactic), key=lambda of: of[0])
+    found: list[Pair] = []
+    for problem, tactic in our_times.untimed_preferred(gpu):
+        found += [(problem, tactic), (problem, best[problem, tactic.ins, tactic.out, tactic.sparse][1])]
+    return sorted(dict.fromkeys(found), key=lambda pair: pair[0].macs)[:2] if small else list(dict.fromkeys(found))
 
 
 def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) -> None:
@@ -84,11 +99,14 @@ def merge(file: Path) -> None:
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:
-    yield f"{len(data.get('rows', ()))} tactics of changed kernels timed: {', '.join(sorted(kernels_of(data)))}"
-
-
-def kernels_of(data: dict[str, Any]) -> set[str]:
-    return {Tactic.parse(row["tactic"]).kernel for row in data.get("rows", ())}
+    """Of a result, what our_times says of its rows."""
+    rows = [
+        our_times.Timed(codec.from_json(row["problem"]), Tactic.parse(row["tactic"]), row["us"], row["run"])
+        for row in data.get("rows", ())
+    ]
+    predicted = {row: predict_us(row.problem, row.tactic, named(NEWEST)) for row in rows}
+    if rows:
+        yield from (*our_times.by_kernel(rows, predicted), our_times.chosen(rows, predicted))
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +115,8 @@ def main(argv: list[str]) -> int:
         return 0
     x, bench = begun(__doc__ or "", argv), None
     by_problem: dict[Problem, list[Tactic]] = {}
-    for problem, tactic in pairs(x.out.parent, x.device, x.small):
+    wanted = untimed(NEWEST, x.device, x.small) if "untimed" in x.words else pairs(x.out.parent, x.device, x.small)
+    for problem, tactic in wanted:
         by_problem.setdefault(problem, []).append(tactic)
     for problem, tactics in by_problem.items():
         bench = bench or Bench(x.device)

@@ -17,6 +17,7 @@ import gpu_runtime as gr
 from benchmarks import bench_conv, gpu_networks
 from benchmarks.bench_networks import KINDS, model_of, row_of
 from benchmarks.experiments import changed, counters, layers, right, stored
+from benchmarks.hardware import NEWEST
 from cuda_kernels.device import Device
 from gpu_runtime.runtime import feeds
 from gpu_runtime.runtime.plan_record import EngineRecord, LaunchStep
@@ -141,6 +142,7 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "early": lambda device, small, _: [] if small else of_plans(device),
     "peers": lambda device, small, _: of_layers(device, small),
     "batches": lambda device, small, _: [] if small else of_plans(device),
+    "untimed": lambda device, small, _: launched(changed.untimed(NEWEST, device, small)),
     "facts": lambda *_: [],
     "counters": lambda device, small, _: counters.kernels(device, small),
     "measured-1": lambda device, small, _: [] if small else of_builds(MEASURED_1, device),
