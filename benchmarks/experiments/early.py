@@ -2,13 +2,15 @@
 
     python -m benchmarks.experiments.early --out FILE [--seconds 40] [--small] [NAME:BATCH:KIND ...]
 
-Each network runs in a process of its own, once as always and once with GPU_RUNTIME_LAUNCH=rawkernel. Of each: the median of
-REPLAYS of the graph, the layers between two events (Context.profile), and, where PyTorch is installed, the timeline by CUPTI
-(benchmarks/timeline.py). The difference of graph and layers, with and without early launches, tells whether blocks that wait
-for the launch ahead take room from the blocks that it still has to begin.
+Each network runs in a process of its own for each of WAYS: as always; without early launches (GPU_RUNTIME_LAUNCH=rawkernel);
+and early, but with each block of launches of no more blocks than SMs alone on its SM, as it asks for most of the shared memory.
+Of each: the median of the graph's replays, the layers between two events (Context.profile), and, where PyTorch is installed, the
+timeline by CUPTI (benchmarks/timeline.py). If a graph takes longer than its layers since blocks that begin early are packed on
+few SMs (benchmarks/NOTES.md), it takes its layers' time in the other two ways.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,9 +26,11 @@ from benchmarks.bench_networks import Wanted, build, images, row_of
 from benchmarks.experiments.run import Experiment, begun
 from benchmarks.gpu_networks import replay_us
 from cuda_kernels.device import current
+from cuda_kernels.launch import Cuda, Kernel, Triple
 
 NETWORKS, SMALL = ("timm_poolformer_s12:32:dense", "resnet50:32:dense"), ("two_layers:1:dense",)
-WAYS = {"early": "", "rawkernel": "rawkernel"}  # and the value of GPU_RUNTIME_LAUNCH
+WAYS = {"early": "", "rawkernel": "rawkernel", "apart": ""}  # and the value of GPU_RUNTIME_LAUNCH
+ALONE_BYTES = 116 << 10  # of shared memory: two such blocks do not fit on an SM of 228 KB
 EVENTS_US = 4.1  # what two events around a layer take
 
 
@@ -36,10 +40,22 @@ def wanted(small: bool, device: str) -> list[Wanted]:
     return [Wanted(row.name, row.batch, kind, device) for row in rows for kind in row.kinds]
 
 
-def child(file: Path, small: bool) -> dict[str, Any]:
-    """An engine's numbers by the way of launching that the environment asks for."""
+def keep_apart() -> None:
+    """From now on, launches of no more blocks than SMs ask for so much shared memory that each block is alone on its SM."""
+    launch = Cuda.launch
+
+    def alone(gpu: Cuda, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
+        launch(gpu, kernel, grid, block, max(smem, ALONE_BYTES) if math.prod(grid) <= gpu.device.num_sms else smem, params)
+
+    Cuda.launch = alone  # type: ignore[method-assign, assignment]
+
+
+def child(file: Path, way: str, small: bool) -> dict[str, Any]:
+    """An engine's numbers by a way of launching; the environment has its GPU_RUNTIME_LAUNCH."""
     import gpu_runtime as gr
 
+    if way == "apart":
+        keep_apart()
     engine = gr.load(file)
     feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}
     with engine.context() as ctx:
@@ -62,7 +78,7 @@ def make(one: Wanted, folder: Path) -> None:
 def ran(file: Path, way: str, x: Experiment) -> None:
     """A process for one engine and way. RuntimeError: it did not end with 0 in time."""
     out = file.with_suffix(f".{way}.json")
-    command = [sys.executable, "-m", "benchmarks.experiments.early", "--child", str(file), str(out)]
+    command = [sys.executable, "-m", "benchmarks.experiments.early", "--child", str(file), way, str(out)]
     env = {**os.environ, "GPU_RUNTIME_LAUNCH": WAYS[way]}
     done = subprocess.run(
         [*command, *(["--small"] if x.small else [])], env=env, capture_output=True, text=True, timeout=max(5.0, x.left)
@@ -90,7 +106,7 @@ def table(data: dict[str, Any]) -> Iterator[str]:
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["--child"]:
-        Path(argv[2]).write_text(json.dumps(child(Path(argv[1]), "--small" in argv)))
+        Path(argv[3]).write_text(json.dumps(child(Path(argv[1]), argv[2], "--small" in argv)))
         return 0
     x = begun(__doc__ or "", argv)
     with tempfile.TemporaryDirectory() as folder:
