@@ -18,10 +18,11 @@ from cuda_kernels.device import Device, named
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.plan_record import Layer
 from gpu_runtime.text import table
-from tactics.families.conv_gemm import KEPT_SUMS, L2_LATENCY_CLK, num_tiles
+from tactics.families.conv_gemm import L2_LATENCY_CLK, num_tiles
 from tactics.problems.convolution import ConvProblem
 from tactics.roofline import sm_l2
 from tactics.tactic import Tile
+from tactics.tiles import KEPT_SUMS
 
 NAMES = ("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny")
 

@@ -1,4 +1,6 @@
-"""The tiles that convolutions on tensor cores are tried with, and the registers that they take."""
+"""The tiles that convolutions on tensor cores are tried with, the registers that they take, and sums of a split K."""
+
+import math
 
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
@@ -62,6 +64,7 @@ STRIP_REGISTERS = {
     (True, 128, 128, 64, 2): 234, (True, 128, 128, 64, 4): 183, (True, 128, 256, 64, 4): 234, (True, 256, 128, 64, 2): 234,
 }
 # fmt: on
+KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
 MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, of what compiles without spills
 
 
@@ -101,3 +104,15 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
     t = tactic.gemm
     apart = t.m * t.n // t.threads < 128 or (t.threads > 128 and not tactic.sparse)
     return len(tactic.ins) > 1 + gated and apart and not (linear(tactic.out) or t.stream or t.split > 1)
+
+
+def in_parts(end: float, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float, latency: float) -> float:
+    """The end of a tile with the sum of a split K: partial sums out, arrival counted, and the last arriver reads them one after
+    the other. A run of stages (stream-K) begins in one tile and ends in another."""
+    t = tactic.gemm
+    if t.split == 1 and not t.stream:
+        return end
+    parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
+    read = parts - (t.m * t.n <= KEPT_SUMS * t.threads)
+    end += (3 + read) * latency + (1 + read) * t.m * t.n * 4 / bytes_per_clk
+    return end * (math.ceil(tiles / blocks) + 1) if t.stream else end

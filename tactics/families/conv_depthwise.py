@@ -16,7 +16,7 @@ alone is 1.9 times too fast.
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -45,15 +45,18 @@ STATIC_SMEM = 48 * 1024  # of weights, at most
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-# Of an SM's issue slots, at most, by each of its warps, and by the root of few: so an H200's times are. That launches of few
-# blocks leave an SM few warps is counted where it was timed: of staged tactics.
-ISSUE_EFFICIENCY, ISSUE_PER_WARP, ISSUE_OF_FEW, FEW_MEASURED = 0.8, 0.065, 0.18, ("sm_90a",)
+ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most, and by each of its warps
 L1_BYTES_PER_CLK = 128
 # Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
 COPY_INSTRUCTIONS = 121
 STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
+# What an H200's times show, fitted to one half of the timed problems (benchmarks/our_times.py); of other GPUs nothing is known.
+# Of staged tactics, issue slots of an SM at most, and by each of its warps that are there, without and with a stride; by the
+# root of few. Without one a block waits for slots and for shared memory in turn (root of the sum of squares), for memory once
+# a launch. Of blocks that load straight from memory, latencies so many times.
+MEASURED_ON, STAGED_ISSUE, STAGED_OF_FEW, SCALAR_LATENCY = ("sm_90a",), ((1.0, 0.045), (0.85, 0.057)), 0.18, 1.4
 
 # Small patches for small images and many blocks, large ones where the window's reach would make a small one's halo costly;
 # multiples of 7 fit the images of networks that began at 224.
@@ -342,14 +345,24 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
-    if not t.mma:
-        few = staged(tactic) and device.sm in FEW_MEASURED
-        warps = (min(at_once, math.ceil(blocks / device.num_sms)) if few else at_once) * math.ceil(size / 32)
-        clk["issue"] /= min(ISSUE_EFFICIENCY, max(ISSUE_PER_WARP * warps, ISSUE_OF_FEW * math.sqrt(warps) * few))
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # One block's own instructions do not overlap with its latency; those of the others do.
-    block = max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]) if t.mma else max(clk.values())
-    return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, block, alone + more[1]))
+    rounds, warps = partial(rounds_us, device, clk, blocks, at_once), math.ceil(size / 32)
+    if t.mma:
+        us = rounds(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more[1])
+    elif device.sm in MEASURED_ON and staged(tactic):
+        warps *= min(at_once, math.ceil(blocks / device.num_sms))
+        strided = (e_h, e_w) != (1, 1)
+        most, of_warp = STAGED_ISSUE[strided]
+        clk["issue"] /= min(most, max(of_warp * warps, STAGED_OF_FEW * math.sqrt(warps)))
+        if strided:
+            us = rounds(max(clk.values()), alone + more[1])
+        else:
+            us = rounds(math.hypot(clk["issue"], clk["l1"]), 0, 2 * LATENCY_CLK + more[1])
+    else:
+        clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * warps)
+        us = rounds(max(clk.values()), alone * (SCALAR_LATENCY if device.sm in MEASURED_ON else 1) + more[1])
+    return convolved(p, tactic, weight_bytes(p), us)
 
 
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:

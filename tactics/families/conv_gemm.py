@@ -53,6 +53,7 @@ from tactics.tiles import (
     DENSE_TILES,
     SPARSE_TILES,
     early_residual,
+    in_parts,
     no_room_for_norm,
     out_of_registers,
     registers,
@@ -70,7 +71,6 @@ LOADED_LATENCY_CLK = 1080
 FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
-KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
 STORED_AGAIN = {"sm_90a": 1}  # vectors of outputs and residuals count so often more, as an H200 took them; others untimed
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
 # What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
@@ -426,16 +426,15 @@ def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
     """Clocks of a block from its last product to its last store, latencies aside."""
-    t = tactic.gemm
-    clk = epilogue_issue_clk(p, tactic) + stored_bytes(p, tactic) / bytes_per_clk
+    clk = epilogue_issue_clk(p, tactic) + stored_bytes(p, tactic) / bytes_per_clk + scattered_clk(p, tactic)
     clk += NORM_CLK if p.prologue.normalized else 0
-    if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
-        clk += min(t.m, p.k) * t.n * min(16, p.k) / 32
-    if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads them one after the other
-        parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
-        read = parts - (t.m * t.n <= KEPT_SUMS * t.threads)
-        clk += (3 + read) * L2_LATENCY_CLK + (1 + read) * t.m * t.n * 4 / bytes_per_clk
-    return clk * (math.ceil(tiles / blocks) + 1) if t.stream else clk  # a run of stages begins in one tile, ends in another
+    return in_parts(clk, tactic, tiles, blocks, bytes_per_clk, L2_LATENCY_CLK)
+
+
+def scattered_clk(p: ConvProblem, tactic: Tactic) -> float:
+    """What neighbouring pixels that lie apart add to a tile's stores: up to 16 sectors for the 2 of a plane."""
+    t = tactic.gemm
+    return min(t.m, p.k) * t.n * min(16, p.k) / 32 if tactic.out.layout == "hwc" else 0.0
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:

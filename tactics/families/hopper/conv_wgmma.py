@@ -5,10 +5,10 @@ K is (tap; channel), a stage 64 channels of one tap, or, of strips, of a column 
 and stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a
 tensor map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
 
-Prediction: a stage takes the largest of what tensor cores, the port of shared memory, L2 and latency take
-(tactics/families/hopper/tiles.py, from published figures), 2:4 weights what their loads take, a batch at a time. The rest is
-that of conv_gemm. Blocks are persistent: copies of the next tile run during an epilogue, and with ping-pong the other
-warpgroup's products do.
+Prediction: a stage takes what tensor cores, the port of shared memory, L2 and latency take together (figures published:
+tactics/families/hopper/tiles.py), 2:4 weights what their loads take, a batch at a time. Blocks are persistent: copies of the
+next tile run during an epilogue, and with ping-pong the other warpgroup's products do, beside which outputs and residuals take
+an SM's time. What a tile's end takes, an H200 has shown.
 """
 
 import math
@@ -21,6 +21,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
+from cuda_kernels.rates import rates
 from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
 from tactics.families.conv_gemm import alike as alike
@@ -34,27 +35,32 @@ from tactics.main_loops import UNTIMED
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, Reason, no_room, unsupported
-from tactics.roofline import Counts, clusters_at_once, convolved, sm_l2
-from tactics.step import NULL, Launch, Store, ints, launch, linear
+from tactics.roofline import Counts, clusters_at_once, convolved, together
+from tactics.step import NULL, Launch, Store, epilogue_instructions, ints, launch, linear
 from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
+from tactics.tiles import in_parts
 
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
 ROWS = 64  # of weights, that an instruction multiplies
 MOST_STAGES = 12
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
-BOUND = {"tensor": "mma", "port": "smem", "l2": "l2", "latency": "latency"}  # as tactics.roofline calls what bounds a loop
 WINDOW_ROWS = 3  # of strips: taps of a stage
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
-# Of an H200 (benchmarks/results/h200), as the three below. A residual, which threads copy by 16 bytes, counts as so many bytes
-# of outputs. Of ping-pong, what a tile's end takes from the other warpgroup: clocks of its instructions, bytes of the outputs
-# and of the residual of a tile of 128 x 128, of smaller tiles less than in proportion. Chosen by 955 tactics timed alone, and
-# with less weight by layers in networks.
-RESIDUAL_BYTES, SHARED_INSTRUCTIONS, SHARED_OUTPUT, SHARED_RESIDUAL, LARGE_TILE = 2, 0.5, 2.5, 4, 128 * 128
+# Of an H200 (benchmarks/results/h200), fitted to one half of the timed problems (benchmarks/our_times.py). At the end of a tile
+# a warpgroup takes OUTPUT_ALONE clocks for each of its outputs beside their instructions, all of an SM together OUTPUT_CLK, and
+# RESIDUAL_CLK where a residual is added: of ping-pong tiles with three parts, 64x192, the share THREE_PARTS (why is unknown;
+# both halves of the problems show it). Of one warpgroup's products OVERLAPPED stands beside that, the rest runs meanwhile.
+OUTPUT_ALONE, OUTPUT_CLK, RESIDUAL_CLK, THREE_PARTS, OVERLAPPED = 0.05, 0.145, 0.22, 0.3, 0.9
+SHARED_L2 = 1.4  # bytes that L2 delivers over what `rates` has: blocks side by side ask for the same lines
+SM_L2 = 64  # bytes a clock that an SM takes from L2 by TMA: 49 and more were seen where half of the SMs are idle
 CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
+SAME_WEIGHTS_CLK = 1000  # beyond that, where a cluster's blocks share weights, not pixels
 START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
-LOADED_CLK = 400  # of loads of 2:4 weights under load: 205 tactics are then as predicted in the median
+LOADED_CLK = 620  # of loads of 2:4 weights under load
+STRIP_LOADED_CLK = 150  # the same behind a stage's products: of strips, where they wait behind copies of the stage just freed
+SUMMED_CLK = 450  # of a load or a store of partial sums in L2, behind another one
 # (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
@@ -392,34 +398,50 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 
 @lru_cache(maxsize=16384)
 def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
-    t, f, steps = tactic.gemm, CENTRE, k_stages(p)
+    t, steps = tactic.gemm, k_stages(p)
     across, along, deep = t.cluster
     tiles = _units(p, tactic) * across * along * merged(p).count
     ways = t.split * deep
     blocks = t.stream or t.persist or tiles * ways
-    per_clk = sm_l2(device, blocks)
-    at = stage(_model(t, tactic.sparse), f, per_clk)
-    each = max(at.clocks, at.tensor / f.held)
-    if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
-        loads = LOADED_CLK / _batch(t) + weight_bytes(t.m, True) / per_clk
-        each = max(at.clocks, loads) / f.sparse_clock
-    stored = t.m * t.n * 2 / per_clk
-    residual = stored if p.epilogue.residual else 0.0
-    end = conv_gemm.epilogue_clk(p, tactic, tiles, blocks, per_clk) + (RESIDUAL_BYTES - 1) * residual
-    end = end / deep + conv_gemm.EPILOGUE_CLK
-    end += 2 * f.cluster_latency + t.m * t.n * 4 * (deep - 1) / deep / f.cluster_rate if deep > 1 else 0
+    per_clk = min(SM_L2, SHARED_L2 * rates(device).l2 / min(device.num_sms, blocks))
+    clocks = _stage_clk(tactic, per_clk)
+    each = together(clocks.values())
+    end, rate = _end_clk(p, tactic, tiles, blocks, per_clk)
     of_tile = math.ceil(steps / ways) * each
     turns = math.ceil(tiles * ways / (deep * clusters_at_once(device, deep)))
-    begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device) + CLUSTER_CLK * (across * along * deep > 1)
+    begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device)
+    begun += CLUSTER_CLK * (across * along * deep > 1) + SAME_WEIGHTS_CLK * (along > 1)
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
-        large = t.m * t.n / LARGE_TILE
-        shared = SHARED_INSTRUCTIONS * conv_gemm.epilogue_issue_clk(p, tactic) + SHARED_RESIDUAL * large * residual
-        shared += SHARED_OUTPUT * math.sqrt(large) * stored * (4 if linear(tactic.out) else 1)
-        clk = (turns - 1) * max(of_tile + shared, (of_tile + end) / 2) + of_tile + end
+        clk = (turns - 1) * max(OVERLAPPED * of_tile + rate, (of_tile + end) / 2) + of_tile + end
     else:
         clk = turns * (of_tile + end)
     begun *= 1 if t.persist or t.stream else turns
-    bound = "latency" if each > at.clocks and tactic.sparse else BOUND[at.bound]
-    return {bound: (begun + clk) / device.clock_mhz}
+    return {max(clocks, key=clocks.__getitem__): (begun + clk) / device.clock_mhz}
+
+
+def _stage_clk(tactic: Tactic, per_clk: float) -> dict[str, float]:
+    """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
+    t = tactic.gemm
+    at = stage(_model(t, tactic.sparse), CENTRE, per_clk)
+    latency = at.latency
+    if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
+        latency = weight_bytes(t.m, True) / per_clk + (STRIP_LOADED_CLK + at.tensor if t.box else LOADED_CLK / _batch(t))
+    return {"mma": at.tensor, "smem": at.port, "l2": at.l2, "latency": latency}
+
+
+def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
+    """Clocks of a tile's end: from the last product on, and what it takes of an SM that others' products run on."""
+    t, deep = tactic.gemm, tactic.gemm.cluster[2]
+    outputs = t.m * t.n
+    copied = RESIDUAL_CLK * (THREE_PARTS if t.pingpong and t.n == 3 * _part(t) else 1) if p.epilogue.residual else 0
+    rate = min(t.m, _rows(p, tactic)) * t.n * (OUTPUT_CLK * (4 if linear(tactic.out) else 1) + copied)
+    rate += outputs * epilogue_instructions(p) / 128
+    alone = conv_gemm.EPILOGUE_CLK + conv_gemm.epilogue_issue_clk(p, tactic) + conv_gemm.scattered_clk(p, tactic)
+    alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else _teams(t))
+    end = in_parts(max(alone, rate), tactic, tiles, blocks, per_clk, SUMMED_CLK)
+    if deep > 1:  # each block of the cluster stores its part of the sums that all of them send
+        end = (end + conv_gemm.EPILOGUE_CLK * (deep - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / deep
+        end += 2 * CENTRE.cluster_latency
+    return end, rate
