@@ -1,15 +1,20 @@
 """Times of our tactics that a GPU took, beside their predictions: benchmarks/results/GPU/tactics.jsonl.
 
     python -m benchmarks.our_times [h200]
+    python -m benchmarks.our_times [h200] --untimed    all tactics that are preferred and were never timed
     python -m benchmarks.our_times h200 --take 300     on that GPU: all rows again, as far as 300 seconds reach
     python -m benchmarks.our_times FILE --take 300     the same for the rows of a file; those beyond the time are left out
 
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
 median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
-take costs over the best one timed, the geometric mean over problems. Then the same of layers.jsonl: layers in networks, those
-aside that are predicted to take less than half of what the events around them do.
+take costs over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the layers, at
+batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names, and judged
+by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in networks,
+those aside that are predicted to take less than half of what the events around them do, and the sums of plans at batch 1. Last,
+tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind there.
 """
 
+import hashlib
 import json
 import math
 import statistics
@@ -23,6 +28,7 @@ from typing import NamedTuple
 
 from cuda_kernels import files
 from cuda_kernels.device import Device, named
+from tactics.candidates import candidates
 from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.protocol import Problem
@@ -32,6 +38,10 @@ RESULTS = Path(__file__).parent / "results"
 EVENTS_US = 4.1  # what two events around a layer take: its time between them less its share of the graph
 LEAST_US, LEAST_PREDICTED_US = 0.3, 2.0
 TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
+WEIGHTED = ("resnet50:32", "tv_convnext_tiny:32", "tv_efficientnet_b0:32")
+CHANGED = ("conv_fp32", "gather", "reduce")  # kernels whose source is another one since layers were timed
+SHOWN = 3  # of the tactics that were never timed
+HALVES = {"judging half": False, "fitting half": True, "whole": None}
 
 
 class Timed(NamedTuple):
@@ -65,25 +75,107 @@ def by_kernel(rows: list[Timed], predicted: Mapping[Timed, float]) -> Iterator[s
         yield f"{kernel:22} {len(of):7} {math.exp(statistics.median(of)):6.2f} {statistics.mean(map(abs, of)):6.2f}"
 
 
-def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
+def fits(problem: Problem) -> bool:
+    """Whether prices are fitted to the problem, or judged by it: by a hash of its JSON, whether or not weights are 2:4."""
+    data = {key: value for key, value in codec.to_json(problem).items() if key != "sparse24"}
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).digest()[0] % 2 == 0
+
+
+def half(rows: list[Timed], which: bool | None) -> list[Timed]:
+    return [row for row in rows if which is None or fits(row.problem) == which]
+
+
+def choices(rows: list[Timed], predicted: Mapping[Timed, float]) -> dict[Problem, tuple[float, float]]:
+    """Of problems with several timed tactics, microseconds of the one that predictions take, and of the fastest one."""
     problems: dict[Problem, list[Timed]] = defaultdict(list)
     for row in rows:
         problems[row.problem].append(row)
-    losses = [
-        min(of, key=predicted.__getitem__).us / min(row.us for row in of)
-        for of in problems.values()
-        if len({r.tactic for r in of}) > 1
-    ]
-    if not losses:
+    several = {problem: of for problem, of in problems.items() if len({row.tactic for row in of}) > 1}
+    return {p: (min(of, key=predicted.__getitem__).us, min(row.us for row in of)) for p, of in several.items()}
+
+
+def cost(rows: list[Timed], predicted: Mapping[Timed, float]) -> float:
+    """What choosing by predictions costs, the geometric mean over problems."""
+    return math.exp(statistics.mean(math.log(us / best) for us, best in choices(rows, predicted).values()))
+
+
+def chosen(rows: list[Timed], predicted: Mapping[Timed, float]) -> str:
+    found = choices(rows, predicted).values()
+    if not found:
         return "one tactic of each problem: none to choose from"
-    mean = math.exp(statistics.mean(map(math.log, losses)))
-    return f"chosen by predictions: {mean:.3f} of the best timed, over {len(losses)} problems; at worst {max(losses):.2f}"
+    worst = f"over {len(found)} problems; at worst {max(us / best for us, best in found):.2f}"
+    return f"chosen by predictions: {cost(rows, predicted):.3f} of the best timed, {worst}"
+
+
+class Layer(NamedTuple):
+    network: str
+    problem: Problem
+    tactic: Tactic
+    us: float
+    alike: int  # layers of the network
+
+
+def layers(gpu: str) -> list[Layer]:
+    """Layers in networks, without the time of the events around them; of ResNet-50 those of a dense and of a 2:4 plan."""
+    lines = map(json.loads, (RESULTS / gpu / "layers.jsonl").read_text().splitlines())
+    return [
+        Layer(r["network"], codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"] - EVENTS_US, r["layers"])
+        for r in lines
+    ]
+
+
+def weighted(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Layer]) -> dict[str, tuple[float, float]]:
+    """Microseconds of the layers of each of WEIGHTED, and of all: by tactics that predictions take, by the fastest timed."""
+    found, sums = choices(rows, predicted), {name: (0.0, 0.0) for name in (*WEIGHTED, "together")}
+    for layer in of:
+        if layer.network in WEIGHTED and layer.problem in found:
+            us, best = found[layer.problem]
+            for name in (layer.network, "together"):
+                sums[name] = sums[name][0] + layer.alike * us, sums[name][1] + layer.alike * best
+    return {name: (us, best) for name, (us, best) in sums.items() if best}
+
+
+def by_halves(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Layer]) -> Iterator[str]:
+    for name, which in HALVES.items():
+        some = half(rows, which)
+        yield f"{name + ':':14}{chosen(some, predicted)}"
+        sums = weighted(some, predicted, of)
+        yield " " * 14 + "weighted: " + ", ".join(f"{n.partition(':')[0]} {us / best:.3f}" for n, (us, best) in sums.items())
+
+
+def at_batch_1(of: list[Layer], device: Device) -> dict[str, tuple[float, float]]:
+    """Of each network at batch 1, the sum of its layers as predicted and as measured, those of CHANGED left out."""
+    sums: dict[str, tuple[float, float]] = {}
+    for layer in of:
+        if layer.network.endswith(":1") and layer.tactic.kernel not in CHANGED:
+            guess, us = sums.get(layer.network, (0.0, 0.0))
+            more = layer.alike * predict_us(layer.problem, layer.tactic, device), layer.alike * layer.us
+            sums[layer.network] = guess + more[0], us + more[1]
+    return sums
+
+
+def untimed_preferred(gpu: str = "h200") -> list[tuple[Problem, Tactic]]:
+    """(problem, tactic) of those that predictions prefer and that were never timed: among all candidates with the formats, and
+    with dense or 2:4 weights, as some tactic that was timed."""
+    device, timed = named(gpu), defaultdict(set)
+    for row in read(gpu):
+        timed[row.problem].add(row.tactic)
+    found = []
+    for problem, those in timed.items():
+        best: dict[object, tuple[float, str, Tactic]] = {}
+        kinds = {(t.ins, t.out, t.sparse) for t in those}
+        for t in candidates(problem, device):
+            kind = t.ins, t.out, t.sparse
+            if kind in kinds:
+                rated = predict_us(problem, t, device), t.name, t
+                best[kind] = min(best.get(kind, rated), rated, key=lambda r: r[:2])
+        found += [(problem, t) for _, _, t in best.values() if t not in those]
+    return found
 
 
 def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
     """Of layers.jsonl, the times of layers in networks: beside predictions, and beside the same tactics alone."""
-    lines = (RESULTS / gpu / "layers.jsonl").read_text().splitlines()
-    found = {(codec.from_json(r["problem"]), Tactic.parse(r["tactic"])): r["us"] - EVENTS_US for r in map(json.loads, lines)}
+    found = {(layer.problem, layer.tactic): layer.us for layer in layers(gpu)}
     rows = [Timed(problem, tactic, max(us, LEAST_US), "") for (problem, tactic), us in found.items()]
     predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
     yield from by_kernel([row for row in rows if predicted[row] >= LEAST_PREDICTED_US], predicted)
@@ -124,15 +216,27 @@ def keep(gpu: str, rows: list[Timed]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    gpu = argv[0] if argv else "h200"
+    gpu = argv[0] if argv and not argv[0].startswith("--") else "h200"
     if "--take" in argv:
         take(gpu, float(argv[argv.index("--take") + 1]))
     device, rows = named(gpu if is_kept(gpu) else "h200"), read(gpu)
     predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
     print("\n".join(by_kernel(rows, predicted)))
-    print(chosen(rows, predicted))
-    if (RESULTS / gpu / "layers.jsonl").exists():
-        print("\n" + "\n".join(in_networks(gpu, rows, device)))
+    if not is_kept(gpu) or not (RESULTS / gpu / "layers.jsonl").exists():
+        print(chosen(rows, predicted))
+        return
+    of = layers(gpu)
+    print("\n".join(by_halves(rows, predicted, of)))
+    print("\n" + "\n".join(in_networks(gpu, rows, device)))
+    print(f"\nlayers at batch 1, predicted over measured (without {', '.join(CHANGED)}, whose source has changed since):")
+    for network, (guess, us) in at_batch_1(of, device).items():
+        print(f"{network.removesuffix(':1'):22} {guess:6.1f} of {us:6.1f} us, {guess / us:.2f}")
+    found = untimed_preferred(gpu)
+    print(
+        f"\n{len(found)} tactics are preferred and were never timed" + (":" if "--untimed" in argv else f", {SHOWN} of them:")
+    )
+    for problem, tactic in found if "--untimed" in argv else found[:SHOWN]:
+        print(f"{tactic.name}, {type(problem).__name__} of {'x'.join(map(str, problem.in_shapes[0]))}")
 
 
 if __name__ == "__main__":
