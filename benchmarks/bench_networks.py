@@ -70,9 +70,9 @@ class Wanted(NamedTuple):
         return folder / f"{self.name}_{self.batch}_{self.label}.engine"
 
     @property
-    def plan(self) -> Path | None:
-        """Where its plan stands if it is packed, without weights."""
-        return stored.path_of(self.device, self.name, self.batch, self.kind) if self.device else None
+    def plan(self) -> bytes | None:
+        """Its plan without weights, where that is packed."""
+        return stored.packed(self.device, self.name, self.batch, self.kind) if self.device else None
 
     def model(self, folder: Path) -> Path:
         """What the engine computes."""
@@ -119,8 +119,8 @@ def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None
     begun = time.monotonic()
     if wanted.file(folder).exists():
         return 0.0
-    if wanted.plan and wanted.plan.exists():
-        stored.engine_of(wanted.plan.read_bytes()).save(wanted.file(folder))
+    if plan := wanted.plan:
+        stored.engine_of(plan).save(wanted.file(folder))
         return time.monotonic() - begun
     made, shapes = model_of(wanted.name, wanted.batch)
     path = folder / f"{wanted.name}_{wanted.batch}_{wanted.kind}_{os.getpid()}.onnx"
@@ -231,7 +231,7 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
         "planned_us": plan.solution.total_us,
         "whole_us": plan.solution.measured_us,  # of the build's own replays of the plan
         "launches": len(plan.steps),
-        "weights": "drawn" if wanted.plan and wanted.plan.exists() else "the model's",
+        "weights": "drawn" if wanted.plan else "the model's",
         "sparse": [len(engine.sparsity.picked), len(engine.sparsity.eligible)],
         "finite": all(bool(np.isfinite(v).all()) for v in outputs.values()),
         "layers: name, tactic, planned us, us between two events": layers,
@@ -327,13 +327,21 @@ def built(wanted: Wanted, run: Callable[[], float], failed: dict[str, str]) -> l
         return []
 
 
-def engines_of(row: Row, begun: Mapping[Wanted, Future[float]], folder: Path, args) -> tuple[list, dict[str, str]]:
-    """(the row's engines with the seconds that each took, why others could not be built)."""
+def engines_of(
+    row: Row, waiting: Mapping[Wanted, Future[float]], folder: Path, args, left: Callable[[], float]
+) -> tuple[list[tuple[Wanted, float]], dict[str, str]]:
+    """(the row's engines with the seconds that each took, why others could not be built). `left`: seconds; a build that would
+    time beyond them is not begun."""
     failed: dict[str, str] = {}
-    found = [e for w, f in begun.items() if (w.name, w.batch) == (row.name, row.batch) for e in built(w, f.result, failed)]
+    found = [e for w, f in waiting.items() if (w.name, w.batch) == (row.name, row.batch) for e in built(w, f.result, failed)]
+    cache = args.cache or folder / "timings.jsonl"
     with gpu_networks.fewer_tactics(args.small):
         for w in [Wanted(row.name, row.batch, kind, None) for kind in row.kinds if "measured" in args.plans]:
-            found += built(w, partial(build, w, folder, args.tuning, args.cache or folder / "timings.jsonl"), failed)
+            if left() < (args.tuning or 0):
+                failed[w.label] = f"no time: {left():.0f} s are left, its timing takes {args.tuning:.0f}"
+                continue
+            found += built(w, partial(build, w, folder, args.tuning, cache), failed)
+            print(f"{w.name}:{w.batch} {w.label} built, {timed(cache)}; {left():.0f} s left", flush=True)
     return found, failed
 
 
@@ -347,7 +355,7 @@ def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
             if time.monotonic() - begun > args.seconds:
                 data["left_out"].append(f"{row.name}:{row.batch}")
                 continue
-            engines, failed = engines_of(row, waiting, folder, args)
+            engines, failed = engines_of(row, waiting, folder, args, lambda: args.seconds - (time.monotonic() - begun))
             with ExitStack() as stack:
                 found = measure(row, engines, folder, args, kept, stack)
             data["rows"].append(found | {"failed": failed | found["failed"]} | timed(args.cache or folder / "timings.jsonl"))

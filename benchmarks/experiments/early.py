@@ -4,9 +4,9 @@
 
 Each network runs in a process of its own for each of WAYS: as always; without early launches (GPU_RUNTIME_LAUNCH=rawkernel);
 and early, but with each block of launches of no more blocks than SMs alone on its SM, as it asks for most of the shared memory.
-Of each: the median of the graph's replays, the layers between two events (Context.profile), and, where PyTorch is installed, the
-timeline by CUPTI (benchmarks/timeline.py). If a graph takes longer than its layers since blocks that begin early are packed on
-few SMs (benchmarks/NOTES.md), it takes its layers' time in the other two ways.
+Of each: the median of the graph's replays, the layers between two events (Context.profile), and, where PyTorch is installed,
+the timeline by CUPTI (benchmarks/timeline.py). If a graph takes longer than its layers since blocks that begin early are packed
+on few SMs (benchmarks/NOTES.md), it takes its layers' time in the other two ways.
 """
 
 import json

@@ -84,7 +84,7 @@ def of_record(record: EngineRecord) -> Iterator[Binary]:
 
 def of_plans(device: Device) -> Iterator[Binary]:
     """Of every plan that is packed for the device."""
-    for path in sorted(stored.folder(device.name).glob("*.plan")):
+    for path in sorted(stored.folder(device.name).glob("*.plan")) if stored.is_current() else ():
         yield from of_record(stored.record_of(path.read_bytes()))
 
 

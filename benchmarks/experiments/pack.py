@@ -28,8 +28,9 @@ from typing import Any
 from benchmarks import hardware
 from benchmarks.bench_networks import KINDS, Row, model_of, row_of
 from benchmarks.experiments import kernels, stored
+from benchmarks.processes import ROOT
 from cuda_kernels import files
-from cuda_kernels.compile import CompileError, cache_path, compile_kernel, entry_hash, is_kept, nvrtc_version
+from cuda_kernels.compile import CompileError, cache_path, compile_kernel, entry_hash, is_kept, nvrtc_version, source_hash
 from cuda_kernels.device import Device, named
 from tactics.launches import Binary
 
@@ -47,16 +48,22 @@ PLANS = (
 SMALL_PLANS = ("two_layers:1:dense,sparse",)
 ENTRY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}\.(json|cubin)")
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]  # kernels of a row are alike, megabytes apart
-PACKAGES = ("cuda_kernels", "tactics", "gpu_runtime", "benchmarks")
+PLANNED_BY = (
+    "cuda_kernels",
+    "tactics",
+    "gpu_runtime",
+    *(f"benchmarks/{name}.py" for name in ("networks", "heavy", "topologies")),
+)
 
 
 def sources() -> str:
     """A hash of everything that plans rest on."""
     digest = hashlib.sha256()
-    for folder in PACKAGES:
-        for path in sorted((stored.PACK.parents[1] / folder).rglob("*")):
-            if path.suffix in (".py", ".cu", ".cuh"):
-                digest.update(path.name.encode() + path.read_bytes())
+    for name in PLANNED_BY:
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.suffix in (".py", ".cu", ".cuh"):
+                digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:24]
 
 
@@ -125,7 +132,8 @@ def archive(entries: Iterable[Path], whole: bool) -> bytes:
 
 
 def unpack() -> tuple[int, dict[str, Any]]:
-    """(kernels put into the cache, the manifest); nothing and an empty one where nothing is packed, or for another compiler."""
+    """(kernels put into the cache, the manifest); nothing and an empty one where nothing is packed, or for another compiler.
+    ValueError where an archive is damaged."""
     path = stored.PACK / "manifest.json"
     manifest: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     if not manifest or manifest["nvrtc"] != nvrtc_version():
@@ -136,7 +144,11 @@ def unpack() -> tuple[int, dict[str, Any]]:
 
 def _extract(path: Path) -> int:
     root, count = files.cache_dir() / "kernels", 0
-    with tarfile.open(fileobj=io.BytesIO(lzma.decompress(path.read_bytes()))) as tar:
+    try:
+        data = lzma.decompress(path.read_bytes())
+    except lzma.LZMAError as e:
+        raise ValueError(f"{path.name}: expected an archive of make gpu-pack: {e}: copy it again, or make it anew") from None
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for info in tar:
             content = tar.extractfile(info)
             if not ENTRY.fullmatch(info.name) or content is None:
@@ -173,7 +185,14 @@ def main(argv: list[str] | None = None) -> int:
     args, begun = parser.parse_args(argv), time.monotonic()
     devices, digest = args.devices.split(","), sources()
     fresh(digest)
-    manifest: dict[str, Any] = {"sources": digest, "nvrtc": nvrtc_version(), "small": args.small, "rows": {}, "left_out": []}
+    manifest: dict[str, Any] = {
+        "sources": digest,
+        "kernels": source_hash(),
+        "nvrtc": nvrtc_version(),
+        "small": args.small,
+        "rows": {},
+        "left_out": [],
+    }
     hardware.write(stored.PACK / "manifest.json", manifest)
     manifest["failed"] = plans(SMALL_PLANS if args.small else PLANS, devices)
     done: set[Path] = set()

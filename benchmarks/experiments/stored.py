@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from cuda_kernels.compile import source_hash
 from gpu_runtime import engine_header
 from gpu_runtime.engine import Engine, is_checkable, seal
+from gpu_runtime.runtime import verify
 from gpu_runtime.runtime.fields import padded
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer
 from tactics.launches import pack_weights
@@ -32,20 +34,32 @@ def path_of(device: str, name: str, batch: int, kind: str) -> Path:
     return folder(device) / f"{name}_{batch}_{kind}.plan"
 
 
+def packed(device: str, name: str, batch: int, kind: str) -> bytes | None:
+    """The plan that `make gpu-pack` wrote; None where there is none, or the pack is of other kernel sources."""
+    path = path_of(device, name, batch, kind)
+    return path.read_bytes() if path.exists() and is_current() else None
+
+
+def is_current() -> bool:
+    """Whether the pack is of the kernel sources of now."""
+    path = PACK / "manifest.json"
+    return path.exists() and json.loads(path.read_bytes()).get("kernels") == source_hash()
+
+
 def stored(engine: Engine) -> bytes:
     """The plan, compressed."""
     return lzma.compress(engine_header.canonical(engine_header.file_data(engine.record)).encode())
 
 
 def record_of(data: bytes) -> EngineRecord:
-    """ValueError: these are no bytes of `stored`, or those of other kernel sources."""
+    """With its steps. ValueError: these are no bytes of `stored`, or those of other kernel sources."""
     try:
         record = engine_header.record_of(json.loads(lzma.decompress(data)))
     except (lzma.LZMAError, json.JSONDecodeError) as e:
         raise ValueError(f"expected a stored plan, got {len(data)} other bytes: {e}") from None
     if not is_checkable(record):
         raise ValueError("the stored plan is of other kernel sources: make gpu-pack writes it anew")
-    return record
+    return verify.derived(record)
 
 
 def engine_of(data: bytes, seed: int = 0) -> Engine:

@@ -67,7 +67,7 @@ def test_what_is_no_stored_plan_is_refused(monkeypatch):
 
 def test_the_kernels_of_a_plan_are_those_of_its_steps():
     record = engine().record
-    found = set(kernels.of_record(record))
+    found = set(kernels.of_record(stored.record_of(stored.stored(engine()))))
     assert {step.key for step in record.plan.steps if isinstance(step, LaunchStep)} <= found
     assert {kernel for kernel, _ in found} >= {"move"}  # the image's format
 
@@ -102,6 +102,26 @@ def test_what_is_packed_is_not_compiled_again(folders, monkeypatch, whole):
     again = compile_kernel("flush_l2", {}, "sm_90a")
     assert again.cubin == first.cubin and again.regs == first.regs and again.ptx == (first.ptx if whole else "")
     assert pack.unpack()[0] == 0  # nothing that stands there is written
+
+
+def test_plans_of_other_kernels_are_left_alone(folders, monkeypatch):
+    path = stored.path_of("h200", "kinds", 2, "dense")
+    assert stored.packed("h200", "kinds", 2, "dense") is None
+    path.parent.mkdir(parents=True)
+    path.write_bytes(stored.stored(engine("disable")))
+    assert stored.packed("h200", "kinds", 2, "dense") is None  # no manifest
+    (stored.PACK / "manifest.json").write_text(json.dumps({"kernels": stored.source_hash()}))
+    assert stored.packed("h200", "kinds", 2, "dense") == path.read_bytes() and list(kernels.of_plans(H200))
+    monkeypatch.setattr(stored, "source_hash", lambda: "of other kernels")
+    assert stored.packed("h200", "kinds", 2, "dense") is None and not list(kernels.of_plans(H200))
+
+
+def test_a_damaged_archive_is_named(folders):
+    packed(folders, True)
+    path = folders / "pack" / "00_row.tar.xz"
+    path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
+    with pytest.raises(ValueError, match="00_row.tar.xz: expected an archive of make gpu-pack"):
+        pack.unpack()
 
 
 def test_a_pack_of_another_compiler_is_left_alone(folders, monkeypatch):

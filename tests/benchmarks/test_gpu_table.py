@@ -88,6 +88,18 @@ def test_a_second_call_goes_on_where_the_first_ended(run, monkeypatch, tmp_path)
     assert all(third[name]["kernels"] == "of other kernels" for name in "abc")
 
 
+def test_a_damaged_pack_loses_nothing_but_itself(run, monkeypatch, capsys):
+    def damaged():
+        raise ValueError("00_right.tar.xz: expected an archive")
+
+    monkeypatch.setattr(gpu, "compile_row", lambda *_: 0)
+    monkeypatch.setattr(pack, "unpack", damaged)
+    code = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{}')"
+    monkeypatch.setattr(gpu, "run", lambda command, seconds: (0, ""))
+    rows = run({"a": code})
+    assert rows["a"]["status"] == "ok" and "out/gpu is not used: 00_right.tar.xz" in capsys.readouterr().out
+
+
 def test_a_small_run_answers_nothing(run):
     small = run({"a": WRITES}, "--small")
     assert small["a"]["small"] and not run({"a": WRITES})["a"]["small"]
