@@ -204,3 +204,33 @@ def test_the_row_of_peers_is_rehearsed_with_a_torch_that_computes_nothing(tmp_pa
         assert not row["failed"] and set(peers.LABELS) <= set(row)
         assert row["cusparselt"]["dtype"] == "float16" and row["cusparselt"]["rel_error"] < 1e-2
         assert all(row[label]["us"] > 0 and row[label]["watts"] > 0 for label in peers.LABELS)
+
+
+NCU = """#!{python}
+import subprocess, sys
+at = sys.argv.index("--clock-control"), sys.argv.index("{python}")
+assert sys.argv[at[0] + 1] == "none" and at[0] < at[1]
+done = subprocess.run(sys.argv[at[1]:])
+print('"ID","Kernel Name","gpu__time_duration.sum"\\n"","","us"')
+print('"0","' + sys.argv[sys.argv.index("--kernel-name") + 1] + '","12.5"')
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.driver
+@timed
+def test_the_row_of_counters_is_rehearsed_with_an_ncu_that_counts_nothing(tmp_path):
+    """ncu's arguments, and what it watches: both targets are launched."""
+    program = tmp_path / "ncu"
+    program.write_text(NCU.format(python=sys.executable))
+    program.chmod(0o755)
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    env = os.environ | {"PYTHONPATH": path, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "benchmarks.experiments.counters", "--out", str(tmp_path / "counters.json")]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "counters.json").read_text())["targets"]
+    assert {name: of["metrics"]["gpu__time_duration.sum"] for name, of in found.items()} == {
+        "64>256 residual": 12.5,
+        "long 2:4": 12.5,
+    }
