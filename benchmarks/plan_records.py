@@ -15,7 +15,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,10 +44,10 @@ def record(engine: Engine) -> dict[str, object]:
         "total_ps": round(plan.solution.total_us * 1e6),
         "steps": len(plan.steps),
         "sparse": sum(layer.is_sparse for layer in plan.layers),
-        "launches": _digest(map(_step, plan.steps)),
-        "weights": _digest(weights),
+        "launches": digest(map(_step, plan.steps)),
+        "weights": digest(weights),
         "bytes": plan.memory.activation_bytes,
-        "verdicts": _digest(f"{row.layer} {row.verdict} {row.reason}" for row in plan.sparsity.rows),
+        "verdicts": digest(f"{row.layer} {row.verdict} {row.reason}" for row in plan.sparsity.rows),
     }
 
 
@@ -62,7 +62,7 @@ def _step(step) -> str:
     return f"{step.kernel}({values}) grid {list(step.grid)} block {list(step.block)} smem {step.smem} args {args}"
 
 
-def _digest(lines: Iterable[str]) -> str:
+def digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -92,16 +92,15 @@ def everything() -> list[str]:
     return sorted([*models, *NETWORKS, *(n for n in light.NAMES if n not in SLOW), *topologies.NAMES])
 
 
-@click.command()
-@click.argument("names", nargs=-1)
-@click.option("--write", is_flag=True, help="Take what is found as the record.")
-@click.option("--jobs", default=2, show_default=True, help="Networks at a time.")
-def main(names: tuple[str, ...], write: bool, jobs: int) -> None:
-    known = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+def held(
+    records: Path, find_rows: Callable[[str], dict[str, dict[str, object]]], names: Sequence[str], write: bool, jobs: int
+) -> int:
+    """How many rows of these networks differ from a file of records, each told; `write`: what is found is the record."""
+    known = json.loads(records.read_text()) if records.exists() else {}
     wanted = [n for name in names for n in (SIX if name == "six" else (name,))] or everything()
     different = 0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for name, rows in zip(wanted, pool.map(found, wanted), strict=True):
+        for name, rows in zip(wanted, pool.map(find_rows, wanted), strict=True):
             for row, now in rows.items():
                 if not write and (told := differences(row, known.get(row), now)):
                     different += 1
@@ -110,8 +109,16 @@ def main(names: tuple[str, ...], write: bool, jobs: int) -> None:
             click.echo(f"{name}: looked at", err=True)
     if write:
         kept = {row: known[row] for row in sorted(known) if names or row.split()[0] in wanted}
-        RECORDS.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items()) + "\n}\n")
-    if different:
+        records.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items()) + "\n}\n")
+    return different
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--write", is_flag=True, help="Take what is found as the record.")
+@click.option("--jobs", default=2, show_default=True, help="Networks at a time.")
+def main(names: tuple[str, ...], write: bool, jobs: int) -> None:
+    if held(RECORDS, found, names, write, jobs):
         raise SystemExit(1)
 
 
