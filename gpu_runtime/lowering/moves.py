@@ -7,6 +7,7 @@ tensors have: `lower` puts views in between. So an axis of a tensor of any rank 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from gpu_runtime.frontend.queries import Node, Value, attribute, constant, shape_of
 from gpu_runtime.fusion.layers import Layer
-from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
+from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, Scale, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem, Shape4
 
@@ -258,7 +259,7 @@ class _Scaling:
     it does not leave as they are."""
 
     coordinates: str
-    scale: Mapping[int, float]
+    scale: Mapping[int, Scale]
     crop: Mapping[int, tuple[float, float]]
     changed: list[int]
 
@@ -288,11 +289,11 @@ def _scaling(layer: Layer) -> _Scaling:
         attribute(node, name, default)
         for name, default in (("coordinate_transformation_mode", "half_pixel"), ("keep_aspect_ratio_policy", "stretch"))
     )
-    scale = {a: t / s for a, (s, t) in enumerate(zip(shape, target, strict=True))}
+    scale: dict[int, Scale] = {a: Fraction(t, s) for a, (s, t) in enumerate(zip(shape, target, strict=True))}
     if scales:
         scale |= dict(zip(axes, scales, strict=True))
     elif policy != "stretch":
-        ratios = [t / shape[a] for a, t in zip(axes, sizes, strict=True)]
+        ratios = [Fraction(int(t), shape[a]) for a, t in zip(axes, sizes, strict=True)]
         scale |= dict.fromkeys(axes, min(ratios) if policy == "not_larger" else max(ratios))
     crop = dict.fromkeys(every, (0.0, 1.0))
     if roi and coordinates == "tf_crop_and_resize":
