@@ -26,6 +26,8 @@ Problems = Problem | tuple[Problem, ...]
 H = TypeVar("H")
 LONGEST_TABLE = 2**24  # indices along an axis
 FLT_MAX = float(np.finfo(np.float32).max)
+OF_LOWEST = ("MaxPool", "Max", "Relu", "Sigmoid")  # to them FP32's lowest number is -infinity
+OF_HIGHEST = ("Min", "Sigmoid")
 
 
 class Refused(Exception):
@@ -172,7 +174,24 @@ def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
                 raise Refused(f"its pads remove all of axis {a} of {list(shape)}, so mode {mode} has nothing to repeat")
             table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)
             tables[a] = np.where(table < 0, -1, table + first)
-    return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)
+    return indexed(shape, tables, _finite(layer, value[0]) if value else 0.0)
+
+
+def _finite(layer: Layer, value: float) -> float:
+    """A Pad's value. Instead of an infinity FP32's largest number, where all readers make the same of both. Raises Refused."""
+    if not math.isinf(value):
+        return value
+    readers = [use.node.op_type for use in layer.node.outputs[0].uses()]
+    allowed = OF_LOWEST if value < 0 else OF_HIGHEST
+    got = [
+        *(["the model's output"] if layer.node.outputs[0].is_graph_output() else []),
+        *(r for r in readers if r not in allowed),
+    ]
+    if got:
+        raise Refused(
+            f"pads by {value:g}: expected only {', '.join(allowed)} as readers, got {', '.join(got)}: pad by a number"
+        )
+    return math.copysign(FLT_MAX, value)
 
 
 def gather(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
