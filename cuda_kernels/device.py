@@ -239,6 +239,14 @@ RELATIVES = {
     (120, True): Relative("rtx5090", 256, "RTX Blackwell whitepaper: half rate"),
     (121, False): Relative("rtx5090", 512, "DGX Spark datasheet: 1 PFLOP/s sparse FP4, an eighth of it dense FP16"),
 }
+# GB/s of the memory that an integrated GPU shares with the CPU, by compute capability and least bytes of L2: Tegra's driver
+# reports 2.5 to 7 times too little (the GPU's clock, another width). Of modules alike the fastest, so that bounds are bounds.
+INTEGRATED = (
+    (87, 4 * MIB, 205),  # Jetson AGX Orin data sheet: 204.8, LPDDR5 of 256 bits
+    (87, 0, 102),  # Jetson Orin NX and Orin Nano Super data sheets: 102.4, 128 bits
+    (110, 0, 273),  # Jetson Thor data sheet
+    (121, 0, 273),  # DGX Spark data sheet
+)
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 
@@ -351,6 +359,8 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
     like = NAMED[known or relative.name]
     clock_mhz = attributes[CLOCK_KHZ] // 1000
     dram_gbps = 2 * attributes[MEMORY_CLOCK_KHZ] * attributes[MEMORY_BUS_BITS] // 8_000_000  # two transfers a clock
+    if p.get("integrated"):
+        dram_gbps = next((gbps for of, l2, gbps in INTEGRATED if of == cc and p["l2CacheSize"] >= l2), dram_gbps)
     sms = p["multiProcessorCount"]
     reported: dict[str, Any] = {
         "clock_mhz": clock_mhz,

@@ -123,6 +123,7 @@ def _fitted(
     for shapes in sizes:
         lowered = stages.lowered(loaded, shapes, progress)
         plain.append(stages.shared(lowered, plain[0]) if plain else lowered)
+    points.check_first(loaded.source, wanted, plain)
     exact = points.meeting(loaded, wanted, plain)
     known: ranges.Known = {}
     fitted = []

@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -71,25 +73,35 @@ def merge_command(names: tuple[str, ...], output: str) -> None:
 def prune_command(names: tuple[str, ...], days: int | None) -> None:
     """Drop from each FILE the lines that no build reads here any more: of another policy of measuring, of other kernel
     sources, or of this GPU with another driver."""
+    from tactics.measure.cache import held
+
     since = 0.0 if days is None else time.time() - 86400 * days
     contents: dict[str | os.PathLike[str], bytes] = {}
     told = []
-    for name in names:
-        data = _read(name)
-        lines = _lines(name, data)
-        why = {key: _why_dropped(key) for key in lines}
-        for key, line in lines.items():
-            when = json.loads(line).get("when")
-            if not why[key] and not (isinstance(when, int) and when >= since):
-                why[key] = f"older than {days} days" if days else ""
-        kept = [line for key, line in lines.items() if not why[key]]
-        if b"".join(kept) != data:
-            contents[check_targets({"FILE": name}, [])["FILE"]] = b"".join(kept)
-        parts = [f"{count} {reason}" for reason, count in Counter(filter(None, why.values())).most_common()]
-        dropped = f"; dropped {', '.join(parts)}" if parts else ""
-        told.append(f"{name}: kept {len(kept)} of {_count(len(lines), 'measurement')}{dropped}")
-    write_all(contents)
+    with ExitStack() as stack:  # builds append again once all files are written
+        for _, name in sorted({os.path.realpath(name): name for name in names}.items()):
+            with _readable(name):
+                data = stack.enter_context(held(name))
+            kept, text = _kept(name, data, since, days)
+            if kept != data:
+                contents[check_targets({"FILE": name}, [])["FILE"]] = kept
+            told.append(text)
+        write_all(contents)
     say("\n".join(told))
+
+
+def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes, str]:
+    """(the lines of a file that stay, a sentence on the others)."""
+    lines = _lines(name, data)
+    why = {key: _why_dropped(key) for key in lines}
+    for key, line in lines.items():
+        when = json.loads(line).get("when")
+        if not why[key] and not (isinstance(when, int) and when >= since):
+            why[key] = f"older than {days} days" if days else ""
+    kept = [line for key, line in lines.items() if not why[key]]
+    parts = [f"{count} {reason}" for reason, count in Counter(filter(None, why.values())).most_common()]
+    dropped = f"; dropped {', '.join(parts)}" if parts else ""
+    return b"".join(kept), f"{name}: kept {len(kept)} of {_count(len(lines), 'measurement')}{dropped}"
 
 
 def _why_dropped(key: Key) -> str:
@@ -105,9 +117,14 @@ def _why_dropped(key: Key) -> str:
 
 
 def _read(name: str) -> bytes:
+    with _readable(name), open_regular(name) as file:
+        return file.read()
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
     try:
-        with open_regular(name) as file:
-            return file.read()
+        yield
     except FileNotFoundError:
         raise ValueError(f"{name}: no such file; expected a timing cache, as a build on a GPU writes it") from None
     except OSError as e:

@@ -87,7 +87,7 @@ def _check_node(node: ir.Node) -> None:
         dims = shape_of(out)
         if len(dims) > MOST_DIMS:
             raise ModelError(f"{title}: expected {MOST_DIMS} dimensions at most, got {len(dims)}")
-        dims = _floored(node, dims) if node.op_type == "Conv" else dims
+        dims = _floored(node, dims) if node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool") else dims
         if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
             raise unusable_size(title, name_of(out), dims, inputs)
     if node.op_type == "Reshape":
@@ -96,14 +96,16 @@ def _check_node(node: ir.Node) -> None:
             raise ModelError(f"{title}: {before} cannot become {after}; the model is fixed to other input sizes")
 
 
-def _floored(conv: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """`dims`, of a Conv's output, rounded down also where the window is larger than the padded image: onnx infers 1 there."""
-    mode, image, size = attribute(conv, "auto_pad", "NOTSET"), shape_of(operand(conv))[2:], shape_of(operand(conv, 1))[2:]
+def _floored(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """`dims`, of a Conv's or a pool's output, rounded down also where the window is larger than the padded image: onnx infers 1
+    there, or, with ceil_mode, a window that ends outside."""
+    mode, image = attribute(node, "auto_pad", "NOTSET"), shape_of(operand(node))[2:]
+    size = shape_of(operand(node, 1))[2:] if node.op_type == "Conv" else attribute(node, "kernel_shape")
     rank, ones = len(image), (1,) * len(image)
     if mode.startswith("SAME") or len(size) != rank:
         return dims
-    pads = attribute(conv, "pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
-    dilations, strides = attribute(conv, "dilations", ones), attribute(conv, "strides", ones)
+    pads = attribute(node, "pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+    dilations, strides = attribute(node, "dilations", ones), attribute(node, "strides", ones)
     room = [image[i] + pads[i] + pads[i + rank] - dilations[i] * (size[i] - 1) - 1 for i in range(rank)]
     return (*dims[:2], *(r // s + 1 for r, s in zip(room, strides, strict=True))) if min(room) < 0 else dims
 

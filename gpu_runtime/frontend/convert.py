@@ -55,6 +55,28 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def spell_out_padding(graph: onnx.GraphProto) -> None:
+    """SAME of a ConvTranspose with output_padding as pads: onnx's inference adds output_padding to the size that SAME fixes."""
+    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
+    sizes |= {t.name: list(t.dims) for t in graph.initializer}
+    for node in graph.node:
+        given = {a.name: a for a in node.attribute}
+        mode = given["auto_pad"].s if "auto_pad" in given else b""
+        padded = "output_padding" in given and "output_shape" not in given and mode.startswith(b"SAME")
+        if node.op_type != "ConvTranspose" or not padded:
+            continue
+        size = [*given["kernel_shape"].ints] if "kernel_shape" in given else sizes.get(node.input[1], [])[2:]
+        stride, dilation = ([*given[name].ints] if name in given else [1] * len(size) for name in ("strides", "dilations"))
+        each = zip(size, stride, dilation, given["output_padding"].ints, strict=False)
+        total = [max(0, extra + (k - 1) * d + 1 - s) for k, s, d, extra in each]
+        begin = [t // 2 if mode == b"SAME_UPPER" else t - t // 2 for t in total]
+        if len(begin) == len(size) > 0:
+            kept = [a for name, a in given.items() if name not in ("auto_pad", "pads")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.append(helper.make_attribute("pads", [*begin, *(t - b for t, b in zip(total, begin, strict=True))]))
+
+
 def _read_as(proto: onnx.ModelProto, opset: int) -> None:
     del proto.opset_import[:]
     proto.opset_import.append(helper.make_opsetid("", opset))

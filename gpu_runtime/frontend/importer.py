@@ -36,7 +36,7 @@ from gpu_runtime.frontend.check import (
     check_values,
 )
 from gpu_runtime.frontend.clean import clean
-from gpu_runtime.frontend.convert import convert
+from gpu_runtime.frontend.convert import convert, spell_out_padding
 from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
@@ -158,6 +158,7 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
     _fix_inputs([v for v in proto.graph.input if v.name not in loaded.large], sizes)
     del proto.graph.value_info[:]
     check_schema(proto)
+    spell_out_padding(proto.graph)
     check_sizes(proto)
     cleaned = clean(convert(proto), loaded.large)
     return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable)

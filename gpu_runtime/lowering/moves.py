@@ -7,6 +7,7 @@ tensors have: `lower` puts views in between. So an axis of a tensor of any rank 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from gpu_runtime.frontend.queries import Node, Value, attribute, constant, shape_of
 from gpu_runtime.fusion.layers import Layer
-from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
+from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, Scale, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem, Shape4
 
@@ -25,6 +26,8 @@ Problems = Problem | tuple[Problem, ...]
 H = TypeVar("H")
 LONGEST_TABLE = 2**24  # indices along an axis
 FLT_MAX = float(np.finfo(np.float32).max)
+OF_LOWEST = ("MaxPool", "Max", "Relu", "Sigmoid")  # to them FP32's lowest number is -infinity
+OF_HIGHEST = ("Min", "Sigmoid")
 
 
 class Refused(Exception):
@@ -171,7 +174,24 @@ def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
                 raise Refused(f"its pads remove all of axis {a} of {list(shape)}, so mode {mode} has nothing to repeat")
             table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)
             tables[a] = np.where(table < 0, -1, table + first)
-    return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)
+    return indexed(shape, tables, _finite(layer, value[0]) if value else 0.0)
+
+
+def _finite(layer: Layer, value: float) -> float:
+    """A Pad's value. Instead of an infinity FP32's largest number, where all readers make the same of both. Raises Refused."""
+    if not math.isinf(value):
+        return value
+    readers = [use.node.op_type for use in layer.node.outputs[0].uses()]
+    allowed = OF_LOWEST if value < 0 else OF_HIGHEST
+    got = [
+        *(["the model's output"] if layer.node.outputs[0].is_graph_output() else []),
+        *(r for r in readers if r not in allowed),
+    ]
+    if got:
+        raise Refused(
+            f"pads by {value:g}: expected only {', '.join(allowed)} as readers, got {', '.join(got)}: pad by a number"
+        )
+    return math.copysign(FLT_MAX, value)
 
 
 def gather(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
@@ -258,7 +278,7 @@ class _Scaling:
     it does not leave as they are."""
 
     coordinates: str
-    scale: Mapping[int, float]
+    scale: Mapping[int, Scale]
     crop: Mapping[int, tuple[float, float]]
     changed: list[int]
 
@@ -288,11 +308,11 @@ def _scaling(layer: Layer) -> _Scaling:
         attribute(node, name, default)
         for name, default in (("coordinate_transformation_mode", "half_pixel"), ("keep_aspect_ratio_policy", "stretch"))
     )
-    scale = {a: t / s for a, (s, t) in enumerate(zip(shape, target, strict=True))}
+    scale: dict[int, Scale] = {a: Fraction(t, s) for a, (s, t) in enumerate(zip(shape, target, strict=True))}
     if scales:
         scale |= dict(zip(axes, scales, strict=True))
     elif policy != "stretch":
-        ratios = [t / shape[a] for a, t in zip(axes, sizes, strict=True)]
+        ratios = [Fraction(int(t), shape[a]) for a, t in zip(axes, sizes, strict=True)]
         scale |= dict.fromkeys(axes, min(ratios) if policy == "not_larger" else max(ratios))
     crop = dict.fromkeys(every, (0.0, 1.0))
     if roi and coordinates == "tf_crop_and_resize":

@@ -14,8 +14,10 @@ read: four channels of the padded tensor are then channels of one group of the o
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from gpu_runtime.rewrites.drafts import Together
 
@@ -50,10 +52,11 @@ class Pieces:
         self._cuts: dict[str, set[int]] = {t: {0} for t in self._links}
         self._cut()
         self._alike: Together[Piece] = Together()
+        cuts = {t: sorted(found) for t, found in self._cuts.items()}
         for link in links:
-            for at in self._cuts[link.a]:
-                if link.a_first <= at < link.a_first + link.count:
-                    self._alike.unite((link.a, at), (link.b, at - link.a_first + link.b_first))
+            first, end = (bisect_left(cuts[link.a], at) for at in (link.a_first, link.a_first + link.count))
+            for at in cuts[link.a][first:end]:
+                self._alike.unite((link.a, at), (link.b, at - link.a_first + link.b_first))
         self._phase: dict[Piece, int] = {}
         for (t, at), phase in phases.items():
             for cut in self._cuts.get(t, ()):
@@ -106,11 +109,17 @@ class Pieces:
     def _cut(self) -> None:
         """Cut all tensors where one that shares channels with them is."""
         todo = [(t, at) for t, links in self._links.items() for x in links for at in (x.a_first, x.a_first + x.count)]
+        rising = {t: sorted(links, key=lambda link: link.a_first) for t, links in self._links.items()}
+        firsts = {t: [link.a_first for link in links] for t, links in rising.items()}
+        reach = {t: [*accumulate((x.a_first + x.count for x in links), max)] for t, links in rising.items()}
         while todo:
             t, at = todo.pop()
             if at in self._cuts[t] or at == self._channels[t]:
                 continue
             self._cuts[t].add(at)
-            for link in self._links[t]:
-                if link.a_first <= at < link.a_first + link.count:
+            i = bisect_right(firsts[t], at) - 1
+            while i >= 0 and reach[t][i] > at:  # those before end before
+                link = rising[t][i]
+                if at < link.a_first + link.count:
                     todo.append((link.b, at - link.a_first + link.b_first))
+                i -= 1

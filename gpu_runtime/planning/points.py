@@ -162,6 +162,22 @@ def _shapes(loaded: importer.Loaded, wanted: Asked, batch: int) -> Shapes:
     return found
 
 
+def check_first(source: object, wanted: Sequence[Asked], plain: Sequence[Network]) -> None:
+    """Of a range only the first size of an input or output may follow the batch, as a multiple. Raises ModelError."""
+    for number, asked in enumerate(wanted):
+        of = [(cell.batch, n) for cell, n in zip(cells(wanted), plain, strict=True) if cell.profile == number and asked.ranged]
+        for (few, less), (many, more) in zip(of[:1], of[-1:], strict=True):
+            for kind, ends in (("input", (less.inputs, more.inputs)), ("output", (less.outputs, more.outputs))):
+                for a, b in zip(*ends, strict=True):
+                    if tuple(a.shape) == tuple(b.shape):
+                        continue
+                    if not a.shape or a.shape[1:] != b.shape[1:] or a.shape[0] * many != b.shape[0] * few or a.shape[0] % few:
+                        got = f"got {dims(a.shape)} at batch {few}, {dims(b.shape)} at {many}"
+                        text = f"{source}: {kind} {a.name!r}: expected the batch, or a multiple of it, as its first size alone"
+                        cure = "put a Transpose to the batch in front of it, or give each batch a --profile=N of its own"
+                        raise ModelError(f"{text}, {got}: {cure} (in Python: shapes=[{{...}}, {{...}}])")
+
+
 def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Network]) -> list[str | None]:
     """For each profile, why images of a batch depend on each other, so that none may be padded: found in the networks of its
     two largest batches, as lowered; `plain`: of all cells."""

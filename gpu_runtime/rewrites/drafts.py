@@ -70,9 +70,12 @@ class Together(Generic[H]):
         self._parent: dict[H, H] = {}
 
     def root(self, thing: H) -> H:
-        while thing in self._parent:
-            thing = self._parent[thing]
-        return thing
+        last = thing
+        while last in self._parent:
+            last = self._parent[last]
+        while thing != last:  # the way is walked once
+            self._parent[thing], thing = last, self._parent[thing]
+        return last
 
     def unite(self, a: H, b: H) -> None:
         first, second = self.root(a), self.root(b)

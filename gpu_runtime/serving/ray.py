@@ -75,7 +75,8 @@ class EngineServer:
         """Raises nothing: Ray would fail every request of the batch."""
         joined = await asyncio.to_thread(answer, self.engine, self.context, requests)
         self.counters.add(joined)
-        self.lost = next((a.message for a in joined.answers if isinstance(a, Failure) and a.kind == "fatal"), "")
+        fatal = (a.message for a in joined.answers if isinstance(a, Failure) and a.kind == "fatal")
+        self.lost = self.lost or next(fatal, "")  # a GPU that is lost stays so, whatever answers came after
         return list(joined.answers)
 
 

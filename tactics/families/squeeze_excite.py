@@ -63,7 +63,6 @@ _CASE = SqueezeExciteProblem(
     ConvProblem(2, 12, 1, 1, 40, 1, 1, epilogue=Epilogue(bias=True, act=Activation("sigmoid"))),
 )
 CASES = {"squeeze_excite": (_CASE,)}
-WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
@@ -91,7 +90,7 @@ def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Ca
         return
     for parts, x, y in product(restrict("squeeze_excite", ways(p), only), HALF_FORMATS, HALF_FORMATS):
         reason = "only whole vectors of 8 channels are read and written" if linear(x) or linear(y) else ""
-        if parts.cluster and device.sm in WITHOUT_CLUSTERS:
+        if parts.cluster and device.cc < 90:
             reason = f"{device.sm} has no clusters"
         yield tactic_of("squeeze_excite", parts, (x,), y), unsupported(reason)
 

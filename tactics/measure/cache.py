@@ -1,6 +1,7 @@
 """Measurements of tactics in a file that builds share: what was timed once is not timed again."""
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -53,7 +55,8 @@ class Cache:
     A line: Key's fields, then either `error`, the text of a failure, or us, low_us, high_us, n, clock_mhz (of the last
     samples), rel_error, `slow` (how many samples count though the clock was low) and `over`: whether these are all the samples
     that the tactic is to have; until then `samples` has them, and a build goes on from there.
-    What is added at once is one write() to a file opened with O_APPEND, so several processes may share it. A torn last line is
+    What is added at once is one write() to a file opened with O_APPEND, so several processes may share it, each with a shared
+    lock while it writes; who replaces the file has an exclusive one, see `held`. A torn last line is
     ignored, other lines that are no measurement are too, and counted in `malformed`. Another driver, GPU, source or policy is a
     miss. Where the file cannot be written, one RuntimeWarning says so, and measurements last as long as the process; so they do
     without a path. Raises OSError for a path that is no regular file, or one that is longer than any cache gets.
@@ -117,18 +120,27 @@ class Cache:
                 self._give_up(e)
 
     def _append(self, data: bytes) -> None:
-        if self._file is not None and os.fstat(self._file).st_nlink == 0:  # replaced, as by `gpu-runtime cache prune`
-            os.close(self._file)
+        while True:
+            file = self._file
+            if file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+                file = self._file = os.open(self.path, flags, 0o666)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)
+            if os.fstat(file).st_nlink:
+                break
+            os.close(file)  # replaced, as by `gpu-runtime cache prune`
             self._file = None
-        file = self._file
-        if file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":
-            data = b"\n" + data  # behind a torn last line
-        if os.write(file, data) != len(data):
-            raise OSError(errno.ENOSPC, "a line was written in part; is the disk full?")
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                data = b"\n" + data  # behind a torn last line
+            if os.write(file, data) != len(data):
+                raise OSError(errno.ENOSPC, "a line was written in part; is the disk full?")
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def _give_up(self, e: OSError) -> None:
         self._lost = True
@@ -160,6 +172,18 @@ class Cache:
             self.sync()
             os.close(self._file)
             self._file = None
+
+
+@contextmanager
+def held(name: str | os.PathLike[str]) -> Iterator[bytes]:
+    """A cache's bytes; nothing is appended until the end: who replaces the file meanwhile loses nothing. Raises OSError."""
+    while True:
+        with open_regular(name) as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else another process has just replaced it
+                yield file.read()
+                return
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

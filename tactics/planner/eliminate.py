@@ -317,11 +317,8 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
     rank = dict(zip(by_rank, range(len(sizes)), strict=True))
     place = []
     for v in range(len(sizes)):
-        states = None
-        while v in leaders:
-            v, its = leaders[v]
-            states = its if states is None else states[its]
-        place.append((rank[v], states))
+        last, states = _leader(v, leaders) if v in leaders else (v, None)
+        place.append((rank[last], states))
     buckets: list[list[tuple[tuple[int, ...], Table, int]]] = [[] for _ in range(len(sequence) + 1)]
     made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], {}, len(factors), [], [], [], [])
     ranked, supports = [made.ranked(*factor) for factor in factors], None
@@ -385,34 +382,49 @@ def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
 def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[Factor], Leaders]:
     """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere: wide tables
     of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u)."""
-    factors = list(factors)
-    holds: list[list[int]] = [[] for _ in sizes]
-    for i, (scope, _) in enumerate(factors):
-        for v in scope:
-            holds[v].append(i)
+    made: list[Factor] = []
     leaders: Leaders = {}
     # id of a table -> what `_follows` says of it, and the table, which many factors may share
     known: dict[int, tuple[tuple[int, int, np.ndarray] | None, np.ndarray]] = {}
-    for i in range(len(factors)):
+    for factor in factors:
         while True:
-            scope, table = factors[i]
+            scope, table = factor = _led(factor, leaders)
             if id(table) not in known:
                 known[id(table)] = _follows(table), table
             found = known[id(table)][0]
             if found is None:
                 break
-            v, u, state = scope[found[0]], scope[found[1]], found[2]
-            leaders[v] = u, state
-            for j in holds[v]:
-                scope, table = factors[j]
-                table = table.take(state, axis=scope.index(v))
-                if u in scope:
-                    table = table.diagonal(0, scope.index(v), scope.index(u))
-                    factors[j] = (*(w for w in scope if w not in (u, v)), u), table
-                else:
-                    factors[j] = tuple(u if w == v else w for w in scope), table
-                    holds[u].append(j)
-    return factors, leaders
+            leaders[scope[found[0]]] = scope[found[1]], found[2]
+        made.append(factor)
+    return [_led(factor, leaders) for factor in made], leaders
+
+
+def _led(factor: Factor, leaders: Leaders) -> Factor:
+    """A table with what leads its variables in their place."""
+    scope, table = factor
+    for v in scope:
+        if v not in leaders:
+            continue
+        u, state = _leader(v, leaders)
+        table = table.take(state, axis=scope.index(v))
+        if u in scope:
+            table = table.diagonal(0, scope.index(v), scope.index(u))
+            scope = (*(w for w in scope if w not in (u, v)), u)
+        else:
+            scope = tuple(u if w == v else w for w in scope)
+    return scope, table
+
+
+def _leader(v: int, leaders: Leaders) -> tuple[int, np.ndarray]:
+    """The last that leads a variable, which from now on leads all on the way: chains of a thousand are walked once."""
+    path = [v]
+    while leaders[path[-1]][0] in leaders:
+        path.append(leaders[path[-1]][0])
+    for w in reversed(path[:-1]):
+        u, state = leaders[w]
+        last, further = leaders[u]
+        leaders[w] = last, state[further]
+    return leaders[v]
 
 
 def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tactics.problems.protocol import OneTensor, Problem, Shape4
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
 MOST_SCALE = 1 << 24  # of a resize, and of what else places its pixels: coordinates then fit 64 bits, and weights are finite
 MOST_TAPS = 1 << 16  # along an axis: with antialiasing a small scale has many
+Scale = float | np.float32 | Fraction  # of a resize: as the model gives it, or the ratio of its sizes
 
 
 def _text(table: tuple) -> str:
@@ -202,20 +204,25 @@ def _keys(far: np.ndarray, a: float) -> np.ndarray:
     return np.where(far < 1, near, np.where(far < 2, outer, 0))
 
 
-def _half_pixel(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
-    return (i + 0.5) / scale - 0.5
+def _over(i: np.ndarray, scale: Scale) -> np.ndarray:
+    """Of a ratio rounded once: a coordinate on a pixel, or exactly between two, is exact."""
+    return i * scale.denominator / scale.numerator if isinstance(scale, Fraction) else i / scale
 
 
-def _half_pixel_symmetric(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
+def _half_pixel(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
+    return _over(i + 0.5, scale) - 0.5
+
+
+def _half_pixel_symmetric(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     """The output's length is floor(size * scale): the part that is lost is taken from both ends alike."""
-    return size / 2 * (1 - out / (scale * size)) + (i + 0.5) / scale - 0.5
+    return size / 2 * (1 - out / (scale * size)) + _over(i + 0.5, scale) - 0.5
 
 
-def _align_corners(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
+def _align_corners(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     return i * (size - 1) / (out - 1) if out > 1 else i * 0.0
 
 
-def _crop(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
+def _crop(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     start, end = roi
     if out > 1:
         return start * (size - 1) + i * (end - start) * (size - 1) / (out - 1)
@@ -223,8 +230,8 @@ def _crop(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Se
 
 
 # ONNX Resize's coordinate_transformation_mode: output indices -> input coordinates.
-COORDINATES: dict[str, Callable[[np.ndarray, float | np.float32, int, int, Sequence[float]], np.ndarray]] = {
-    "asymmetric": lambda i, scale, size, out, roi: i / scale,
+COORDINATES: dict[str, Callable[[np.ndarray, Scale, int, int, Sequence[float]], np.ndarray]] = {
+    "asymmetric": lambda i, scale, size, out, roi: _over(i, scale),
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": lambda i, scale, size, out, roi: _half_pixel(i, scale, size, out, roi) if out > 1 else i * 0.0,
@@ -240,13 +247,16 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def nearest(
-    size: int, out: int, scale: float, coordinate_mode: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
+    size: int, out: int, scale: Scale, coordinate_mode: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
 ) -> tuple[int, ...]:
     """The input index of each of `out` pixels of a nearest Resize; -1 outside the image, with tf_crop_and_resize.
 
-    In FP32, as other runtimes compute it: a coordinate that is exactly between two pixels, or on one, falls to the same side.
+    A ratio of sizes places a coordinate that is exactly between two pixels, or on one, exactly there. With a scale that the
+    model gives it is computed in FP32, as other runtimes do, and falls to the same side.
     """
-    x = COORDINATES[coordinate_mode](np.arange(out, dtype=np.float32), np.float32(scale), size, out, roi)
+    exact = isinstance(scale, Fraction)
+    i = np.arange(out, dtype=np.float64 if exact else np.float32)
+    x = COORDINATES[coordinate_mode](i, scale if exact else np.float32(scale), size, out, roi)
     index = np.clip(ROUNDINGS[rounding](x), 0, size - 1).astype(int)
     if coordinate_mode == "tf_crop_and_resize":
         index = np.where((x < 0) | (x > size - 1), -1, index)

@@ -26,6 +26,8 @@ from tactics.families.hopper.tiles import HopperTile, stage
 
 WHY = missing(Kernel("CUTLASS", "conv", DENSE[0]))
 needs_cutlass = pytest.mark.skipif(bool(WHY), reason=WHY)
+NO_ASSEMBLER = missing(ON_HOPPER[0])
+needs_assembler = pytest.mark.skipif(bool(NO_ASSEMBLER), reason=NO_ASSEMBLER)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +246,7 @@ def test_beside_cutlass(tmp_path):
 
 
 @pytest.mark.full
+@needs_assembler
 def test_our_loops_on_hopper():
     """What the table says of a tile: 128 rows of two warpgroups, four k-steps of dense products or two of sparse ones."""
     for kernel, products, ring in (

@@ -56,6 +56,23 @@ def test_products_per_clock_by_name_and_capability(name, cc, rate, share):
     assert d.sources and (name in DRIVER_NAMES or "mma_sync_share" in d.assumed)
 
 
+@pytest.mark.parametrize(
+    "cc, sms, l2, memory_khz, bus, gbps",
+    [
+        (87, 16, 4 << 20, 1_300_000, 256, 205),  # a Jetson AGX Orin, as its deviceQuery prints it
+        (87, 8, 4 << 20, 612_000, 256, 205),  # the same with half of its SMs
+        (87, 8, 2 << 20, 918_000, 64, 102),  # an Orin NX
+        (87, 8, 2 << 20, 624_000, 64, 102),  # an Orin Nano, whose 68 none of ours names
+        (110, 20, 32 << 20, 1_000_000, 128, 273),
+        (99, 8, 2 << 20, 1_000_000, 128, 32),  # of an unknown one the driver's
+    ],
+)
+def test_an_integrated_gpu_has_the_memory_of_its_module(cc, sms, l2, memory_khz, bus, gbps):
+    told = props("Orin", cc, sms, l2CacheSize=l2)
+    assert reported(told | {"integrated": 1}, attributes(memory_khz=memory_khz, bus=bus)).dram_gbps == gbps
+    assert reported(told | {"integrated": 0}, attributes(memory_khz=memory_khz, bus=bus)).dram_gbps < max(gbps, 84)
+
+
 def test_what_the_driver_reports_is_believed():
     d = reported(props("NVIDIA RTX A5500", 86, 84), attributes())
     assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.num_sms) == (1740, 696, 16, 84)

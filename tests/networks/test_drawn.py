@@ -202,7 +202,12 @@ def test_same_with_a_stride_above_the_window_cuts_the_image(op, mode, first, tmp
     SAME_UPPER and the reference's MaxPool say so; onnxruntime's SAME_LOWER rounds (pad + 1) / 2 to 0 and begins at 0, it
     refuses MaxPool, and the reference refuses the other two."""
     for size, stride in ((9, 3), (10, 4)):
-        ours, ort, reference = row(op, "", size, tmp_path / "m.onnx", kernel_shape=[1, 1], strides=[1, stride], auto_pad=mode)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            how = {"kernel_shape": [1, 1], "strides": [1, stride], "auto_pad": mode}
+            ours, ort, reference = row(op, "", size, tmp_path / "m.onnx", **how)
+        differs = mode == "SAME_LOWER" and op != "MaxPool"
+        assert any("SAME_LOWER with a stride above the window" in str(w.message) for w in told) == differs
         assert ours == [*range(first[size], size, stride)], size
         if op == "MaxPool":
             assert ort is None and (reference == ours or size == 10)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -160,3 +162,37 @@ def test_a_folder_and_a_pipe_are_no_caches(cli, tmp_path):
     for name in ("pipe", "folder"):
         code, _, err = cli(f"cache list {name}")
         assert code == 1 and f"error: {name}: expected a" in err
+
+
+WRITER = """
+import json, sys, time
+from tactics.measure.cache import Cache, Key
+cache, key, numbers = Cache(sys.argv[1]), Key(*json.loads(sys.argv[2])), json.loads(sys.argv[3])
+for i in range(200):
+    cache.add(key._replace(problem=f"conv {i}"), **numbers)
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.slow
+def test_prune_beside_a_build_loses_nothing(cli, tmp_path, now, monkeypatch):
+    """Another process adds measurements while prune has read the file and not yet replaced it."""
+    old, written = other(policy="v1"), command.write_all
+
+    def late(contents):
+        time.sleep(0.02)
+        written(contents)
+
+    monkeypatch.setattr(command, "write_all", late)
+    write(tmp_path / "t", (old, NUMBERS))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [str(tmp_path / "t"), json.dumps(KEY), json.dumps(NUMBERS)]
+    with subprocess.Popen([sys.executable, "-c", WRITER, *arguments], env=environment) as writer:
+        prunes = 0
+        while writer.poll() is None:
+            write(tmp_path / "t", (old, NUMBERS))  # so that each has something to drop
+            assert cli("cache prune t")[0] == 0
+            prunes += 1
+    assert writer.returncode == 0 and prunes > 5
+    assert {key.problem for key in keys(tmp_path / "t")} == {f"conv {i}" for i in range(200)}
+    assert cli("cache prune t t")[0] == 0, "a file named twice is locked once"

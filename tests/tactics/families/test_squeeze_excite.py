@@ -8,13 +8,14 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
+from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from cuda_kernels.params import members
 from gpu_runtime.explain import wording
 from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
-from tactics.families.squeeze_excite import MANY_AHEAD, THREADS, WITHOUT_CLUSTERS, ways
+from tactics.families.squeeze_excite import MANY_AHEAD, THREADS, ways
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems import codec
@@ -51,9 +52,10 @@ CASES = {
 }
 
 
-def ways_of(p: SqueezeExciteProblem, device: str = "h200") -> list[Tactic]:
+def ways_of(p: SqueezeExciteProblem, device: str = "h200", sm: str = "") -> list[Tactic]:
     """One tactic for each way in which blocks share an image."""
-    return list({t.tile: t for t in candidates(p, named(device))}.values())
+    found = named(device)
+    return list({t.tile: t for t in candidates(p, replace(found, sm=sm or found.sm))}.values())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -153,9 +155,17 @@ def test_clusters_are_offered_where_the_device_has_them():
 
 
 @pytest.mark.slow
+def test_it_compiles_for_jetson_orin():
+    """The record of compiled kernels has no sm_87."""
+    launched = [launch for tactic in ways_of(CASES["runs"], sm="sm_87") for launch in launches(CASES["runs"], tactic)]
+    for kernel, values in dict.fromkeys((launch.kernel, launch.values) for launch in launched):
+        assert compile_kernel(kernel, values, "sm_87").spill_bytes == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_it_compiles_without_spills(sm):
-    for tactic in ways_of(CASES["runs"], "a100" if sm in WITHOUT_CLUSTERS else "h200"):
+    for tactic in ways_of(CASES["runs"], sm=sm):
         for launch in launches(CASES["runs"], tactic):
             blocks = 1 if dict(launch.values)["AHEAD"] == MANY_AHEAD else 3 if launch.workspace else 2  # of 256 threads
             assert takes(launch.kernel, launch.values, sm).regs <= 256 // blocks // 8 * 8
