@@ -140,8 +140,8 @@ def listed(folder: Path, small: bool) -> Iterator[str]:
 
 
 def command(row: Row, folder: Path, seconds: float, small: bool) -> list[str]:
-    words = row.words.format(out=folder / row.file, folder=folder, seconds=f"{max(1.0, seconds - GRACE_S):.0f}").split()
-    return [sys.executable, "-m", *words, *(row.small.split() if small else [])]
+    given = {"out": folder / row.file, "folder": folder, "seconds": f"{max(1.0, seconds - GRACE_S):.0f}"}
+    return [sys.executable, "-m", *(word.format(**given) for word in row.words.split()), *(row.small.split() if small else [])]
 
 
 def kept() -> set[str]:

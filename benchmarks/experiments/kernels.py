@@ -134,6 +134,7 @@ def of_conv(device: Device) -> Iterator[Binary]:
 
 MEASURED = ("resnet50:32:dense,sparse",)
 MEASURED_1 = ("resnet50:1:dense",)
+MEASURED_OTHERS = ("resnet50:32:dense", "tv_efficientnet_b0:32:dense", "tv_convnext_tiny:32:dense")
 SMALL_BUILD = ("two_layers:1:dense",)
 OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "right": right.kernels,
@@ -149,7 +150,7 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "tests": lambda device, small, _: [] if small else of_tests(device),
     "changed": lambda device, small, out: launched(changed.pairs(out, device, small)),
     "sanitizer": lambda device, small, _: [] if small else of_sanitizer(device),
-    "compiled": lambda device, small, _: [] if small else of_plans(device),
+    "compiled": lambda device, small, _: [] if small else of_builds(MEASURED_OTHERS, device),
     "networks": of_networks,
     "conv": lambda device, small, _: [] if small else of_conv(device),
 }
