@@ -87,7 +87,7 @@ def _check_node(node: ir.Node) -> None:
         dims = shape_of(out)
         if len(dims) > MOST_DIMS:
             raise ModelError(f"{title}: expected {MOST_DIMS} dimensions at most, got {len(dims)}")
-        dims = _floored(node, dims) if node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool") else dims
+        dims = _floored(node, dims) if node.op_type == "Conv" or attribute(node, "ceil_mode", 0) else dims
         if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
             raise unusable_size(title, name_of(out), dims, inputs)
     if node.op_type == "Reshape":
@@ -97,8 +97,8 @@ def _check_node(node: ir.Node) -> None:
 
 
 def _floored(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """`dims`, of a Conv's or a pool's output, rounded down also where the window is larger than the padded image: onnx infers 1
-    there, or, with ceil_mode, a window that ends outside."""
+    """`dims`, of the output of a Conv or of a pool with ceil_mode, rounded down also where the window is larger than the padded
+    image: onnx infers 1 there. Without ceil_mode onnxruntime computes such a pool, and so do we."""
     mode, image = attribute(node, "auto_pad", "NOTSET"), shape_of(operand(node))[2:]
     size = shape_of(operand(node, 1))[2:] if node.op_type == "Conv" else attribute(node, "kernel_shape")
     rank, ones = len(image), (1,) * len(image)
