@@ -72,8 +72,8 @@ class Device(Hashed):
 
     @property
     def launches_early(self) -> bool:
-        """Whether launches begin before the one ahead has ended. GPU_RUNTIME_LAUNCH=rawkernel turns that off, so that what it
-        gains can be measured: CuPy's RawKernel launches. ValueError for another value."""
+        """Whether launches begin before the one ahead has ended. GPU_RUNTIME_LAUNCH=rawkernel turns early launches off, to
+        measure their gain: CuPy's RawKernel launches then. ValueError for another value."""
         way = os.environ.get("GPU_RUNTIME_LAUNCH", "")
         if way not in ("", "rawkernel"):
             raise ValueError(f"GPU_RUNTIME_LAUNCH: expected rawkernel, or no such variable, got {way!r}")

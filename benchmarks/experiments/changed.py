@@ -3,8 +3,8 @@ and that nobody has timed, beside the best timed ones of their kind.
 
     python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small] [untimed]
 
-timed.json beside a GPU's tactics.jsonl has the hash of each kernel's sources when its rows were taken, as kernels.json has
-(right.py). Medians of SAMPLES. `python -m benchmarks.our_times` reads the rows once they are in tactics.jsonl (`--merge FILE`).
+A row has the hash of the sources that were timed; of older rows, timed.json beside a GPU's tactics.jsonl has it by kernel.
+Medians of SAMPLES. `python -m benchmarks.our_times` reads the rows once they are in tactics.jsonl (`--merge FILE`).
 """
 
 import json
@@ -20,6 +20,7 @@ from benchmarks import hardware, our_times
 from benchmarks.experiments import right
 from benchmarks.experiments.run import Experiment, begun
 from benchmarks.hardware import NEWEST
+from cuda_kernels import files
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.measure.worker import Bench
@@ -41,7 +42,8 @@ def stale(folder: Path) -> list[Pair]:
     for file in (folder / name for name in FILES if (folder / name).exists()):
         for row in map(json.loads, file.read_text().splitlines()):
             tactic = Tactic.parse(row["tactic"])
-            if ledger.get(tactic.kernel, [""])[0] != right.digest(tactic.kernel):
+            source = row.get("source") or ledger.get(tactic.kernel, [""])[0]
+            if source != right.digest(tactic.kernel):
                 found[codec.from_json(row["problem"]), tactic] = None
     return list(found)
 
@@ -79,23 +81,19 @@ def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) 
     for tactic in tactics:
         us = statistics.median(bench.time([tactic], 3 if x.small else SAMPLES)["us"][tactic.name])
         row = {"problem": codec.to_json(problem), "tactic": tactic.name, "us": round(us, 3), "run": now}
-        x.data.setdefault("rows", []).append(row)
+        x.data.setdefault("rows", []).append(row | {"source": right.digest(tactic.kernel)})
 
 
 def merge(file: Path) -> None:
-    """Put a result's rows into tactics.jsonl beside it, each in the place of an older one, and its kernels into the ledger."""
+    """Put a result's rows into tactics.jsonl beside it, each in the place of an older one. Rows that were not reached keep the
+    sources that they were timed with."""
     folder, new = file.parent, hardware.read(file)["rows"]
     path = folder / FILES[0]
     keys = {(json.dumps(row["problem"], sort_keys=True), row["tactic"]) for row in new}
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     kept = [row for row in old if (json.dumps(row["problem"], sort_keys=True), row["tactic"]) not in keys]
     lines = "".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in (*kept, *new))
-    path.write_text(lines)
-    counts: dict[str, int] = {}
-    for row in new:
-        kernel = Tactic.parse(row["tactic"]).kernel
-        counts[kernel] = counts.get(kernel, 0) + 1
-    right.learn(folder / LEDGER, counts)
+    files.write(path, lines.encode())
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:

@@ -212,7 +212,17 @@ def test_new_times_replace_old_ones_and_are_learnt(monkeypatch, tmp_path):
     changed.merge(tmp_path / "changed.json")
     rows = [json.loads(line) for line in (tmp_path / "tactics.jsonl").read_text().splitlines()]
     assert rows == [old, *taken]
-    assert json.loads((tmp_path / "timed.json").read_text())["pool"][:2] == [right.digest("pool"), 1]
+
+
+def test_rows_that_a_run_did_not_reach_stay_stale(monkeypatch, tmp_path):
+    """A row's own source counts; the ledger's is of rows without one."""
+    rows = [json.loads(line) for line in (our_times.RESULTS / "h200" / "tactics.jsonl").read_text().splitlines()[:2]]
+    kernel = Tactic.parse(rows[0]["tactic"]).kernel
+    reached = rows[0] | {"source": right.digest(kernel)}
+    (tmp_path / "tactics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (reached, rows[1])))
+    assert [t.name for _, t in changed.stale(tmp_path)] == [rows[1]["tactic"]]
+    monkeypatch.setattr(right, "digest", lambda kernel: "other")
+    assert len(changed.stale(tmp_path)) == 2
 
 
 # ---- what rows are asked for, and what they print

@@ -432,7 +432,7 @@ def _stage_clk(tactic: Tactic, per_clk: float) -> dict[str, float]:
 
 
 def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
-    """Clocks of a tile's end: from the last product on, and what it takes of an SM that others' products run on."""
+    """Clocks of a tile's end: of its own warpgroup from the last product on; of the SM, which other products share."""
     t, deep = tactic.gemm, tactic.gemm.cluster[2]
     outputs = t.m * t.n
     copied = RESIDUAL_CLK * (THREE_PARTS if t.pingpong and t.n == 3 * _part(t) else 1) if p.epilogue.residual else 0
