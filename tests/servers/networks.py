@@ -13,18 +13,20 @@ MOST, COUNT, DISTINCT = 8, 2000, 200
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`folder` has first.engine and second.engine; `expected[i]` and `later[i]`: their bytes for `requests[i]`."""
+    """`folder` has first.engine and second.engine; `expected[i]` and `later[i]`: their bytes for `requests[i]`; `last`: the
+    layer of first.engine that stores the logits, under the name that its plan gives it."""
 
     folder: Path
     requests: list[np.ndarray]
     expected: list[bytes]
     later: list[bytes]
+    last: str
 
 
 def case(folder: Path) -> Case:
     rng = np.random.default_rng(0)
     drawn = [rng.uniform(-1, 1, (rng.integers(1, 6), 1, 8, 8)).astype(np.float32) for _ in range(DISTINCT)]
-    answers = []
+    answers, last = [], []
     for name in ("first", "second"):
         weights = {"w": rng.normal(0, 0.3, (16, 1, 3, 3)), "v": rng.normal(0, 0.05, (1024, 10))}
         nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Relu", "a", "b"), node("Flatten", "b", "f")]
@@ -34,7 +36,8 @@ def case(folder: Path) -> Case:
         engine = build(folder, proto, shapes={"x": [(n, 1, 8, 8) for n in (1, MOST, MOST)]})
         assert engine.points == (MOST,)  # so that a request's bits are the same in each run
         engine.save(folder / f"{name}.engine")
+        last.append(engine.plan.layers[-1].name)
         with engine.context(device="emulator", checks=False) as context:
             answers.append([context.run({"x": x})["logits"].tobytes() for x in drawn])
     again = [i % DISTINCT for i in range(COUNT)]
-    return Case(folder, *([found[i] for i in again] for found in (drawn, *answers)))
+    return Case(folder, *([found[i] for i in again] for found in (drawn, *answers)), last[0])

@@ -167,7 +167,7 @@ def test_every_answer_is_its_requests_own(python, digits, tmp_path):
         assert found["gpu_runtime_run_seconds", ""] > 0
         assert rows + found["gpu_runtime_padded_rows", ""] == MOST * found["gpu_runtime_runs", str(MOST)]
         assert ray.infer(npz(x=ROW * np.nan)).status == 200
-        until(lambda: ray.metrics().get(("gpu_runtime_nonfinite", "logits")) == 1, 40, "the layer that stored NaN")
+        until(lambda: ray.metrics().get(("gpu_runtime_nonfinite", digits.last)) == 1, 40, "the layer that stored NaN")
 
         replicas = ray.named("ServeReplica:default:EngineServer")
         assert len(replicas) == 2
