@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_runtime.precision import ranges
     from tactics.measure.spread import Spread
 
+PRECISIONS = ("fp32", "fp32_output", "fp16")  # of an operator: all of it in FP32, its result alone, as without
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 Explained = tuple[SparsityRecord, Solution]
 # A network, what its tensors reach, and the calibration input at its size.
@@ -67,6 +68,7 @@ def build(
     activations: int | None = None,
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
+    precisions: Mapping[str, str] | None = None,
     log: Callable[[str], None] | None = None,
     ray: str | bool | Spread | None = None,
     progress: Listener = ignore,
@@ -88,18 +90,28 @@ def build(
     which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near
     FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On it
     the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
-    `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
+    `precisions`: name of an operator or output, or a pattern with *, -> "fp32": its arithmetic and its result, "fp32_output":
+    its result alone, "fp16": as without. `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for
+    `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    _check_arguments(save_pruned, timing_cache, workspace=workspace, activations=activations, log=log, progress=progress)
+    _check_arguments(
+        save_pruned,
+        timing_cache,
+        workspace=workspace,
+        activations=activations,
+        log=log,
+        progress=progress,
+        precisions=precisions,
+    )
     target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
     mode, asked = _mode(sparsity), _risk(risk, target)
     source, progress = source_of(model, example_inputs), logged(progress)
     progress(Progress("import", str(source)))
     pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
-    fitted, exact, loaded = _fitted(source, wanted, shapes, pruned, sparsity == "force", calibration, progress)
+    fitted, exact, loaded = _fitted(source, wanted, shapes, pruned, sparsity == "force", calibration, progress, precisions)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, not batch_invariant, activations)
     profiles, planned = _planned(fitted, exact, wanted, (input_formats, output_formats), planner, batch_invariant)
@@ -115,6 +127,7 @@ def _fitted(
     prune: bool,
     calibration: Mapping[str, Any] | None,
     progress: Listener,
+    precisions: Mapping[str, str] | None,
 ) -> tuple[list[Fitted], list[str | None], importer.Loaded]:
     """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any; and
     what was loaded without the weights that take memory."""
@@ -129,7 +142,7 @@ def _fitted(
     fitted = []
     for shapes, lowered in zip(sizes, plain, strict=True):
         rows = points.repeated(calibration, shapes) if wanted else calibration
-        fitted.append((*stages.fit(loaded, lowered, rows, progress, known), rows))
+        fitted.append((*stages.fit(loaded, lowered, rows, progress, known, precisions), rows))
     return fitted, exact, replace(loaded, large={})
 
 
@@ -249,12 +262,23 @@ def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, cache: ob
     for name, wanted, fits in (
         ("timing_cache", "a path, None or False", cache is None or cache is False or isinstance(cache, paths)),
         *((n, "a number of bytes or None", type(given[n]) in (int, type(None))) for n in ("workspace", "activations")),
+        (
+            "precisions",
+            f"names or patterns and one of {', '.join(PRECISIONS)} each, or None",
+            _are_precisions(given["precisions"]),
+        ),
         ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
         ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),
     ):
         if not fits:
             raise TypeError(f"{name}: expected {wanted}, got {given[name]!r}")
     importer.check_target(save_pruned)
+
+
+def _are_precisions(given: object) -> bool:
+    if not isinstance(given, Mapping):
+        return given is None
+    return all(isinstance(name, str) and name and kind in PRECISIONS for name, kind in given.items())
 
 
 def _risk(risk: float, target: Device) -> float | None:

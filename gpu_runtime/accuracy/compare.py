@@ -1,7 +1,8 @@
 """Compare an engine with its model: each output, and each layer's tensor that is in the ONNX graph too.
 
 onnxruntime computes the model in FP32. The error of FP16 storage alone (rounding.py) sets the scale: the tolerance is FACTOR
-times that error plus SLACK of the tensor's range; or --rtol and --atol for each element. A build with --sparsity=force prunes
+times that error plus SLACK of the range; or --rtol and --atol for each element. That scale says nothing where FP16 alone ruins
+an output: none may err by more than MOST of its range, or have another integer. A build with --sparsity=force prunes
 first: its engine is compared with the pruned model. The difference of the pruned model from the original is pruning's, and is
 reported separately.
 """
@@ -32,7 +33,7 @@ from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
 
-FACTOR, SLACK = 8.0, 1e-4  # see above; drawn and real networks stay within 4 and 1e-4
+FACTOR, SLACK, MOST = 8.0, 1e-4, 1e-2  # see above; drawn and real networks stay within 4 and 1e-4
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -57,7 +58,7 @@ class Tolerance:
 @dataclass(slots=True)
 class _Sums:
     """Sums for one tensor over all samples: squares of the model's values, of the engine's difference and of FP16 storage's
-    difference; its range; the largest difference; elements beyond --rtol and --atol."""
+    difference; its range; the largest difference of both; integers that differ; elements beyond --rtol and --atol."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -66,9 +67,13 @@ class _Sums:
     low: float = math.inf
     high: float = -math.inf
     largest: float = 0.0
+    rough: float = 0.0
+    changed: int = 0
     beyond: int = 0
 
     def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
+        if y.dtype.kind != "f":
+            self.changed += int((got.reshape(-1) != y.reshape(-1)).sum())
         got, y, half = (a.astype(np.float64).reshape(-1) for a in (got, y, half))
         finite = np.isfinite(y)  # values that are infinite in FP32 too say nothing
         got, y, half = got[finite], y[finite], half[finite]
@@ -77,7 +82,9 @@ class _Sums:
         difference = np.where(np.isfinite(got), np.abs(got - y), np.inf)
         self.signal += float(np.square(y).sum())
         self.noise += float(np.square(difference).sum())
-        self.alone += float(np.square(np.where(np.isfinite(half), half - y, 0.0)).sum())
+        alone = np.where(np.isfinite(half), half - y, 0.0)
+        self.alone += float(np.square(alone).sum())
+        self.rough = max(self.rough, float(np.abs(alone).max()))
         self.count += y.size
         self.low, self.high = min(self.low, float(y.min())), max(self.high, float(y.max()))
         self.largest = max(self.largest, float(difference.max()))
@@ -230,8 +237,13 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
     error, alone = math.sqrt(s.noise) / scale, math.sqrt(s.alone) / scale
     if tolerance.is_given:
         return Row(layer, tensor, error, alone, None, s.largest, s.beyond, not s.beyond)
-    allowed = FACTOR * alone + SLACK * max(s.high - s.low, 0.0) * math.sqrt(s.count) / scale
-    return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, error <= allowed or not s.noise)
+    reach = max(s.high - s.low, 0.0)
+    allowed = FACTOR * alone + SLACK * reach * math.sqrt(s.count) / scale
+    share = s.largest / reach if reach else 0.0
+    ruined = not layer and (s.changed > 0 or share > MOST)
+    passed = (error <= allowed or not s.noise) and not ruined
+    by_fp16 = ruined and (s.rough > MOST * reach if not s.changed else s.rough > 0)
+    return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, passed, s.changed, share, by_fp16)
 
 
 @dataclass(frozen=True, slots=True)

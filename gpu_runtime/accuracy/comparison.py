@@ -15,7 +15,8 @@ from tactics import codec
 class Row:
     """A tensor of both. `layer`: the engine's layer that writes it, empty for an output. `error`: L2 norm of the difference
     over the norm of the model's tensor; `alone`: the error of FP16 storage; `allowed`: the tolerance, None with --rtol or
-    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element."""
+    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element, which is `share` of the tensor's
+    range; `changed`: integers that differ; `ruined`: so does FP16 storage alone, by more than any output may."""
 
     layer: str
     tensor: str
@@ -25,6 +26,9 @@ class Row:
     largest: float
     beyond: int
     passed: bool
+    changed: int = 0
+    share: float = 0.0
+    ruined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ def _data(c: Comparison) -> dict[str, Any]:
                 "allowed": r.allowed,
                 "largest": _finite(r.largest),
                 "beyond": r.beyond,
+                "changed": r.changed,
+                "ruined": r.ruined,
                 "passed": r.passed,
             }
             for r in found

@@ -61,6 +61,9 @@ def verdict(c: Comparison) -> list[str]:
     else:
         line = f"The engine agrees with {of}: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
         lines += wrap(f"{line}, but {len(late)} inner layers are not" if late else line)
+    for r in wrong:
+        if r.changed or r.ruined:
+            lines += wrap(_ruined(r))
     if (first := c.first) is not None:
         limit = f"{first.beyond} elements are beyond" if first.allowed is None else f"{number(first.allowed)} is allowed"
         lines += wrap(f"First layer that diverges: {first.layer}, in {first.tensor}: error {number(first.error)}, {limit}")
@@ -79,6 +82,19 @@ def verdict(c: Comparison) -> list[str]:
         line = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
         lines += wrap(f"{line}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
     return lines
+
+
+def _ruined(r: Row) -> str:
+    """What is off in an output, whatever FP16 storage alone does, and the cure."""
+    by = (
+        f"{several(r.changed, 'integer')} differ{'s' * (r.changed == 1)}"
+        if r.changed
+        else f"its largest error is {100 * r.share:.2g} % of its range"
+    )
+    if not r.ruined:
+        return f"Output {r.tensor}: {by}, although storing tensors in FP16 does not explain it"
+    cure = f"build with --layerPrecisions={r.tensor}:fp32, or with --calibration=FILE.npz"
+    return f"FP16 ruins output {r.tensor}: {by}, in onnxruntime too once tensors are rounded to FP16; {cure}"
 
 
 def _scores_text(s: Scores, samples: int) -> str:

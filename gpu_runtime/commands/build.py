@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_engine
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
+from gpu_runtime.commands.inferences import check_loaded, is_timed, unused
 from gpu_runtime.commands.options import (
     HELP,
     flag,
@@ -99,6 +99,21 @@ class Asked:
         metavar="FILE.npz",
         help="Inputs by name, to measure the network's range and the plan's error on, instead of random values.",
     )
+    layer_precisions: str | None = flag(
+        "--layerPrecisions",
+        "--layerPrecision",
+        metavar="NAME:fp32,...",
+        help="Nodes that compute in FP32, by name, * for any characters, or by the name of an output.",
+    )
+    layer_types: str | None = flag(
+        "--layerOutputTypes", metavar="NAME:fp32,...", help="Nodes whose results are stored in FP32; named as above."
+    )
+    constraints: str = flag(
+        "--precisionConstraints",
+        type=click.Choice(["obey", "prefer", "none"]),
+        default="obey",
+        help="none: --layerPrecisions and --layerOutputTypes count for nothing. prefer does as obey does.",
+    )
     timing_cache: str | None = flag(
         "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
     )
@@ -173,6 +188,12 @@ class Asked:
         return self.timing_cache if not self.no_cache else False
 
     @property
+    def precisions(self) -> dict[str, str]:
+        """`build`'s argument of that name. Raises UsageError."""
+        found = options.parse_precisions({"--layerPrecisions": self.layer_precisions, "--layerOutputTypes": self.layer_types})
+        return {} if self.constraints == "none" else found
+
+    @property
     def exports(self) -> dict[str, str | None]:
         """Option -> the file of an engine's layers that it asks for."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
@@ -212,7 +233,7 @@ def build_command(asked: Asked) -> None:
     if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
     away = spread is not None and not is_here(target)
-    timed = _is_timed(target, asked.skip_inference, wanted, away)
+    timed = is_timed(target, asked.skip_inference, wanted, away)
     if away and asked.profiled:
         say(f"this machine has no {target.title}: layer times are of each tactic alone", err=True)
     planned = target if asked.level else replace(target, measured=False)
@@ -264,6 +285,7 @@ def _built(
             **pools,
             risk=asked.risk,
             calibration=inputs,
+            precisions=asked.precisions,
             log=say if asked.verbose else None,
             progress=told,
         )
@@ -306,53 +328,12 @@ def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
 # ---- inferences
 
 
-def _is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
-    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on, if not away."""
-    if away:
-        _unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
-    elif skip:
-        _unused(wanted, "--skipInference runs none", "leave it out")
-    elif not target.measured:
-        cure = "gpu-runtime bench ENGINE times inferences on a GPU, and with --predict predicts the time without one"
-        _unused(wanted, "none is run when times are predicted", cure)
-    return target.measured and not skip and not away
-
-
-def _unused(wanted: Wanted, why: str, cure: str) -> None:
-    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives."""
-    if wanted.results:
-        raise click.UsageError(f"{', '.join(wanted.results)} apply to timed inferences, but {why}: {cure}")
-    if ignored := [name for name in wanted.typed if name != "--iterations"]:  # it is the profile's, too
-        say(f"ignored: {', '.join(ignored)} apply to timed inferences, but {why}: {cure}", err=True)
-
-
-NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
-# fmt: off
-OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_layers", "dump_profile", "export_layers",
-             "export_profile", "export_trace", "verbose", "fp16", "shapes")
-# fmt: on
-
-
-def _check_loaded(wanted: Wanted, limited: bool) -> None:
-    """UsageError for options of a build that name a file of its own or are to limit memory; others are told to be of no use."""
-    context = click.get_current_context()
-    typed = {
-        p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
-        for p in context.command.params
-        if p.name and p.expose_value and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
-    }
-    if refused := [o for name, o in typed.items() if name in NOT_LOADED or (name == "pools" and limited)]:
-        raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
-    if ignored := [option for name, option in typed.items() if name not in OF_LOADED and option not in wanted.typed]:
-        say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
-
-
 def _loaded(asked: Asked, name: str) -> None:
     """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
     wanted = asked.wanted
-    _check_loaded(wanted, limited="activations" in parse_pools(asked.pools))
+    check_loaded(wanted, limited="activations" in parse_pools(asked.pools))
     if asked.skip_inference:
-        _unused(wanted, "--skipInference runs none", "leave it out")
+        unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
     progress = listening(asked.verbose)
     engine = load_engine(name, asked.device, progress, asked.shapes)

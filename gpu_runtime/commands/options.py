@@ -197,6 +197,30 @@ def parse_pools(texts: Iterable[str]) -> dict[str, int]:
     return pools
 
 
+# Option -> the types that it takes, and what each means to `build`'s `precisions`.
+PRECISIONS = {
+    "--layerPrecisions": {"fp32": "fp32", "fp16": "fp16"},
+    "--layerOutputTypes": {"fp32": "fp32_output", "fp16": "fp16"},
+}
+
+
+def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
+    """Option -> `NAME:fp32[,NAME:fp32...]`: `build`'s `precisions`; what is fp32 stays so. Raises UsageError."""
+    found: dict[str, str] = {}
+    for option, text in texts.items():
+        for part in text.split(",") if text is not None else ():
+            name, _, given = part.rpartition(":")
+            if not name or given not in PRECISIONS[option]:
+                types = " or ".join(PRECISIONS[option])
+                raise click.UsageError(
+                    f"{option}: expected NAME:TYPE[,NAME:TYPE...], TYPE {types}, got {part!r}; kernels compute in FP16 with "
+                    "FP32 sums, or in FP32"
+                )
+            if found.get(name) != "fp32":
+                found[name] = PRECISIONS[option][given]
+    return found
+
+
 def checked_device(name: str | None, *others: str) -> str | None:
     """The name of a known GPU, or one of `others`. Raises UsageError."""
     from cuda_kernels import device as devices

@@ -38,9 +38,9 @@ NO_INT8 = (
     "(without QuantizeLinear and DequantizeLinear)"
 )
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where values exceed FP16's range: leave it out"
-NO_TYPES = (
-    "types cannot be chosen per layer: FP32 is used where FP16's range or precision is too small, as "
-    "--calibration=FILE.npz measures; leave it out"
+OBEYED = (
+    "fp32 is obeyed or refused, by prefer too; without --precisionConstraints also; names are those of nodes and outputs, "
+    "with * for any characters"
 )
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
@@ -71,6 +71,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--builderOptimizationLevel= "
            "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
            "--skipInference --buildOnly --help --noBuilderCache --errorOnTimingCacheMiss"),
+    *_rows("accepted", OBEYED, "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -93,7 +94,6 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "there are no plugins", "--ignoreParsedPluginLibs"),
     *_rows("refused", NO_INT8, "--int8"),
     *_rows("refused", NO_LOW, "--bf16 --fp8 --int4"),
-    *_rows("refused", NO_TYPES, "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
     *_rows("refused", NO_CALIBRATION, "--calib= --calibProfile= --minShapesCalib= --optShapesCalib= --maxShapesCalib="),
     *_rows("refused", NO_DLA, "--useDLACore= --buildDLAStandalone --layerDeviceTypes= --adjustForDLA --reportCapabilityDLA "
            "--uint8AsymmetricQuantizationDLA"),

@@ -77,7 +77,8 @@ def _range_lines(record: EngineRecord) -> list[str]:
     wide = [facts.layer.name for facts in facts_of(record) if facts.wide]
     if wide:
         lines += wrap(printable(f"FP32     {len(wide)} layers: {', '.join(wide)}"), indent=9)
-        lines += [line for _, why in found.single for line in wrap(printable(f"         {why}"), indent=9)]
+        reasons = dict.fromkeys(why for _, why in found.single)
+        lines += [line for why in reasons for line in wrap(printable(f"         {why}"), indent=9)]
     for tensor, e in found.exponents.items():
         if reached.get(tensor):
             text = f"scaled   {tensor!r} reaches {reached[tensor]:g} on {found.source}: stored times 2^{e}"

@@ -208,10 +208,11 @@ def fit(
     calibration: Mapping[str, Any] | None,
     progress: Listener,
     known: ranges.Known | None = None,
+    precisions: Mapping[str, str] | None = None,
 ) -> tuple[Network, ranges.Ranges]:
-    """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
-    cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
-    from gpu_runtime.precision import cliffs, execution, ranges, sample
+    """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. What rules and the
+    user ask for is FP32, and operators near their cliffs, unless the plan itself is to be compared with FP32."""
+    from gpu_runtime.precision import cliffs, execution, ranges, rules, sample
 
     progress(Progress("range", plain.name))
     smaller = functools.partial(sample.smaller, loaded, plain)
@@ -225,6 +226,10 @@ def fit(
         reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {reaching}: FP16's maximum is {ranges.FP16_MAX:g}"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
+    network, kept, beyond = rules.keep(network, precisions)
+    found = replace(found, single=(*found.single, *kept.items()))
+    for text in beyond[:1]:
+        warnings.warn(printable(f"{network.name}: {text}"), RuntimeWarning, stacklevel=5)
     if calibration is None or (large := execution.too_large(network, execution.PLAN)):
         if calibration is not None:
             found = replace(found, compared=Compared(f"{large}: instead, operators with known numerical risks compute in FP32"))

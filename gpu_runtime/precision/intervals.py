@@ -13,6 +13,7 @@ from gpu_runtime.network import Network, Op, exists
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.intervals import ANY, POSITIVE, Interval
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import Stage, stage_of
 from tactics.problems.problem import (
     ConcatProblem,
@@ -26,17 +27,20 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 POSITIVE_SUMS = ("l1", "l2", "sum_square", "inv_std")
 END = Stage("abs")
+OF_TYPE = {"uint8": Interval(0.0, 255.0), "bool": Interval(0.0, 1.0), "int32": Interval(-(2.0**31), 2.0**31)}
+INDICES = {"ArgMax": 0, "ArgMin": 0, "TopK": 1}  # function -> the output that numbers elements along an axis
 Known = Mapping[str, Interval]
 
 
 def known(network: Network) -> dict[str, Interval]:
     """Tensor -> its interval, in the unfused network."""
     choice = {group: options[0] for group, options in network.groups}
-    found = {t.name: Interval(0.0, 255.0) if t.dtype == "uint8" else ANY for t in network.inputs}
+    found = {t.name: OF_TYPE.get(t.dtype, ANY) for t in network.inputs}
     maker: dict[str, Op] = {}
     for op in network.ops:
         if exists(op, choice):
-            found[op.output] = _interval(op, found, maker).stored()
+            v = _interval(op, found, maker)
+            found[op.output] = v if op.output in network.only else v.stored()
             maker[op.output] = op
     return found
 
@@ -76,9 +80,20 @@ def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
         return x.hull(outside) if p.mode == "linear" else ANY
     if isinstance(p, ReduceProblem):
         return _reduction(op, found[op.inputs[0]], maker)
+    if isinstance(p, LibraryProblem):
+        return _library(p, found, op.inputs)
     if isinstance(p, NormalizeProblem):
         return {"softmax": Interval(0.0, 1.0), "log_softmax": Interval(high=0.0)}.get(p.kind, ANY)
     return ANY
+
+
+def _library(p: LibraryProblem, found: Known, inputs: tuple[str, ...]) -> Interval:
+    if p.part == INDICES.get(p.function):
+        axis = dict(p.attributes).get("axis", -1 if p.function == "TopK" else 0)
+        return Interval(0.0, float(p.shapes[0][int(str(axis))] - 1))
+    if p.function in ("Cast", "Identity", "Reshape", "Transpose", "Slice") and p.dtype != "bool":
+        return found[inputs[0]]
+    return OF_TYPE.get(p.dtype, ANY)
 
 
 def _convolution(op: Op, found: Known) -> Interval:

@@ -238,3 +238,35 @@ def test_a_model_of_another_size_is_refused(chain, cli):
     onnx.save(proto, "small.onnx")
     code, _, err = cli("compare small.onnx tiny.engine")
     assert code == 1 and "output 'y' is (1, 8, 6, 6) in the engine and (1, 8, 4, 4) in the model: give the model" in err
+
+
+def test_an_output_that_fp16_ruins_is_not_right(tmp_path, monkeypatch, cli):
+    """Two channels around 3,000 are stored in FP16, whose step is 2 there, and subtracted by a convolution; of their largest
+    column the index is an output."""
+    monkeypatch.chdir(tmp_path)
+    w = np.eye(8, dtype=np.float32)[..., None, None]
+    minus = np.zeros((8, 8, 1, 1), np.float32)
+    minus[:, 0], minus[:, 1] = 1, -1
+    nodes = [
+        node("Conv", "x w b", "c", name="large"),
+        node("Conv", "c minus", "y", name="difference"),
+        node("Reshape", "y row", "r"),
+        node("ArgMax", "r", "best", axis=1, keepdims=0),
+    ]
+    weights = {"w": w, "b": np.full(8, 3000, np.float32), "minus": minus, "row": np.int64([1, -1])}
+    proto = model(nodes, {"x": (1, 8, 16, 16)}, "y best", weights)
+    proto.graph.output[1].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(proto, "m.onnx")
+    x = np.random.default_rng(0).random((1, 8, 16, 16), np.float32)
+    np.savez("x.npz", x=x)
+    gr.build("m.onnx", device="h200").save("m.engine")
+    code, out, _ = cli("compare m.onnx m.engine --inputs=x.npz")
+    words = " ".join(out.split())
+    assert code == 5 and "agrees" not in words
+    assert "FP16 ruins output y: its largest error is" in words and "--layerPrecisions=y:fp32" in words
+    assert "FP16 ruins output best: 1 integer differs," in words
+    found = json.loads(cli("compare m.onnx m.engine --inputs=x.npz --json")[1])
+    assert [(r["tensor"], r["ruined"], r["changed"], r["passed"]) for r in found["outputs"]] == [
+        ("y", True, 0, False),
+        ("best", True, 1, False),
+    ]

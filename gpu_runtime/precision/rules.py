@@ -1,0 +1,232 @@
+"""Tensors that FP16 must not round, whatever their magnitude: integers, what decides, and the tails of FP32 outputs.
+
+Three rules, by operators alone, with and without a calibration input:
+- An integer stays exact: what a Cast makes of integers is FP32 through all that computes with it, up to tensor cores.
+- What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
+  tensor cores, unless they are known to be whole numbers that FP16 holds.
+- An FP32 output has an FP32 tail: what lies between the last tensor cores and the output, if that only moves, selects or
+  computes element by element, or is a softmax or a reduction.
+
+The sums of a convolution are stored in FP32 where such operators alone read them. Example, a detector's boxes:
+    conv -> c -> Exp -> Mul -> Add (grid) -> y, and c -> Conv: y is FP32 from `Exp` on, c stays FP16, since a Conv reads it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.network import WIDE, Network, Op, unique
+from gpu_runtime.precision import intervals
+from tactics import fp32
+from tactics.problems.attention import AttentionProblem
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
+from tactics.problems.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MatmulProblem,
+    MoveProblem,
+    PointwiseProblem,
+)
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
+
+SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem, AttentionProblem)
+MOVES = (ViewProblem, MoveProblem, GatherProblem)
+TAIL = (*MOVES, PointwiseProblem, ConcatProblem, ReduceProblem, LibraryProblem)
+ANY_TYPE = (LibraryProblem, ViewProblem)  # which take FP32 as they take FP16
+FLOATS = ("fp16", "fp32")
+SOFTMAX = ("softmax", "log_softmax")
+WHOLE = ("floor", "ceil", "round")
+FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # whole numbers up to these have no neighbour that is not one
+COMPARISONS = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+# Function -> its arguments that decide; of all others none does.
+DECIDING: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys((*COMPARISONS, "Mod"), (0, 1)),
+    **dict.fromkeys(("ArgMax", "ArgMin", "TopK", "Hardmax"), (0,)),
+    "GridSample": (1,),
+}
+
+
+@dataclass(slots=True)
+class _Found:
+    """`wide`: FP32 tensor -> why; `reads`: outputs of the ops that read their inputs so; `sums`: tensors of tensor cores that
+    are to be FP32 if ops of `reads` alone read them."""
+
+    network: Network
+    wide: dict[str, str] = field(default_factory=dict)
+    reads: set[str] = field(default_factory=set)
+    sums: dict[str, str] = field(default_factory=dict)
+
+    def back(self, tensors: Iterable[str], why: str) -> None:
+        """These tensors, and all that they are computed from, back to tensor cores."""
+        todo = list(tensors)
+        while todo:
+            t = todo.pop()
+            makers = self.network.producers.get(t, ())
+            if t in self.wide or t in self.sums or not _can_be_fp32(self.network, t):
+                continue
+            others = [op for op in makers if not _on_tensor_cores(self.network, op)]
+            if makers and not others:
+                self.sums[t] = why
+                continue
+            self.wide[t] = why
+            for op in others:  # a convolution that took in an addition reads the other addend as FP32
+                self.reads.add(op.output)
+                todo += op.inputs
+
+    def settled(self) -> tuple[Network, dict[str, str]]:
+        """The network, and why each of its new FP32 tensors is that."""
+        readers = self.network.readers
+        sums = {t: why for t, why in self.sums.items() if all(op.output in self.reads for op in readers[t])}
+        new = {t: why for t, why in (self.wide | sums).items() if t not in self.network.types}
+        types = {**self.network.types, **dict.fromkeys(new, WIDE)}
+        return replace(self.network, types=types).with_exact(self.reads), new
+
+
+def keep(network: Network, asked: Mapping[str, str] | None = None) -> tuple[Network, dict[str, str], tuple[str, ...]]:
+    """(the network whose tensors keep what the rules ask for, the reason for each FP32 tensor, sentences about integers that
+    FP32 may not hold). `asked`: a user's own, see `build`. Raises ValueError where no operator has such a name, ModelError
+    where no kernel computes one in FP32."""
+    found, known = _Found(network), intervals.known(network)
+    for pattern, precision in (asked or {}).items():
+        _as_asked(found, pattern, precision)
+    beyond = _integers(found, known)
+    _decisions(found, known)
+    _tails(found)
+    return (*found.settled(), beyond)
+
+
+def _as_asked(found: _Found, pattern: str, precision: str) -> None:
+    """What a user wants of the operators whose name, node or output matches a pattern."""
+    network, why = found.network, f"--layerPrecisions={pattern}:{precision} asks for it"
+    names = {id(op): (op.name, op.layer, op.output, *op.nodes) for op in network.ops}
+    ops = [op for op in network.ops if any(fnmatchcase(name, pattern) for name in names[id(op)])]
+    if not ops:
+        near = ", ".join(get_close_matches(pattern, unique(name for op in network.ops for name in op.nodes), 3, 0))
+        raise ValueError(f"precisions: no operator or output is named {pattern!r}; the nearest names are {near}")
+    for op in ops if precision != "fp16" else ():
+        if network.type(op.output).dtype not in FLOATS:
+            continue
+        if (reason := fp32.reason(op.problem)) and not isinstance(op.problem, ANY_TYPE):
+            raise ModelError(f"{network.name}: {op.name} cannot be FP32, as {pattern!r} asks: {reason}")
+        found.wide[op.output] = why
+        if precision == "fp32":
+            found.reads.add(op.output)
+            found.wide |= {t: why for t in op.inputs if _can_be_fp32(network, t)}
+
+
+def _integers(found: _Found, known: intervals.Known) -> tuple[str, ...]:
+    """The first rule; sentences about the casts of integers that may exceed FP32_WHOLE."""
+    network, whole, beyond = found.network, {}, []
+    for op in network.ops:
+        if _casts_integers(op):
+            whole[op.output] = why = f"the integers of {op.name} stay exact"
+            found.wide[op.output] = why
+            v = known.get(op.inputs[0], intervals.ANY)
+            if v.low < -FP32_WHOLE or v.high > FP32_WHOLE:
+                beyond.append(f"{op.output!r} comes from integers ({op.name}): FP32 rounds those above 2^24 = {FP32_WHOLE:.0f}")
+            continue
+        given = [t for t in op.inputs if t in whole]
+        if given and not _on_tensor_cores(network, op) and _can_be_fp32(network, op.output):
+            found.wide[op.output] = whole[op.output] = why = whole[given[0]]
+            found.reads.add(op.output)
+            found.back(op.inputs, why)
+    return tuple(beyond)
+
+
+def _decisions(found: _Found, known: intervals.Known) -> None:
+    """The second rule."""
+    held = {op.output for op in found.network.ops if _is_whole(op, known)}
+    for op in found.network.ops:
+        name, tensors = _deciding(op)
+        if tensors := [t for t in tensors if t not in held]:
+            found.reads.add(op.output)
+            found.back(tensors, f"{name} of {op.name} decides by FP32 values")
+
+
+def _tails(found: _Found) -> None:
+    """The third rule."""
+    network, tail = found.network, {}
+    ends = {t.name for t in network.outputs if t.dtype == "fp32"}
+    others = network.output_names - ends
+    for op in reversed(network.ops):  # each behind its readers
+        readers, out = network.readers[op.output], op.output
+        leads = out in ends or (readers and out not in others)
+        if leads and _is_tail(network, op) and all(r.output in tail for r in readers):
+            tail[out] = out if out in ends else tail[readers[0].output]
+    for op in network.ops:
+        if op.output not in tail or network.type(op.output).fixed or not _is_tail(network, op):
+            continue
+        why = f"output {tail[op.output]!r} is FP32 back to the last tensor cores"
+        found.reads.add(op.output)
+        for t in (*op.inputs, op.output):
+            makers = network.producers.get(t, ())
+            if not _can_be_fp32(network, t):
+                continue
+            if all(m.output in tail for m in makers):
+                found.wide.setdefault(t, why)
+            elif all(_on_tensor_cores(network, m) for m in makers):
+                found.sums.setdefault(t, why)
+
+
+def _can_be_fp32(network: Network, tensor: str) -> bool:
+    """Whether a tensor is floating-point, and kernels can write it in FP32."""
+    if network.type(tensor).fixed:
+        return False
+    makers = network.producers.get(tensor, ())
+    if not makers:
+        return any(t.name == tensor and t.dtype == "fp32" for t in network.inputs)
+    return all(isinstance(op.problem, ANY_TYPE) or not fp32.reason(op.problem) for op in makers)
+
+
+def _on_tensor_cores(network: Network, op: Op) -> bool:
+    """Whether an op reads FP16 and sums on tensor cores. The 1x1 convolution of a softmax to one channel does not: it is the
+    expectation with which a detector decodes a distribution (DFL), cheap and as exact as its input."""
+    p = op.problem
+    if isinstance(p, ConvProblem) and (p.k, p.r, p.s) == (1, 1, 1):
+        tensor = op.inputs[0]
+        while (maker := network.producer(tensor)) is not None and isinstance(maker.problem, MOVES):
+            tensor = maker.inputs[0]
+        return not (maker is not None and isinstance(maker.problem, NormalizeProblem) and maker.problem.kind in SOFTMAX)
+    return isinstance(p, SUMS)
+
+
+def _is_tail(network: Network, op: Op) -> bool:
+    p = op.problem
+    if isinstance(p, NormalizeProblem):
+        return p.kind in SOFTMAX and not fp32.reason(p)
+    if isinstance(p, ConvProblem):
+        return not _on_tensor_cores(network, op)
+    return isinstance(p, TAIL) and (network.type(op.output).fixed or _can_be_fp32(network, op.output))
+
+
+def _casts_integers(op: Op) -> bool:
+    p = op.problem
+    return isinstance(p, LibraryProblem) and p.function == "Cast" and p.dtypes[0] in EXACT[:2] and p.dtype == FLOAT
+
+
+def _deciding(op: Op) -> tuple[str, tuple[str, ...]]:
+    """(operator, the op's inputs that decide), both empty where none does."""
+    p = op.problem
+    if isinstance(p, PointwiseProblem):
+        at = [i for i, s in enumerate(p.stages) if s.op in WHOLE]
+        return (p.stages[at[0]].op, op.inputs) if at else ("", ())
+    if not isinstance(p, LibraryProblem):
+        return "", ()
+    if p.function == "Cast":
+        return ("Cast", op.inputs) if p.dtypes[0] == FLOAT and p.dtype in EXACT else ("", ())
+    chosen = [p.arguments[i] for i in DECIDING.get(p.function, ()) if i < len(p.arguments)]
+    return p.function, tuple(op.inputs[int(a[1:])] for a in chosen if a.startswith("t"))
+
+
+def _is_whole(op: Op, known: intervals.Known) -> bool:
+    """Whether an op makes whole numbers that FP16 holds."""
+    p, v = op.problem, known.get(op.output, intervals.ANY)
+    if isinstance(p, PointwiseProblem):
+        whole = bool(p.stages) and p.stages[-1].op in WHOLE
+    else:
+        whole = isinstance(p, LibraryProblem) and p.function == "Cast" and p.dtypes[0] in EXACT
+    return whole and v.low >= -FP16_WHOLE and v.high <= FP16_WHOLE

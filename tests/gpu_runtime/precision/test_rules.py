@@ -1,0 +1,158 @@
+"""Integers, coordinates and what decides keep FP32: engines beside onnxruntime from the heads' raw outputs on."""
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+import gpu_runtime as gr
+from gpu_runtime.precision import rules
+from tests.engines import build, emulated
+from tests.heads import draw
+from tests.reference_run import model, network, node, ort_run
+
+OWN = 2.0**-19  # of the image: two thousandths of a pixel at 1,024
+
+
+def check_head(folder, seed):
+    proto, feeds, size = draw(seed)
+    got = emulated(build(folder, proto), feeds)
+    for name, y in ort_run(proto, feeds, optimized=False).items():
+        if y.dtype.kind == "f":
+            assert np.abs(got[name] - y).max() <= OWN * size, (seed, name)
+        else:
+            np.testing.assert_array_equal(got[name], y, f"{seed} {name}")
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_each_kind_of_head(seed, tmp_path):
+    check_head(tmp_path, seed)
+
+
+@pytest.mark.full
+def test_sixty_heads(tmp_path):
+    for seed in range(7, 67):
+        check_head(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(20))
+def test_two_thousand_heads(part, tmp_path):
+    for seed in range(100 + part, 2100, 20):
+        check_head(tmp_path, seed)
+
+
+def with_integers(proto, **types):
+    """The model with other types of inputs or outputs than FP32."""
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.elem_type = types.get(v.name, v.type.tensor_type.elem_type)
+    del proto.graph.value_info[:]
+    return proto
+
+
+def fp32_of(proto) -> set[str]:
+    """The tensors that rules put into FP32."""
+    return set(rules.keep(network(proto))[1])
+
+
+RNG = np.random.default_rng(0)
+W = {name: RNG.normal(0, 0.3, (8, 8, 1, 1)).astype(np.float32) for name in ("w", "v", "u")}
+
+
+def test_integers_are_exact_and_those_beyond_fp32_are_named(tmp_path):
+    nodes = [node("Cast", "n", "f", to=1), node("Add", "f x", "y")]
+    proto = with_integers(model(nodes, {"n": (1, 6), "x": (1, 6)}, "y"), n=onnx.TensorProto.INT64)
+    feeds = {"n": np.int64([[0, 2049, 4097, 99_999, -70_001, 2**24]]), "x": np.float32([[1, 2, -3, 4, 0.5, -1]])}
+    with pytest.warns(RuntimeWarning, match=r"'f' comes from integers \(f\): FP32 rounds those above 2\^24"):
+        engine = build(tmp_path, proto)
+    np.testing.assert_array_equal(emulated(engine, feeds)["y"], ort_run(proto, feeds)["y"])
+
+
+def test_indices_that_fp32_holds_warn_of_nothing(tmp_path):
+    nodes = [node("ArgMax", "x", "i", axis=1, keepdims=1), node("Cast", "i", "f", to=1), node("Sqrt", "f", "y")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = build(tmp_path, model(nodes, {"x": (1, 5000)}, "y"))
+    x = np.zeros((1, 5000), np.float32)
+    x[0, 4099] = 1
+    assert emulated(engine, {"x": x})["y"].item() == pytest.approx(4099**0.5, rel=1e-6)
+
+
+def test_moved_values_keep_their_bits(tmp_path):
+    nodes = [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Reshape", "t shape", "y")]
+    proto = model(nodes, {"x": (1, 3, 4)}, "y", {"shape": np.int64([2, 6])})
+    x = np.float32([2049, 0.1, 1e-9, 3e38, -70000, 1 / 3, *range(5001, 5007)]).reshape(1, 3, 4)
+    np.testing.assert_array_equal(emulated(build(tmp_path, proto), {"x": x})["y"], ort_run(proto, {"x": x})["y"])
+
+
+def test_an_argmax_takes_the_sums_of_its_convolution_and_no_more():
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "c"), node("ArgMax", "c", "y", axis=1)]
+    proto = with_integers(model(nodes, {"x": (1, 8, 4, 4)}, "y", W), y=onnx.TensorProto.INT64)
+    assert fp32_of(proto) == {"c"}
+    nodes += [node("Conv", "c u", "z")]
+    proto = with_integers(model(nodes, {"x": (1, 8, 4, 4)}, "y z", W), y=onnx.TensorProto.INT64)
+    assert not fp32_of(proto), "a convolution reads c, too"
+
+
+def test_a_tail_ends_where_tensor_cores_read():
+    """y = sigmoid(c) + b: c is of the tail, b is not, since a convolution reads it."""
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "c"), node("Sigmoid", "c", "s")]
+    nodes += [node("Mul", "s s", "q"), node("Exp", "q", "e"), node("Add", "e b", "y")]
+    assert fp32_of(model(nodes, {"x": (1, 8, 4, 4)}, "y", W)) >= {"c", "y"}
+    assert not fp32_of(model(nodes, {"x": (1, 8, 4, 4)}, "y", W)) & {"a", "b"}
+    assert not fp32_of(with_integers(model(nodes, {"x": (1, 8, 4, 4)}, "y", W), y=onnx.TensorProto.FLOAT16)) & {"c", "y"}
+
+
+def test_whole_numbers_that_fp16_holds_decide_without_fp32():
+    nodes = [node("Conv", "x w", "a"), node("Clip", "a low high", "b"), node("Round", "b", "r"), node("Equal", "r one", "e")]
+    nodes += [node("Cast", "e", "f", to=1), node("Conv", "f v", "y")]
+    weights = {**W, "low": np.float32(0), "high": np.float32(9), "one": np.float32(1)}
+    assert "r" not in fp32_of(model(nodes, {"x": (1, 8, 4, 4)}, "y", weights))
+
+
+CHAIN = [node("Conv", "x w", "a", name="first"), node("Relu", "a", "b"), node("Conv", "b v", "c", name="/head/second")]
+CHAIN += [node("Tanh", "c", "d"), node("Conv", "d u", "y", name="third")]
+
+
+@pytest.mark.parametrize("name, kernels", [("third", 1), ("/head/*", 1), ("y", 1), ("*", 3)])
+def test_operators_that_a_user_wants_in_fp32(name, kernels, tmp_path):
+    proto = model(CHAIN, {"x": (1, 8, 6, 6)}, "y", W)
+    engine = build(tmp_path, proto, precisions={name: "fp32"})
+    assert sum(layer.tactic == "conv_fp32" or "conv_fp32" in (layer.tactic or "") for layer in engine.plan.layers) == kernels
+    x = RNG.uniform(-1, 1, (1, 8, 6, 6)).astype(np.float32)
+    got, y = emulated(engine, {"x": x})["y"], ort_run(proto, {"x": x})["y"]
+    assert np.abs(got - y).max() < (2e-6 if name == "*" else 2e-3) * np.abs(y).max()
+
+
+def test_a_result_alone_is_fp32(tmp_path):
+    engine = build(tmp_path, model(CHAIN, {"x": (1, 8, 6, 6)}, "y", W), precisions={"/head/second": "fp32_output"})
+    assert not any("conv_fp32" in (layer.tactic or "") for layer in engine.plan.layers)
+    assert "'/head/second'" not in str(engine.plan.range.stuck)
+    assert dict(engine.plan.range.single)["c"] == "--layerPrecisions=/head/second:fp32_output asks for it"
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"secnd": "fp32"}, "precisions: no operator or output is named 'secnd'; the nearest names are /head/second"),
+        ({"third": "int8"}, "precisions: expected names -> one of fp32, fp32_output, fp16, or None, got"),
+        ("third", "precisions: expected names"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, message, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build(tmp_path, model(CHAIN, {"x": (1, 8, 6, 6)}, "y", W), precisions=given)
+
+
+def test_the_command_line_names_operators_as_trtexec_does(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model(CHAIN, {"x": (1, 8, 6, 6)}, "y", W), "m.onnx")
+    line = "build m.onnx --device=h200 -o m.engine --layerPrecisions=/head/*:fp32,first:fp16 --layerOutputTypes=third:fp32"
+    assert cli(line)[0] == 0
+    layers = [layer.tactic for layer in gr.load("m.engine").plan.layers if layer.tactic and layer.tactic.startswith("conv")]
+    assert [("fp32" in tactic.split("__")[0]) for tactic in layers] == [False, True, False]
+    assert cli(f"{line} --precisionConstraints=none")[0] == 0
+    assert not any("conv_fp32" in (layer.tactic or "") for layer in gr.load("m.engine").plan.layers)
+    code, _, err = cli("build m.onnx --layerPrecisions=third:int8")
+    assert code == 2 and "--layerPrecisions: expected NAME:TYPE[,NAME:TYPE...], TYPE fp32 or fp16, got 'third:int8'" in err
