@@ -35,8 +35,10 @@ def lines(network: Network) -> Iterator[str]:
         yield _line(op, seen)
     yield f"groups {network.groups}"
     yield f"tensors {sorted(network.tensors.items())}"
-    yield f"formats {sorted((name, str(formats)) for name, formats in network.only.items())}"
-    yield f"types wide {sorted(network.wide)} reads {sorted(network.reads_wide)}"
+    fixed = [(name, str(network.formats(name)[0])) for name, of in network.types.items() if of.fixed]
+    wide = [name for name, of in network.types.items() if of.copies]
+    yield f"formats {sorted(fixed)}"
+    yield f"types wide {sorted(wide)} reads {sorted(network.exact_outputs)}"
     yield f"ends {network.inputs} {network.outputs}"
 
 

@@ -3,7 +3,7 @@ take a `Network` and give one; none of them changes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -30,6 +30,24 @@ APART, ONE = "apart", "one"  # options: what the model says, op by op; and inste
 
 
 @dataclass(frozen=True, slots=True)
+class Type:
+    """What a tensor is written as. `copies`: FP32, of which ops that are not `exact` may read an FP16 copy; `layout`: the one
+    it has to have, "" where FP16 has the choice and other types are linear."""
+
+    dtype: str = "fp16"
+    copies: bool = False
+    layout: str = ""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it leaves one format."""
+        return bool(self.layout) or not (self.copies or self.dtype == "fp16")
+
+
+HALF, SINGLE, WIDE = Type(), Type("fp32"), Type("fp32", copies=True)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A network input or output. `shape` is ONNX's, `dtype` "fp32", "fp16", "uint8" (of inputs) or one of EXACT as declared;
     `shape4` the same elements, NCHW."""
@@ -52,6 +70,7 @@ class Op(Generic[P_co]):
     siblings are one, or, with `branches`, parallel branches that were added (then also of one that took in its own input).
     `pieces`: it runs once for each of these numbers of images; `problem` is of the first and largest (planning.batch_pieces);
     `images`: of one of those runs, its first image and how many it computes.
+    `exact`: it reads its inputs as they are written, no copies; so do all ops that give the same output.
     """
 
     name: str
@@ -66,6 +85,7 @@ class Op(Generic[P_co]):
     branches: bool = False
     pieces: tuple[int, ...] = ()
     images: tuple[int, int] | None = None
+    exact: bool = False
 
 
 def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:
@@ -91,10 +111,9 @@ def adds_tensors(op: Op[Problem] | None, *, first: bool = False) -> bool:
 class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
-    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `only`: the one format of tensors
-    that have no choice: those that are not floating-point, and those whose values FP16 cannot hold, are linear. `wide`: those
-    that are written in FP32 since FP16 would round away what follows from them; the ops whose outputs are in `reads_wide` read
-    them so, others may read a copy in FP16.
+    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `types`: of the tensors that are not
+    HALF: of integers and truth values; SINGLE where FP16 cannot hold the values; WIDE where it would round away what follows
+    from them; and FP16 in one layout.
     """
 
     name: str
@@ -103,9 +122,7 @@ class Network:
     tensors: Mapping[str, Shape4]
     ops: tuple[Op[Problem], ...]
     groups: tuple[Group, ...] = ()
-    only: Mapping[str, Format] = field(default_factory=dict)
-    wide: frozenset[str] = frozenset()
-    reads_wide: frozenset[str] = frozenset()
+    types: Mapping[str, Type] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -132,6 +149,15 @@ class Network:
     @cached_property
     def output_names(self) -> frozenset[str]:
         return frozenset(t.name for t in self.outputs)
+
+    @cached_property
+    def exact_outputs(self) -> frozenset[str]:
+        """What the ops give that read their inputs as written."""
+        return frozenset(op.output for op in self.ops if op.exact)
+
+    def with_exact(self, outputs: Collection[str]) -> Network:
+        """All ops that give these tensors read their inputs as written, as well."""
+        return replace(self, ops=tuple(replace(op, exact=True) if op.output in outputs else op for op in self.ops))
 
     def only_reader(self, tensor: str) -> Op[Problem] | None:
         """The op that alone reads a tensor, where that can be kept out of memory."""
@@ -176,15 +202,19 @@ class Network:
         tensors = {t: shape for t, shape in self.tensors.items() if t in used}
         return replace(self, ops=tuple(reversed(kept)), tensors=tensors)
 
+    def type(self, tensor: str) -> Type:
+        return self.types.get(tensor, HALF)
+
     def formats(self, tensor: str) -> tuple[Format, ...]:
         """Those that a tensor may have inside the network, one name for each memory layout."""
-        if tensor in self.only:
-            return (self.only[tensor],)
-        return (*((FP32,) if tensor in self.wide else ()), *representative(self.tensors[tensor]))
+        of = self.type(tensor)
+        if of.fixed:
+            return (Format(of.dtype, of.layout or "chw"),)
+        return (*((FP32,) if of.copies else ()), *representative(self.tensors[tensor]))
 
     def is_fp32(self, tensor: str) -> bool:
         """Whether the tensor is written in FP32, since FP16 cannot hold its values or would round them too much."""
-        return tensor in self.wide or (tensor in self.only and self.only[tensor].dtype == "fp32")
+        return self.type(tensor).dtype == "fp32"
 
     def dtypes(self, op: Op[Problem]) -> tuple[str, ...]:
         """Of the op's inputs, then of its output, if FP32 is among them; else nothing."""
@@ -196,16 +226,15 @@ class Network:
         store their FP32 sums as they are. Of what FP16 cannot hold, such sums are those of convolutions alone."""
         if "fp32" in self.dtypes(op)[:-1] or not self.is_fp32(op.output):
             return False
-        return op.output in self.wide or (
+        return self.type(op.output).copies or (
             isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and float(np.abs(op.weights["w"]).max()) < FP16_OVERFLOW
         )
 
     def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:
         """Those that each of the op's inputs, then its output, may have in this op."""
-        reads = op.output in self.reads_wide
-        added = Feature.RESIDUAL in op.problem.needs and op.output in self.wide  # the sum is what is to be exact
-        must = [t in self.wide and (reads or (added and i == 1)) for i, t in enumerate(op.inputs)]
-        must.append(op.output in self.wide)
+        *ins, out = (self.type(t).copies for t in (*op.inputs, op.output))
+        added = Feature.RESIDUAL in op.problem.needs and out  # the sum is what is to be exact
+        must = [*(copies and (op.exact or (added and i == 1)) for i, copies in enumerate(ins)), out]
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
@@ -235,9 +264,7 @@ def named_shortly(network: Network) -> Network:
         ops=ops,
         tensors={of(t): shape for t, shape in network.tensors.items()},
         groups=tuple((of(group), tuple(map(of, options))) for group, options in network.groups),
-        only={of(t): fmt for t, fmt in network.only.items()},
-        wide=frozenset(map(of, network.wide)),
-        reads_wide=frozenset(map(of, network.reads_wide)),
+        types={of(t): written for t, written in network.types.items()},
     )
 
 
@@ -261,13 +288,13 @@ class Options:
 
     What an option does without is `limit`ed to the others; what it has instead is put `before` or `behind` an op, in whose
     topological place it stands. All options of a group must compute the same outputs; no plan has options of several groups
-    that together leave a tensor without its op. Ops are told apart by identity.
+    that together leave a tensor without its op. Ops are told apart by identity; what gives an exact op's output is exact.
     """
 
     def __init__(self, network: Network) -> None:
         self._of = network
         self._groups = dict(network.groups)
-        self._only: dict[str, Format] = {}
+        self._types: dict[str, Type] = {}
         self._now: dict[int, Op[Problem]] = {id(op): op for op in network.ops}
         self._before: dict[int, list[Op[Problem]]] = {}
         self._behind: dict[int, list[Op[Problem]]] = {}
@@ -302,9 +329,9 @@ class Options:
     def behind(self, op: Op[Problem], *new: Op[Problem]) -> None:
         self._behind.setdefault(id(op), []).extend(new)
 
-    def fix_format(self, tensor: str, fmt: Format) -> None:
-        """Let a new tensor have this format only."""
-        self._only[tensor] = fmt
+    def set_type(self, tensor: str, of: Type) -> None:
+        """Let a new tensor have this type."""
+        self._types[tensor] = of
 
     def network(self) -> Network:
         """With all that was said, without what nothing reads any more."""
@@ -314,8 +341,9 @@ class Options:
         if len(ops) == len(self._of.ops) and all(a is b for a, b in zip(ops, self._of.ops, strict=True)):
             return self._of
         tensors = {**{op.output: op.problem.out_shape for op in ops}, **self._of.tensors}
-        only = {**self._of.only, **self._only}
-        return replace(self._of, ops=tuple(ops), tensors=tensors, groups=tuple(self._groups.items()), only=only).pruned()
+        groups, types = tuple(self._groups.items()), {**self._of.types, **self._types}
+        found = replace(self._of, ops=tuple(ops), tensors=tensors, groups=groups, types=types)
+        return found.with_exact(self._of.exact_outputs).pruned()
 
 
 def unique(things: Iterable[H]) -> tuple[H, ...]:

@@ -235,7 +235,8 @@ def _tie(
     tensor = source if apart else made
     us = _whole_us(network, device, tensor)
     name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
-    return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else ())
+    pieces, exact = sizes if apart else (), tensor in network.exact_outputs
+    return Op(name, problem, (source,), made, when=when, pieces=pieces, exact=exact)
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:
@@ -252,9 +253,7 @@ def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str]
         ops=tuple(ops),
         tensors={**network.tensors, **{op.output: op.problem.out_shape for op in ops}},
         groups=(*network.groups, *groups),
-        only={**network.only, **{t: network.only[of] for t, of in bases.items() if of in network.only}},
-        wide=network.wide | {t for t, of in bases.items() if of in network.wide},
-        reads_wide=network.reads_wide | {t for t, of in bases.items() if of in network.reads_wide},
+        types={**network.types, **{t: network.types[of] for t, of in bases.items() if of in network.types}},
     )
 
 

@@ -117,7 +117,7 @@ def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> di
         elif isinstance(p, GatherProblem) and p.is_transpose and p.perm in ((0, 2, 3, 1), (0, 3, 1, 2)):
             turned, outside = (x, asked[y]) if p.perm == (0, 2, 3, 1) else (y, asked[x])
             found[turned] = tuple(Format(dtype, "hwc") for dtype in {"fp16": None} | outside)
-    return {t: fmts for t, fmts in found.items() if t not in network.only}
+    return {t: fmts for t, fmts in found.items() if not network.type(t).fixed}
 
 
 def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:

@@ -246,7 +246,7 @@ def ends_of(
 
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
     for t in network.outputs:
-        if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+        if network.type(t.name).fixed and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
             text = f"{network.name}: {dict(reached.single)[t.name]}: request this output as fp32"
             warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
     return ends
@@ -284,14 +284,15 @@ def settle(
         planner.progress(Progress("compare", network.name))
         result = _deviation(table, chosen, calibration, planner)
         grown, more = cliffs.heed(network, result.causes)
-        if done == ROUNDS or (grown.wide, grown.reads_wide) == (network.wide, network.reads_wide):
+        if done == ROUNDS or grown is network:
             break
         network, found = grown, replace(found, single=(*found.single, *more.items()))
         table, chosen = planner(alternatives(network))
     if result.far:
         text = "; ".join(result.text(t) for t in result.far[:3])
         warnings.warn(printable(f"{network.name}: on the calibration input, {text}"), RuntimeWarning, stacklevel=5)
-    compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
+    moved = sorted(t for t, of in network.types.items() if of.copies)
+    compared = replace(result.record(), rounds=done, moved=tuple(moved))
     return planner.settled(table, chosen, replace(found, compared=compared))
 
 
@@ -337,7 +338,7 @@ def explain(loaded: importer.Loaded, planned: Planned, planner: Planner, known: 
         own=planned.own,
         all_dense_us=rivals.all_dense_us,
         measured=table.device.measured,
-        single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
+        single={t: clipped(why) for t, why in planned.reached.single if table.network.type(t).fixed},
         stored=loaded.stored,
         patterns=known,
     )

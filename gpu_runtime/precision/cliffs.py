@@ -9,7 +9,7 @@ use an FP16 copy.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpu_runtime.network import FP16_MAX, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, WIDE, Network, Op, exists
 from gpu_runtime.precision import intervals
 from tactics import fp32
 from tactics.problems import array_functions, reductions
@@ -72,7 +72,7 @@ def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, 
             tensor = ops[0].inputs[0]
         for through in (False, True):
             grown, more = widen(network, (tensor,), why, through=through)
-            if more or grown.reads_wide != network.reads_wide:
+            if more or grown.exact_outputs != network.exact_outputs:
                 network, found = grown, more | found
                 break
     return network, found
@@ -104,16 +104,12 @@ def widen(
 ) -> tuple[Network, dict[str, str]]:
     """(the network in which the ops that write `outputs` read FP32, the reason for each new FP32 tensor). `only`: their
     relevant inputs; `through`: the inputs of convolutions and the like on the way become FP32 too."""
-    makers: dict[str, list[Op]] = {}
-    for op in network.ops:
-        makers.setdefault(op.output, []).append(op)
-    wide, reads = dict.fromkeys(network.wide), set(network.reads_wide)
+    types, exact, makers = dict(network.types), set[str](), network.producers
     todo: list[str] = []
-    before = set(wide)
 
     def read(op: Op) -> None:
-        reads.add(op.output)
-        todo.extend(t for t in op.inputs if t not in network.only)
+        exact.add(op.output)
+        todo.extend(t for t in op.inputs if not network.type(t).fixed)
 
     for t in outputs:
         for op in makers.get(t, ()):
@@ -123,20 +119,20 @@ def widen(
     seen = set()
     while todo:
         t = todo.pop()
-        if t in seen or _unable(network, t, makers):
+        if t in seen or _unable(makers.get(t, ())):
             continue
         seen.add(t)
-        wide[t] = None
+        types.setdefault(t, WIDE)
         for op in makers.get(t, ()):
             if through or not (isinstance(op.problem, SOURCES) or _norm_of_source(op, makers)):
                 read(op)
             elif Feature.RESIDUAL in op.problem.needs:
                 todo.append(op.inputs[1])
-    new = {t: f"{t!r}: {why}" for t in wide if t not in before}
-    return replace(network, wide=frozenset(wide), reads_wide=frozenset(reads)), new
+    new = {t: f"{t!r}: {why}" for t in types if t not in network.types}
+    return replace(network, types=types).with_exact(exact), new
 
 
-def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
+def _norm_of_source(op: Op, makers: Mapping[str, tuple[Op, ...]]) -> bool:
     """Whether the op is a norm of the output of a convolution or the like: without a subtraction in between, rounding its input
     to FP16 causes only a relative error."""
     if not isinstance(op.problem, ReduceProblem) or op.problem.kind not in NORMS:
@@ -147,9 +143,8 @@ def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
     return bool(ops) and all(isinstance(o.problem, SOURCES) for o in ops)
 
 
-def _unable(network: Network, tensor: str, makers: Mapping[str, list[Op]]) -> bool:
-    """Whether no kernel that writes FP32 can write the tensor."""
-    ops = makers.get(tensor, ())
+def _unable(ops: tuple[Op, ...]) -> bool:
+    """Whether no kernel that writes FP32 can write the tensor that these ops give."""
     return bool(ops) and all(fp32.reason(op.problem) and not isinstance(op.problem, ANY_TYPE) for op in ops)
 
 
@@ -167,8 +162,7 @@ def _at_pole(danger: Danger, known: intervals.Known) -> bool:
 
 def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:
     """The tensor in FP32, also for all of its readers."""
-    if tensor in network.only or tensor in network.wide:
+    if tensor in network.types:
         return network, {}
     readers = {op.output for op in network.ops if tensor in op.inputs}
-    grown = replace(network, wide=network.wide | {tensor}, reads_wide=network.reads_wide | readers)
-    return grown, {tensor: f"{tensor!r}: {why}"}
+    return replace(network, types={**network.types, tensor: WIDE}).with_exact(readers), {tensor: f"{tensor!r}: {why}"}

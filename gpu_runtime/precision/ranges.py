@@ -17,7 +17,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Network, Op, exists
 from gpu_runtime.precision import constants, execution
 from gpu_runtime.precision.constants import HIGH
 from gpu_runtime.precision.execution import too_large
@@ -84,7 +84,7 @@ def fit(
     run, source = _reached(network, calibration, smaller, maskable, {} if earlier is None else earlier)
     known = constants.reach(network, maskable)
     masked = tuple(t for t, r in known.items() if r.infinite)
-    given = {t: r.finite for t, r in known.items() if r.finite > HIGH and network.formats(t)[0].dtype == "fp16"}
+    given = {t: r.finite for t, r in known.items() if r.finite > HIGH and network.type(t).dtype == "fp16"}
     reached = {t: max(v, given.get(t, 0.0)) for t, v in (given | (run or {})).items()}
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy, caps = _heavy(network, reached)
@@ -99,9 +99,9 @@ def fit(
     if bad := [t for t in heavy if t in stuck]:
         raise ModelError(f"{network.name}: {large[bad[0]]}; FP32 cannot be used either ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
-    only = {**network.only, **dict.fromkeys(wide, fp32.FP32)}
+    types = {**network.types, **dict.fromkeys(wide, SINGLE)}
     found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked)
-    return replace(scaled, only=only), found
+    return replace(scaled, types=types), found
 
 
 def _sentences(
@@ -223,7 +223,7 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
     same = {t: {t} for t in network.tensors}  # tensor -> all tensors that share its memory
     against: dict[str, str] = {}
     for op in network.ops:
-        tensors = [t for t in (*op.inputs, op.output) if network.formats(t)[0].dtype == "fp16"]
+        tensors = [t for t in (*op.inputs, op.output) if network.type(t).dtype == "fp16"]
         if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
             both = same[tensors[0]] | same[tensors[1]]
             same.update(dict.fromkeys(both, both))
@@ -243,7 +243,7 @@ def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, floa
     """Tensor -> its largest magnitude in an FP32 run of the unfused network. Tensors with infinities, from an input or a
     constant, count by their finite values."""
     tensors = execution.inputs(network, feeds)
-    halves = {t for t in network.tensors if network.formats(t)[0].dtype == "fp16"}
+    halves = {t for t in network.tensors if network.type(t).dtype == "fp16"}
     found = {t: _magnitude(x, True) for t, x in tensors.items() if t in halves}
     given = {t for t, x in tensors.items() if not np.isfinite(x).all()}
     for op, y in execution.run(execution.plain(network), tensors):

@@ -99,7 +99,7 @@ def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProb
     """Whether these compute no more than their names say, in FP16, and on no more elements than are followed."""
     largest = max(map(prod, (*first.problem.in_shapes, first.problem.out_shape, *second.problem.in_shapes)))
     ops = (first, softmax, second)
-    return largest <= MOST_ELEMENTS and not any(op.problem.needs or op.output in network.reads_wide for op in ops)
+    return largest <= MOST_ELEMENTS and not any(op.problem.needs or op.exact for op in ops)
 
 
 def _splits(batch: int, heads: int) -> list[tuple[int, int]]:
@@ -134,7 +134,7 @@ def _problem(
         for name, (t, index) in placed.items()
         if (operand := _operand(at[t], index, split, network.tensors[t])) is not None
     }
-    single = set(names) & set(network.only) or network.is_fp32(out) or out in network.reads_wide
+    single = any(network.type(t).fixed for t in names) or network.is_fp32(out) or out in network.exact_outputs
     scale = np.broadcast_to(scores.scale, q.index.shape[:2]).reshape(split) * q.factor * k.factor
     if len(lies) < len(placed) or single or out in names or (scale != scale[:1]).any():
         return None

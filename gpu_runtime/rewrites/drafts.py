@@ -94,8 +94,8 @@ def is_dense(network: Network, op: Op[Problem] | None) -> bool:
 
 
 def has_own_type(network: Network, op: Op[Problem]) -> bool:
-    """Whether a tensor of the op has no choice of formats: what is made instead of it would have every choice."""
-    return any(network.is_fp32(t) or t in network.only for t in (*op.inputs, op.output))
+    """Whether a tensor of the op is not HALF: what is made instead of it would be."""
+    return any(t in network.types for t in (*op.inputs, op.output))
 
 
 def spread(array: np.ndarray, index: Sequence[int], count: int, axis: int = 0, fill: float = 0.0) -> np.ndarray:

@@ -17,8 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
-from tactics.format import Format
+from gpu_runtime.network import APART, Literal, Network, Op, Options, Type, computes
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
@@ -31,7 +30,7 @@ SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
     "relu": lambda: 0.0,
     "leaky_relu": lambda alpha: alpha,
 }
-HWC8 = Format("fp16", "hwc8")
+HWC8 = Type(layout="hwc8")
 MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
 VECTOR = 8  # parts begin at multiples of this many channels
 MERGED = "merged"
@@ -57,7 +56,7 @@ def merge(network: Network) -> Network:
             options.limit(concat, group, APART, MERGED)
             joined, part = _around(whole.output, order, concat, (group, names[-1]))
             options.before(concat, joined, part)
-            options.fix_format(joined.output, HWC8)
+            options.set_type(joined.output, HWC8)
     return options.network()
 
 
@@ -98,7 +97,8 @@ def _around(
     inputs = (merged, *rest) if leads else (*rest, merged)
     sizes = dict(zip(concat.inputs, concat.problem.sizes, strict=True)) | {merged: sum(op.problem.k for op in order)}
     problem = replace(concat.problem, sizes=tuple(sizes[t] for t in inputs))
-    whole = replace(concat, problem=problem, inputs=inputs, output=f"{concat.output} with {merged}", when=(literal,))
+    output = f"{concat.output} with {merged}"  # in FP16: nothing exact comes of it
+    whole = replace(concat, problem=problem, inputs=inputs, output=output, when=(literal,), exact=False)
     n, c, h, w = problem.out_shape
     kept = concat.problem.out_shape[1]
     part = MoveProblem(n, c, h, w, "window", (kept, h, w), (c - kept if leads else 0, 0, 0))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import network_records, plan_records
+from gpu_runtime.network import SINGLE, WIDE, Type
 from tests.conftest import MODELS
 
 RECORDS = json.loads(network_records.RECORDS.read_text())
@@ -37,10 +38,11 @@ def test_every_fact_of_an_op_is_in_its_line():
         "when": (("g", "o"),),
         "layer": "l",
         "layers": ("m",),
+        "exact": True,
     }
     others = [replace(network, ops=(replace(op, **{field: value}),)) for field, value in changes.items()]
-    others += [replace(network, ops=(replace(op, weights=weights),)), replace(network, wide=frozenset([op.output]))]
-    others += [replace(network, groups=(("g", ("a", "b")),)), replace(network, reads_wide=frozenset([op.output]))]
+    others += [replace(network, ops=(replace(op, weights=weights),)), replace(network, groups=(("g", ("a", "b")),))]
+    others += [replace(network, types={op.output: of}) for of in (SINGLE, WIDE, Type("int64"), Type(layout="hwc8"))]
     assert all(list(network_records.lines(other)) != lines for other in others)
 
 

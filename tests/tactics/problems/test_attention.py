@@ -259,6 +259,6 @@ def test_what_rounding_ruins_is_apart():
     ((op,),) = [[op for op in attention.offer(net).ops if isinstance(op.problem, AttentionProblem)]]
     (view,) = net.producers[op.output]
     grown, _ = cliffs.heed(net, [(op.output, "far off")])
-    assert isinstance(view.problem, ViewProblem) and view.output not in grown.reads_wide
-    assert [o.name for o in grown.ops if isinstance(o.problem, MatmulProblem) and o.output in grown.reads_wide] == ["o"]
+    assert isinstance(view.problem, ViewProblem) and view.output not in grown.exact_outputs
+    assert [o.name for o in grown.ops if isinstance(o.problem, MatmulProblem) and o.exact] == ["o"]
     assert not attention.offer(grown).groups
