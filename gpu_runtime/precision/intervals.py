@@ -4,6 +4,7 @@ The values of convolutions and network inputs are unknown, but later operators b
 of squares is not negative, and that sum plus 1e-3 stays away from 0. Intervals also hold for tensors rounded to FP16.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -12,9 +13,9 @@ import numpy as np
 from gpu_runtime.network import Network, Op, exists
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problems.intervals import ANY, POSITIVE, Interval
+from tactics.problems.intervals import ANY, POSITIVE, Image, Interval
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.pointwise_ops import Stage, stage_of
+from tactics.problems.pointwise_ops import OPERATIONS, Stage, stage_of
 from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
@@ -28,6 +29,10 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 POSITIVE_SUMS = ("l1", "l2", "sum_square", "inv_std")
 END = Stage("abs")
 OF_TYPE = {"uint8": Interval(0.0, 255.0), "bool": Interval(0.0, 1.0), "int32": Interval(-(2.0**31), 2.0**31)}
+IMAGES: dict[str, Image] = {
+    **{name: OPERATIONS[name.lower()].image for name in ("Add", "Sub", "Mul", "Div", "Max", "Min")},
+    "Mod": lambda v, b: Interval(-max(abs(b.low), abs(b.high)), max(abs(b.low), abs(b.high))),
+}
 INDICES = {"ArgMax": 0, "ArgMin": 0, "TopK": 1}  # function -> the output that numbers elements along an axis
 Known = Mapping[str, Interval]
 
@@ -40,7 +45,7 @@ def known(network: Network) -> dict[str, Interval]:
     for op in network.ops:
         if exists(op, choice):
             v = _interval(op, found, maker)
-            found[op.output] = v if op.output in network.only else v.stored()
+            found[op.output] = v.stored() if network.type(op.output).dtype == "fp16" else v
             maker[op.output] = op
     return found
 
@@ -54,7 +59,7 @@ def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | No
         if name.startswith("t"):
             operand = found[op.inputs[int(name[1:])]]
         elif name:
-            operand = Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name])))
+            operand = _of(op.weights[name])
         yield stage, v, operand, of
         alone = stage == Stage("mul", "t0") and stage is op.problem.stages[0]  # x * x
         v = (Stage("square") if alone else stage).interval(v, operand)
@@ -81,28 +86,38 @@ def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
     if isinstance(p, ReduceProblem):
         return _reduction(op, found[op.inputs[0]], maker)
     if isinstance(p, LibraryProblem):
-        return _library(p, found, op.inputs)
+        return _library(op, found)
     if isinstance(p, NormalizeProblem):
         return {"softmax": Interval(0.0, 1.0), "log_softmax": Interval(high=0.0)}.get(p.kind, ANY)
     return ANY
 
 
-def _library(p: LibraryProblem, found: Known, inputs: tuple[str, ...]) -> Interval:
+def _library(op: Op, found: Known) -> Interval:
+    p = op.problem
     if p.part == INDICES.get(p.function):
         axis = dict(p.attributes).get("axis", -1 if p.function == "TopK" else 0)
-        return Interval(0.0, float(p.shapes[0][int(str(axis))] - 1))
-    if p.function in ("Cast", "Identity", "Reshape", "Transpose", "Slice") and p.dtype != "bool":
-        return found[inputs[0]]
+        return Interval(0.0, float(p.shapes[0][axis] - 1))
+    if p.dtype == "bool":
+        return OF_TYPE["bool"]
+    if p.function in ("Cast", "Identity", "Reshape", "Transpose", "Slice"):
+        return found[op.inputs[0]]
+    if p.function in IMAGES and all(p.arguments):
+        ends = [found[op.inputs[int(a[1:])]] if a[0] == "t" else _of(op.weights[a]) for a in p.arguments]
+        return functools.reduce(IMAGES[p.function], ends)
     return OF_TYPE.get(p.dtype, ANY)
+
+
+def _of(values: np.ndarray) -> Interval:
+    return Interval(float(np.min(values)), float(np.max(values)))
 
 
 def _convolution(op: Op, found: Known) -> Interval:
     p, v, slopes = op.problem, ANY, op.weights.get("slope")
-    operand = None if slopes is None else Interval(float(np.min(slopes)), float(np.max(slopes)))
+    operand = None if slopes is None else _of(slopes)
     for stage in stage_of(p.epilogue.act, "slope"):
         v = stage.interval(v, operand)
     for name, step in zip(AFFINE, ("mul", "add"), strict=True) if p.epilogue.affine else ():
-        v = Stage(step, "c0").interval(v, Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name]))))
+        v = Stage(step, "c0").interval(v, _of(op.weights[name]))
     if p.epilogue.act_first:
         v = Stage("add", "t1").interval(v, found[op.inputs[1]])
     for stage in stage_of(p.epilogue.last):

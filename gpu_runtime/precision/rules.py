@@ -1,9 +1,10 @@
 """Tensors that FP16 must not round, whatever their magnitude: integers, what decides, and the tails of FP32 outputs.
 
-Three rules, by operators alone, with and without a calibration input:
+Four rules, by operators alone, with and without a calibration input:
 - An integer stays exact: what a Cast makes of integers is FP32 through all that computes with it, up to tensor cores.
 - What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
   tensor cores, unless they are known to be whole numbers that FP16 holds.
+- Differences are of FP32 values: of an FP32 input's, and of those that a constant of hundreds to thousands is taken from.
 - An FP32 output has an FP32 tail: what lies between the last tensor cores and the output, if that only moves, selects or
   computes element by element, or is a softmax or a reduction.
 
@@ -23,6 +24,7 @@ from tactics import fp32
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
+from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
@@ -41,6 +43,8 @@ FLOATS = ("fp16", "fp32")
 SOFTMAX = ("softmax", "log_softmax")
 WHOLE = ("floor", "ceil", "round")
 FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # whole numbers up to these have no neighbour that is not one
+SUMS_OF_TWO = ("add", "sub", "rsub")
+LARGE = (256.0, 8192.0)  # a constant that FP16's steps near it harm; beyond are the -1e4 and less of masks
 COMPARISONS = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
 # Function -> its arguments that decide; of all others none does.
 DECIDING: dict[str, tuple[int, ...]] = {
@@ -95,6 +99,7 @@ def keep(network: Network, asked: Mapping[str, str] | None = None) -> tuple[Netw
         _as_asked(found, pattern, precision)
     beyond = _integers(found, known)
     _decisions(found, known)
+    _differences(found, known)
     _tails(found)
     return (*found.settled(), beyond)
 
@@ -141,15 +146,43 @@ def _decisions(found: _Found, known: intervals.Known) -> None:
     """The second rule."""
     held = {op.output for op in found.network.ops if _is_whole(op, known)}
     for op in found.network.ops:
-        name, tensors = _deciding(op)
-        if tensors := [t for t in tensors if t not in held]:
+        name, deciding = _deciding(op)
+        if tensors := [t for t in deciding if t not in held]:
             found.reads.add(op.output)
             found.back(tensors, f"{name} of {op.name} decides by FP32 values")
 
 
-def _tails(found: _Found) -> None:
+def _differences(found: _Found, known: intervals.Known) -> None:
     """The third rule."""
-    network, tail = found.network, {}
+    given = {t.name for t in found.network.inputs}
+    for op in found.network.ops:
+        p, tensors, name = op.problem, [t for t in op.inputs if t in given], "its input"
+        if isinstance(p, PointwiseProblem):
+            ends = [(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO]
+            if any(_may_cancel(*end) for end in ends):
+                tensors, name = list(op.inputs), "values near a large constant"
+            elif not ends:
+                continue
+        elif not isinstance(p, NormalizeProblem) or p.kind in SOFTMAX:
+            continue
+        if tensors:
+            found.reads.add(op.output)
+            found.back(tensors, f"{op.name} takes differences of {name}")
+
+
+def _scalar(stage: Stage) -> intervals.Interval:
+    return intervals.Interval(*2 * stage.params) if stage.params else intervals.ANY
+
+
+def _may_cancel(v: intervals.Interval, op: str, b: intervals.Interval) -> bool:
+    """Whether the sum of v and of a constant that is large, but no mask, may be small."""
+    low, high = (-b.high, -b.low) if op == "add" else (b.low, b.high)
+    return LARGE[0] <= max(-low, high) <= LARGE[1] and v.low <= high and low <= v.high
+
+
+def _tails(found: _Found) -> None:
+    """The fourth rule."""
+    network, tail = found.network, dict[str, str]()
     ends = {t.name for t in network.outputs if t.dtype == "fp32"}
     others = network.output_names - ends
     for op in reversed(network.ops):  # each behind its readers

@@ -22,6 +22,8 @@ VALUES = {
     "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
     "--device": "h200", "--profile": "0", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
     "--exportTimes": "FILE", "--exportOutput": "FILE", "--builderOptimizationLevel": "2",
+    "--precisionConstraints": "obey", "--layerPrecisions": "*:fp32", "--layerPrecision": "conv:fp32",
+    "--layerOutputTypes": "conv:fp16",
 }
 # fmt: on
 RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # what only an inference gives
