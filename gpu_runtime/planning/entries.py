@@ -31,9 +31,11 @@ FormatsByTensor = tuple[
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
-    """Every tactic that can run the problem on these types; `straight`: also those for FP16, as its output in FP32 is what
-    they store from their accumulators (see at_edges)."""
-    return candidates(problem, device, dtypes) + (candidates(problem, device) if straight else ())
+    """Every tactic that can run the problem on these types; `straight`: those for FP16, as its output in FP32 is what they
+    store from their accumulators (see at_edges), which needs no arithmetic on CUDA cores where tensor cores do so."""
+    half = candidates(problem, device) if straight else ()
+    on_tensor_cores = any(KERNELS[t.kernel].fp32_output == "any" and str(t.out) == "fp16:chw" for t in half)
+    return half if on_tensor_cores else candidates(problem, device, dtypes) + half
 
 
 def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
