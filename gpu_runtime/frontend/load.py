@@ -58,8 +58,17 @@ def load_whole(source: Path | Source) -> onnx.ModelProto:
         except Exception as e:
             raise ModelError(f"its functions cannot be inlined: {first_line(e)}") from e
         _check_length(proto)
+    _open_negative_sizes(proto.graph)
     _load_external(proto, None if isinstance(source, Source) else source.parent)
     return proto
+
+
+def _open_negative_sizes(graph: onnx.GraphProto) -> None:
+    """A declared size below zero is one that is not declared: PaddlePaddle writes -1, and onnxruntime reads them so."""
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_value < 0:
+                d.ClearField("dim_value")
 
 
 def _file_bytes(path: Path) -> bytes:
