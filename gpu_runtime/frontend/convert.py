@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import first_line, opset_version
+from gpu_runtime.frontend.load import first_line, graphs_in, opset_version
 from gpu_runtime.frontend.weights import int_attribute
 
 OPSET = 22  # every model is converted to this one
@@ -59,7 +59,7 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
     """SAME of a ConvTranspose with output_padding as pads: onnx's inference adds output_padding to the size that SAME fixes."""
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     sizes |= {t.name: list(t.dims) for t in graph.initializer}
-    for node in graph.node:
+    for node in (node for each in (graph, *graphs_in(graph.node)) for node in each.node):
         given = {a.name: a for a in node.attribute}
         mode = given["auto_pad"].s if "auto_pad" in given else b""
         padded = "output_padding" in given and "output_shape" not in given and mode.startswith(b"SAME")

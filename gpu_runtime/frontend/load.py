@@ -17,7 +17,7 @@ from gpu_runtime.frontend.source import Source
 
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
-MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
+MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions, or control flow, are written out, or times what it has
 # Of a graph, functions written out: several times the largest networks that are exported, and little enough that the libraries
 # which read it, some of them in quadratic time, end within a minute.
 LARGEST_GRAPH = {
@@ -29,6 +29,7 @@ LARGEST_GRAPH = {
     "attributes of nodes": 500_000,
     "imported opsets": 100,
 }
+CONTROL = ("If", "Loop")
 SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
 Function = tuple[str, str]  # domain and name
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
@@ -108,11 +109,9 @@ def _parsed(data: bytes) -> onnx.ModelProto:
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
     """(domain, operator) of every node, those inside of nodes included."""
-    for node in nodes:
+    nodes = list(nodes)
+    for node in (*nodes, *(n for graph in graphs_in(nodes) for n in graph.node)):
         yield node.domain, node.op_type
-        for a in node.attribute:
-            for graph in (a.g, *a.graphs):
-                yield from _calls(graph.node)
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
@@ -153,8 +152,8 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
     """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are. `folder`: of
     the model's file, None of a model in memory."""
-    found, total = [], proto.ByteSize()
-    for name, t in stored_tensors(proto.graph):
+    found, total, whole = [], proto.ByteSize(), (proto.graph, *graphs_in(proto.graph.node))
+    for name, t in (found for graph in whole for found in stored_tensors(graph)):
         if t.data_location == TensorProto.EXTERNAL:
             if folder is None:
                 raise ModelError(
@@ -214,10 +213,10 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
 
 def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorProto]]:
     """(the model with inputs in place of its large initializers, these by name): onnx's checker, converter and inference would
-    copy them again and again, and ask for no values of so many elements, but before opset 7, where all stay. They are copies,
-    since what protobuf has parsed stays in memory as long as any part of it."""
+    copy them again and again, and ask for no values of so many elements, but before opset 7 and beside control flow, where all
+    stay. They are copies, since what protobuf has parsed stays in memory as long as any part of it."""
     graph, large = proto.graph, dict[str, TensorProto]()
-    if opset_version(proto) < 7:
+    if opset_version(proto) < 7 or any(map(is_control, graph.node)):
         return proto, large
     for i in reversed(range(len(graph.initializer))):
         if len(graph.initializer[i].raw_data) > SMALL_BYTES:
@@ -267,6 +266,24 @@ def _check_header(proto: onnx.ModelProto) -> None:
 
 def opset_version(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """Every graph inside of the nodes, and of the nodes inside of those."""
+    for a in (a for node in nodes for a in node.attribute):
+        for graph in (a.g,) if a.type == onnx.AttributeProto.GRAPH else a.graphs:
+            yield graph
+            yield from graphs_in(graph.node)
+
+
+def read_by(node: onnx.NodeProto) -> list[str]:
+    """Its inputs, and behind them those of all nodes inside of it."""
+    return [*node.input, *(name for graph in graphs_in([node]) for each in graph.node for name in each.input)]
+
+
+def is_control(node: onnx.NodeProto) -> bool:
+    """Whether it is written out as the nodes that run."""
+    return node.op_type in CONTROL and node.domain in ("", "ai.onnx")
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
