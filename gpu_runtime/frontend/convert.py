@@ -77,6 +77,31 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
             node.attribute.append(helper.make_attribute("pads", [*begin, *(t - b for t, b in zip(total, begin, strict=True))]))
 
 
+def spell_out_group_norms(proto: onnx.ModelProto) -> None:
+    """GroupNormalization of opsets 18 to 20, which scales and shifts each group where newer ones do each channel and which
+    onnx refuses or converts as it stands -> InstanceNormalization of groups between Reshapes."""
+    graphs = (proto.graph, *graphs_in(proto.graph.node)) if opset_version(proto) < 21 else ()
+    for graph in reversed(graphs):  # from the inside out: a graph's nodes are copied
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            groups = int_attribute(node, "num_groups", 0)
+            if node.op_type != "GroupNormalization" or not groups or len(node.input) != 3:
+                nodes.append(node)
+                continue
+            (x, *affine), y = node.input, node.output[0]
+            within, normal, shape, size = (f"{y}, {what}" for what in ("grouped", "normalized", "shape", "groups"))
+            graph.initializer.append(helper.make_tensor(size, onnx.TensorProto.INT64, [3], [0, groups, -1]))
+            kept = {a.name: a.f for a in node.attribute if a.name == "epsilon"}
+            nodes += [
+                helper.make_node("Reshape", [x, size], [within]),
+                helper.make_node("InstanceNormalization", [within, *affine], [normal], node.name, **kept),
+                helper.make_node("Shape", [x], [shape]),
+                helper.make_node("Reshape", [normal, shape], [y]),
+            ]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
 def _read_as(proto: onnx.ModelProto, opset: int) -> None:
     del proto.opset_import[:]
     proto.opset_import.append(helper.make_opsetid("", opset))

@@ -38,7 +38,7 @@ from gpu_runtime.frontend.check import (
     readers_of,
 )
 from gpu_runtime.frontend.clean import clean
-from gpu_runtime.frontend.convert import convert, spell_out_padding
+from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
 from gpu_runtime.frontend.load import drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
@@ -192,6 +192,7 @@ def _check(proto: onnx.ModelProto) -> None:
     check_graph(proto.graph)
     check_ops(proto, OPERATORS)
     check_values(proto.graph)
+    spell_out_group_norms(proto)
     name_nodes(proto.graph.node)
 
 
