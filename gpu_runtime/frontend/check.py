@@ -10,13 +10,22 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, checker, numpy_helper, shape_inference
+from onnx import TensorProto, checker, shape_inference
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import NOT_UTF8, first_line, graphs_in, is_control, opset_version, read_by, stored_tensors, title
+from gpu_runtime.frontend.load import (
+    NOT_UTF8,
+    first_line,
+    graphs_in,
+    is_control,
+    opset_version,
+    read_by,
+    stored_tensors,
+    title,
+    to_array,
+)
 from gpu_runtime.text import MOST_NAME, printable
 
-MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
@@ -72,8 +81,6 @@ Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
 def check_graph(graph: onnx.GraphProto) -> None:
     """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
     check_texts(graph)
-    if graph.sparse_initializer:
-        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
     _check_unique(graph)
     stored = {t.name for t in graph.initializer}
     inputs = [v for v in graph.input if v.name not in stored]
@@ -377,14 +384,3 @@ def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[
         f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "
         "another input size with --shapes"
     )
-
-
-def to_array(name: str, t: TensorProto) -> np.ndarray:
-    if len(t.dims) > MOST_DIMS:
-        raise ModelError(f"tensor {name!r} has {len(t.dims)} dimensions; expected {MOST_DIMS} at most")
-    try:
-        if any(d < 0 for d in t.dims):
-            raise ValueError("negative dimension")
-        return numpy_helper.to_array(t)
-    except Exception as e:
-        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None

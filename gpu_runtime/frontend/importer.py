@@ -28,7 +28,6 @@ from gpu_runtime.frontend import control_flow
 from gpu_runtime.frontend.check import (
     FLOATS,
     LARGEST_TENSOR,
-    MOST_DIMS,
     check_graph,
     check_ops,
     check_schema,
@@ -39,7 +38,7 @@ from gpu_runtime.frontend.check import (
 )
 from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
-from gpu_runtime.frontend.load import drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
+from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from gpu_runtime.text import printable

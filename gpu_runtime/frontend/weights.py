@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values, to_array
-from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, type_name
+from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values
+from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
 from gpu_runtime.frontend.source import source_of
 from tactics.problems.operators import VIEWS
 

@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpu_runtime.frontend.check import to_array
-from gpu_runtime.frontend.load import read_by, stored_tensors, title
+from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
 from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 
