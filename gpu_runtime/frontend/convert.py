@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import first_line, graphs_in, opset_version
+from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
 from gpu_runtime.frontend.weights import int_attribute
 
 OPSET = 22  # every model is converted to this one
@@ -30,7 +30,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
         if opset < CONVERTIBLE or newest > SAME_UNTIL:
             proto = version_converter.convert_version(proto, CONVERTIBLE)
     except Exception as e:
-        raise ModelError(f"cannot be converted from opset {opset} to {CONVERTIBLE}: {first_line(e)}") from e
+        raise _refused(proto, e) from e
     del proto.graph.value_info[:]
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
@@ -53,6 +53,26 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
             node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
     return proto
+
+
+def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
+    """What is said where onnx's converter gives up: which nodes it does not convert by themselves either, and why."""
+    typed, opset = shape_inference.infer_shapes(proto).graph, opset_version(proto)
+    values = {v.name: v for v in (*typed.input, *typed.value_info)}
+    stored = {t.name: t for t in typed.initializer}
+    found: list[tuple[str, Exception]] = []
+    for node in typed.node:
+        inputs = [values[n] for n in node.input if n in values and n not in stored]
+        outputs = [helper.make_empty_tensor_value_info(n) for n in node.output if n]
+        alone = helper.make_graph([node], "alone", inputs, outputs, [stored[n] for n in node.input if n in stored])
+        try:
+            version_converter.convert_version(helper.make_model(alone, opset_imports=proto.opset_import), CONVERTIBLE)
+        except Exception as e:
+            found.append((title(node), e))
+    names = ", ".join(name for name, _ in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    why = first_line(found[0][1] if found else of_whole).rpartition(" failed: ")[2]  # behind the place in onnx's source
+    text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset} to {CONVERTIBLE}: {why}"
+    return ModelError(f"{text}; export the model again, with opset {CONVERTIBLE} or newer")
 
 
 def spell_out_padding(graph: onnx.GraphProto) -> None:

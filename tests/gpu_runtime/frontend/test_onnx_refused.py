@@ -81,6 +81,27 @@ def test_opsets_out_of_range(tmp_path):
     refused(tmp_path, none, "expected an import of the standard ONNX opset")
 
 
+CONVERSIONS = {  # node, its opset -> what onnx's converter says of it
+    "BatchNormalization n": (node("BatchNormalization", "r s s s s", "n", spatial=0), 7, "Attribute spatial must have value 1"),
+    "Greater n": (node("Greater", "r x", "n", broadcast=1), 6, "No Adapter From Version .6 for Greater"),
+    "Dropout n": (node("Dropout", "r", "n", is_test=0), 6, "Attribute is_test must not have value 0"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_node_that_cannot_be_converted_is_named(name, tmp_path):
+    """Among others of its kind that can; each that cannot, with the reason of the first."""
+    bad, opset, why = CONVERSIONS[name]
+    other = onnx.NodeProto()
+    other.CopyFrom(bad)
+    other.output[0] = other.name = "m"
+    nodes = [node("Relu", "x", "r"), node("BatchNormalization", "r s s s s", "fine", is_test=1), bad, other]
+    del nodes[1].attribute[opset < 7 :]
+    proto = model(nodes, {"x": (1, 4, 5, 5)}, "fine n m", {"s": np.ones(4, np.float32)}, opset)
+    cure = "; export the model again, with opset 21 or newer"
+    refused(tmp_path, proto, f"{name}, {bad.op_type} m: cannot be converted from opset {opset} to 21: {why}.*{cure}")
+
+
 def test_cyclic_graph(tmp_path):
     nodes = [node("Add", "x c", "a"), node("Relu", "a", "b"), node("Relu", "b", "c"), node("Relu", "c", "y")]
     message = refused(tmp_path, model(nodes, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: ")
