@@ -57,7 +57,12 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
     """What is said where onnx's converter gives up: which nodes it does not convert by themselves either, and why."""
-    typed, opset = shape_inference.infer_shapes(proto).graph, opset_version(proto)
+    for v in proto.graph.output:
+        v.type.tensor_type.ClearField("shape")
+    try:
+        typed = shape_inference.infer_shapes(proto).graph
+    except Exception as e:
+        return ModelError(f"its shapes or types contradict each other: {first_line(e)}")
     values = {v.name: v for v in (*typed.input, *typed.value_info)}
     stored = {t.name: t for t in typed.initializer}
     found: list[tuple[str, Exception]] = []
@@ -71,7 +76,7 @@ def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
             found.append((title(node), e))
     names = ", ".join(name for name, _ in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     why = first_line(found[0][1] if found else of_whole).rpartition(" failed: ")[2]  # behind the place in onnx's source
-    text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset} to {CONVERTIBLE}: {why}"
+    text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset_version(proto)} to {CONVERTIBLE}: {why}"
     return ModelError(f"{text}; export the model again, with opset {CONVERTIBLE} or newer")
 
 
