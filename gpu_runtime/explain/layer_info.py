@@ -193,7 +193,8 @@ def _parameters(layer: Layer, timing: Timing) -> Keys:
         return _pointwise(p, len(layer.inputs))
     if isinstance(p, LibraryProblem):
         basis = "estimated as one launch that moves each byte once" if timing.is_predicted else "measured"
-        return {"ParameterType": "Library", "Function": p.function, "TimeBasis": basis} | {
+        reason = "kernels take constant weights and biases" if p.function == "Conv" else "no kernel computes it"
+        return {"ParameterType": "Library", "Function": p.function, "Reason": reason, "TimeBasis": basis} | {
             f"Attribute_{name}": codec.plain(value) for name, value in sorted(p.attributes)
         }
     if isinstance(p, NormalizeProblem):

@@ -10,14 +10,22 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, checker, numpy_helper, shape_inference
+from onnx import TensorProto, checker, shape_inference
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import infinite
-from gpu_runtime.frontend.load import NOT_UTF8, first_line, opset_version, stored_tensors, title
+from gpu_runtime.frontend.load import (
+    NOT_UTF8,
+    first_line,
+    graphs_in,
+    is_control,
+    opset_version,
+    read_by,
+    stored_tensors,
+    title,
+    to_array,
+)
 from gpu_runtime.text import MOST_NAME, printable
 
-MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
@@ -60,12 +68,19 @@ STRINGS = {
     ("Upsample", "mode"): ("nearest", "linear"),
 }
 
+# Where -infinity may stand, as in masks of transformers: what moves it, where it ends, and where it ends once added to.
+MOVES = frozenset(
+    "Identity Cast Reshape Unsqueeze Squeeze Flatten Transpose Slice Gather Expand Tile Concat Split Trilu".split()
+)
+ENDS = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual IsInf Where Max Min".split())
+SOFTMAX = frozenset("Softmax LogSoftmax ReduceLogSumExp ReduceMax Exp".split())  # and the parts that one is spelled in
+MASKS = "only sums before a Softmax, comparisons, Where, Max and Min may read -infinity"
+Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
+
 
 def check_graph(graph: onnx.GraphProto) -> None:
     """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
     check_texts(graph)
-    if graph.sparse_initializer:
-        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
     _check_unique(graph)
     stored = {t.name for t in graph.initializer}
     inputs = [v for v in graph.input if v.name not in stored]
@@ -81,8 +96,9 @@ def check_graph(graph: onnx.GraphProto) -> None:
 
 
 def check_texts(graph: onnx.GraphProto) -> None:
-    names = [v.name for v in (*graph.input, *graph.output, *graph.initializer)]
-    for node in graph.node:
+    graphs = (graph, *graphs_in(graph.node))
+    names, nodes = [v.name for g in graphs for v in (*g.input, *g.output, *g.initializer)], [n for g in graphs for n in g.node]
+    for node in nodes:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
     if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
         raise ModelError(NOT_UTF8)
@@ -92,7 +108,7 @@ def check_texts(graph: onnx.GraphProto) -> None:
                 f"the name {printable(name)[:40]!r}... takes {size} characters when printed; expected {MOST_NAME} at most: "
                 "give nodes and tensors shorter names"
             )
-    for node in graph.node:
+    for node in nodes:
         for a in node.attribute:
             for text in (a.s, *a.strings):
                 text.decode()  # a UnicodeDecodeError says NOT_UTF8
@@ -139,7 +155,7 @@ def _check_outputs(graph: onnx.GraphProto, producer: Container[str]) -> None:
 
 def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
     """Put the nodes in an order in which each follows those that it reads."""
-    depends = {i: {producer[n] for n in node.input if n in producer} for i, node in enumerate(graph.node)}
+    depends = {i: {producer[n] for n in read_by(node) if n in producer} for i, node in enumerate(graph.node)}
     if all(d < i for i, ds in depends.items() for d in ds):
         return
     try:
@@ -153,19 +169,19 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
 
 
 def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:
-    """The nodes that neither this runtime nor constant folding can take."""
+    """The nodes that neither this runtime nor constant folding can take; what is inside of an If or Loop is not looked at."""
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     constant = {t.name for t in proto.graph.initializer}
     bad = []
     for node in proto.graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
         known = not domain and onnx.defs.has(node.op_type, max_inclusive_version=versions[""], domain="")
-        nested = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
+        nested = any(graphs_in([node]))
         like = node.op_type == "CastLike"  # its second input gives a type only; it becomes Cast
         read = node.input[:1] if like else node.input
         if known and not nested and (node.op_type in SIZES or all(n in constant for n in read if n)):
             constant.update(node.output)
-        elif not known or ("Cast" if like else node.op_type) not in ops:
+        elif not is_control(node) and (not known or ("Cast" if like else node.op_type) not in ops):
             bad.append(node)
     return bad
 
@@ -220,7 +236,7 @@ def check_values(graph: onnx.GraphProto) -> None:
     """No stored constant and no attribute may be NaN or infinite, but for bounds and masks."""
     for node in graph.node:
         _check_attributes(node)
-    readers = infinite.readers_of(graph)
+    readers = readers_of(graph)
     for name, t in stored_tensors(graph):
         array = to_array(name, t)
         if array.dtype.kind != "f" and t.data_type not in FLOATS:
@@ -230,14 +246,41 @@ def check_values(graph: onnx.GraphProto) -> None:
         lone = wide.size == 1 and not np.isnan(wide).any()  # an infinity may be a bound of Clip or a Pad value
         if finite.all() or lone:
             continue
-        reader = infinite.offender(name, readers)
+        reader = offender(name, readers)
         if not reader and np.isneginf(wide[~finite]).all():
             continue
-        expected = f"{infinite.EXPECTED}, but {reader} reads it" if reader else "+infinity and NaN are not valid weights"
+        expected = f"{MASKS}, but {reader} reads it" if reader else "+infinity and NaN are not valid weights"
         raise ModelError(
             f"tensor {name!r} holds {np.count_nonzero(~finite)} values that are NaN or infinite, first at "
             f"{np.argwhere(~finite)[0].tolist()}: expected finite weights; {expected}"
         )
+
+
+def readers_of(graph: onnx.GraphProto) -> Readers:
+    """Tensor -> (node, number of the input) of each that reads it."""
+    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in graph.node:
+        for i, name in enumerate(() if is_control(node) else node.input):
+            found.setdefault(name, []).append((node, i))
+    return found
+
+
+def offender(tensor: str, readers: Readers) -> str:
+    """The first node that -infinity in a stored tensor or an input must not reach, or an empty string."""
+    todo, seen = [(tensor, False)], {(tensor, False)}
+    while todo:
+        name, summed = todo.pop()
+        for node, i in readers.get(name, ()):
+            kind = node.op_type
+            if kind in ENDS or (summed and kind in SOFTMAX):
+                continue
+            is_sum = kind == "Add" or (kind == "Sub" and i == 0)
+            if not is_sum and not (kind in MOVES and i == 0) and kind != "Concat":
+                return title(node)
+            new = [(output, summed or is_sum) for output in node.output]
+            todo += [at for at in new if at not in seen]
+            seen.update(new)
+    return ""
 
 
 def _check_attributes(node: onnx.NodeProto) -> None:
@@ -279,24 +322,28 @@ def check_sizes(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         if any(n and n not in types for n in node.input):
             continue  # a size that only constant folding will find
-        found = _inferred(proto, node, types, data)
-        sizes = [_sizes(types[n]) for n in node.input if n]
+        found = inferred_types(proto, node, types, data)
+        sizes = [sizes_of(types[n]) or [] for n in node.input if n]
         _check_padding(node, sizes)
         for name, kind in found.items():
-            if not all(d.HasField("dim_value") for d in kind.tensor_type.shape.dim):
+            dims = sizes_of(kind)
+            if dims is None:
                 continue
             # Lists of sizes may be empty, and parts that Concat drops.
             least = int(kind.tensor_type.elem_type in FLOATS and node.op_type not in ("Constant", "Split"))
-            if any(d < least for d in _sizes(kind)) or math.prod(_sizes(kind)) > LARGEST_TENSOR:
-                raise unusable_size(title(node), name, _sizes(kind), sizes)
+            if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+                raise unusable_size(title(node), name, dims, sizes)
             types[name] = kind
 
 
-def _sizes(kind: onnx.TypeProto) -> list[int]:
-    return [d.dim_value for d in kind.tensor_type.shape.dim]
+def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
+    """None unless all are known."""
+    t = kind.tensor_type
+    known = t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim)
+    return [d.dim_value for d in t.shape.dim] if known else None
 
 
-def _inferred(
+def inferred_types(
     proto: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], data: Mapping[str, TensorProto]
 ) -> dict[str, onnx.TypeProto]:
     """The types of a node's outputs."""
@@ -337,14 +384,3 @@ def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[
         f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "
         "another input size with --shapes"
     )
-
-
-def to_array(name: str, t: TensorProto) -> np.ndarray:
-    if len(t.dims) > MOST_DIMS:
-        raise ModelError(f"tensor {name!r} has {len(t.dims)} dimensions; expected {MOST_DIMS} at most")
-    try:
-        if any(d < 0 for d in t.dims):
-            raise ValueError("negative dimension")
-        return numpy_helper.to_array(t)
-    except Exception as e:
-        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None

@@ -34,7 +34,7 @@ def fold(model: ir.Model) -> None:
         if any(v.is_graph_output() for v in node.outputs):  # a network output stays its node's
             continue
         allowed(node)
-        _replace(model, node, _evaluated(node, {name: a for name, a in arrays.items() if a is not None}))
+        _replace(model, node, evaluated(ir.to_proto(node), {n: a for n, a in arrays.items() if a is not None}))
 
 
 def _bounded() -> Callable[[ir.Node], bool | None]:
@@ -57,15 +57,14 @@ def _bounded() -> Callable[[ir.Node], bool | None]:
     return fold
 
 
-def _evaluated(node: ir.Node, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = OPSET) -> list[np.ndarray]:
     """One array for each output that the node names, by onnx's reference implementation."""
     from onnx.reference import ReferenceEvaluator
 
-    proto = ir.to_proto(node)
     values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
-    graph = helper.make_graph([proto], "constants", values, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = helper.make_graph([node], "constants", values, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     return [np.asarray(a) for a in ReferenceEvaluator(model).run(None, feeds)]
 
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import first_line, opset_version
+from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
 from gpu_runtime.frontend.weights import int_attribute
 
 OPSET = 22  # every model is converted to this one
@@ -30,7 +30,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
         if opset < CONVERTIBLE or newest > SAME_UNTIL:
             proto = version_converter.convert_version(proto, CONVERTIBLE)
     except Exception as e:
-        raise ModelError(f"cannot be converted from opset {opset} to {CONVERTIBLE}: {first_line(e)}") from e
+        raise _refused(proto, e) from e
     del proto.graph.value_info[:]
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
@@ -55,11 +55,36 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
+    """What is said where onnx's converter gives up: which nodes it does not convert by themselves either, and why."""
+    for v in proto.graph.output:
+        v.type.tensor_type.ClearField("shape")
+    try:
+        typed = shape_inference.infer_shapes(proto).graph
+    except Exception as e:
+        return ModelError(f"its shapes or types contradict each other: {first_line(e)}")
+    values = {v.name: v for v in (*typed.input, *typed.value_info)}
+    stored = {t.name: t for t in typed.initializer}
+    found: list[tuple[str, Exception]] = []
+    for node in typed.node:
+        inputs = [values[n] for n in node.input if n in values and n not in stored]
+        outputs = [helper.make_empty_tensor_value_info(n) for n in node.output if n]
+        alone = helper.make_graph([node], "alone", inputs, outputs, [stored[n] for n in node.input if n in stored])
+        try:
+            version_converter.convert_version(helper.make_model(alone, opset_imports=proto.opset_import), CONVERTIBLE)
+        except Exception as e:
+            found.append((title(node), e))
+    names = ", ".join(name for name, _ in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    why = first_line(found[0][1] if found else of_whole).rpartition(" failed: ")[2]  # behind the place in onnx's source
+    text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset_version(proto)} to {CONVERTIBLE}: {why}"
+    return ModelError(f"{text}; export the model again, with opset {CONVERTIBLE} or newer")
+
+
 def spell_out_padding(graph: onnx.GraphProto) -> None:
     """SAME of a ConvTranspose with output_padding as pads: onnx's inference adds output_padding to the size that SAME fixes."""
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     sizes |= {t.name: list(t.dims) for t in graph.initializer}
-    for node in graph.node:
+    for node in (node for each in (graph, *graphs_in(graph.node)) for node in each.node):
         given = {a.name: a for a in node.attribute}
         mode = given["auto_pad"].s if "auto_pad" in given else b""
         padded = "output_padding" in given and "output_shape" not in given and mode.startswith(b"SAME")
@@ -75,6 +100,31 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
             del node.attribute[:]
             node.attribute.extend(kept)
             node.attribute.append(helper.make_attribute("pads", [*begin, *(t - b for t, b in zip(total, begin, strict=True))]))
+
+
+def spell_out_group_norms(proto: onnx.ModelProto) -> None:
+    """GroupNormalization of opsets 18 to 20, which scales and shifts each group where newer ones do each channel and which
+    onnx refuses or converts as it stands -> InstanceNormalization of groups between Reshapes."""
+    graphs = (proto.graph, *graphs_in(proto.graph.node)) if opset_version(proto) < 21 else ()
+    for graph in reversed(graphs):  # from the inside out: a graph's nodes are copied
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            groups = int_attribute(node, "num_groups", 0)
+            if node.op_type != "GroupNormalization" or not groups or len(node.input) != 3:
+                nodes.append(node)
+                continue
+            (x, *affine), y = node.input, node.output[0]
+            within, normal, shape, size = (f"{y}, {what}" for what in ("grouped", "normalized", "shape", "groups"))
+            graph.initializer.append(helper.make_tensor(size, onnx.TensorProto.INT64, [3], [0, groups, -1]))
+            kept = {a.name: a.f for a in node.attribute if a.name == "epsilon"}
+            nodes += [
+                helper.make_node("Reshape", [x, size], [within]),
+                helper.make_node("InstanceNormalization", [within, *affine], [normal], node.name, **kept),
+                helper.make_node("Shape", [x], [shape]),
+                helper.make_node("Reshape", [normal, shape], [y]),
+            ]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _read_as(proto: onnx.ModelProto, opset: int) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -24,20 +24,21 @@ from onnx import TensorProto
 
 from cuda_kernels import files
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import infinite
+from gpu_runtime.frontend import control_flow
 from gpu_runtime.frontend.check import (
     FLOATS,
     LARGEST_TENSOR,
-    MOST_DIMS,
     check_graph,
     check_ops,
     check_schema,
     check_sizes,
     check_values,
+    offender,
+    readers_of,
 )
 from gpu_runtime.frontend.clean import clean
-from gpu_runtime.frontend.convert import convert, spell_out_padding
-from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
+from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
+from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from gpu_runtime.text import printable
@@ -119,8 +120,8 @@ def _loaded(
     """A checked model; `proto` is used up."""
     dtypes = _dtypes(proto.graph)
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
-    stored, readers = stored_by_layer(proto.graph, pruned), infinite.readers_of(proto.graph)
-    maskable = frozenset(v.name for v in proto.graph.input if not infinite.offender(v.name, readers))
+    stored, readers = stored_by_layer(proto.graph, pruned), readers_of(proto.graph)
+    maskable = frozenset(v.name for v in proto.graph.input if not offender(v.name, readers))
     small, large = set_aside(proto)
     before = together(pruned.values())
     return Loaded(source, small, large, dtypes, tuple(pruned), not_pruned, before, stored, axes, maskable)
@@ -159,9 +160,18 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
     del proto.graph.value_info[:]
     check_schema(proto)
     spell_out_padding(proto.graph)
+    if control_flow.flatten(proto):
+        return _sized(_flat(loaded, proto), {})
     check_sizes(proto)
     cleaned = clean(convert(proto), loaded.large)
     return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable)
+
+
+def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
+    """The model, given without its control flow, checked as one that was read."""
+    _check(proto)
+    flat = _loaded(loaded.source, proto, {}, loaded.not_pruned)
+    return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
 
 
 def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
@@ -181,6 +191,7 @@ def _check(proto: onnx.ModelProto) -> None:
     check_graph(proto.graph)
     check_ops(proto, OPERATORS)
     check_values(proto.graph)
+    spell_out_group_norms(proto)
     name_nodes(proto.graph.node)
 
 
@@ -210,7 +221,7 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     found: dict[str, str] = {}
     types = FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
-    uncast = {name for node in graph.node if node.op_type != "Cast" for name in node.input} | {v.name for v in graph.output}
+    uncast = {name for node in graph.node if node.op_type != "Cast" for name in read_by(node)} | {v.name for v in graph.output}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type

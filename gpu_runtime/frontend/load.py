@@ -1,14 +1,16 @@
 """A model -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
 
 import graphlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, inliner
+from onnx import TensorProto, helper, inliner, numpy_helper
 
 from cuda_kernels.files import open_regular
 from gpu_runtime import file_kinds
@@ -17,7 +19,9 @@ from gpu_runtime.frontend.source import Source
 
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
-MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
+MOST_DIMS = 32
+MOST_DENSE = 2**27  # elements of all sparse tensors, the zeros included: as many as the largest classifiers' weights have
+MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions, or control flow, are written out, or times what it has
 # Of a graph, functions written out: several times the largest networks that are exported, and little enough that the libraries
 # which read it, some of them in quadratic time, end within a minute.
 LARGEST_GRAPH = {
@@ -29,6 +33,7 @@ LARGEST_GRAPH = {
     "attributes of nodes": 500_000,
     "imported opsets": 100,
 }
+CONTROL = ("If", "Loop")
 SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
 Function = tuple[str, str]  # domain and name
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
@@ -58,8 +63,18 @@ def load_whole(source: Path | Source) -> onnx.ModelProto:
         except Exception as e:
             raise ModelError(f"its functions cannot be inlined: {first_line(e)}") from e
         _check_length(proto)
+    _open_negative_sizes(proto.graph)
     _load_external(proto, None if isinstance(source, Source) else source.parent)
+    _write_out_sparse(proto)
     return proto
+
+
+def _open_negative_sizes(graph: onnx.GraphProto) -> None:
+    """A declared size below zero is one that is not declared: PaddlePaddle writes -1, and onnxruntime reads them so."""
+    for v in (*graph.input, *graph.output, *graph.value_info):
+        for d in v.type.tensor_type.shape.dim:
+            if d.dim_value < 0:
+                d.ClearField("dim_value")
 
 
 def _file_bytes(path: Path) -> bytes:
@@ -99,11 +114,9 @@ def _parsed(data: bytes) -> onnx.ModelProto:
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
     """(domain, operator) of every node, those inside of nodes included."""
-    for node in nodes:
+    nodes = list(nodes)
+    for node in (*nodes, *(n for graph in graphs_in(nodes) for n in graph.node)):
         yield node.domain, node.op_type
-        for a in node.attribute:
-            for graph in (a.g, *a.graphs):
-                yield from _calls(graph.node)
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
@@ -144,8 +157,9 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
     """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are. `folder`: of
     the model's file, None of a model in memory."""
-    found, total = [], proto.ByteSize()
-    for name, t in stored_tensors(proto.graph):
+    found, total, whole = [], proto.ByteSize(), (proto.graph, *graphs_in(proto.graph.node))
+    parts = ((name, t) for graph in whole for name, s, _ in _sparse_tensors(graph) for t in (s.values, s.indices))
+    for name, t in (*(found for graph in whole for found in stored_tensors(graph)), *parts):
         if t.data_location == TensorProto.EXTERNAL:
             if folder is None:
                 raise ModelError(
@@ -167,6 +181,50 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
             raise ModelError(f"initializer {name!r}: external data {target.name!r} cannot be read: {e.strerror}") from None
         t.data_location = TensorProto.DEFAULT
         del t.external_data[:]
+
+
+def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.SparseTensorProto, onnx.AttributeProto | None]]:
+    """(name, tensor, its attribute) of every sparse constant: initializers, which have none, and Constant nodes."""
+    for s in graph.sparse_initializer:
+        yield s.values.name, s, None
+    for node in graph.node:
+        for a in node.attribute:
+            if node.op_type == "Constant" and a.type == onnx.AttributeProto.SPARSE_TENSOR:
+                yield ", ".join(node.output), a.sparse_tensor, a
+
+
+def _write_out_sparse(proto: onnx.ModelProto) -> None:
+    """Make sparse constants dense ones."""
+    total = 0
+    for graph in (proto.graph, *graphs_in(proto.graph.node)):
+        for name, s, attribute in _sparse_tensors(graph):
+            total += math.prod(s.dims)
+            if not isinstance(name, str):
+                raise ModelError(NOT_UTF8)
+            if len(s.dims) > MOST_DIMS or min(s.dims, default=0) < 0 or total > MOST_DENSE:
+                limits = f"{MOST_DIMS} dimensions, and {MOST_DENSE} elements of all sparse tensors, at most"
+                raise ModelError(f"sparse tensor {name!r}: its shape is {list(s.dims)[: MOST_DIMS + 1]}; expected {limits}")
+            t = numpy_helper.from_array(_dense(name, s), name)
+            if attribute is None:
+                graph.initializer.append(t)
+            else:
+                attribute.CopyFrom(helper.make_attribute("value", t))
+        del graph.sparse_initializer[:]
+
+
+def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
+    """A sparse tensor's elements; its indices, in any order, are linear, or one for each axis."""
+    dims, values, at = tuple(s.dims), to_array(name, s.values), to_array(f"indices of {name}", s.indices)
+    n, bounds = len(values) if values.ndim == 1 else -1, dims if at.ndim == 2 else (math.prod(dims),)
+    if at.dtype.kind != "i" or values.dtype == object or at.shape not in ((n,), (n, len(dims) or -1)):
+        got = f"{list(values.shape)} of type {values.dtype} and {list(at.shape)} of type {at.dtype}"
+        expected = f"n numbers, and integers of the shape [n] or [n, {len(dims)}]"
+        raise ModelError(f"sparse tensor {name!r}: expected as its values and indices {expected}, got {got}")
+    if bad := at[(at < 0) | (at >= np.array(bounds, np.int64))].tolist():
+        raise ModelError(f"sparse tensor {name!r}: its indices {bad[:5]} lie outside of its shape {list(dims)}")
+    dense = np.zeros(math.prod(dims), values.dtype)
+    dense[np.ravel_multi_index(tuple(at.astype(np.int64).T), bounds) if at.ndim == 2 else at] = values
+    return dense.reshape(dims)
 
 
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
@@ -205,10 +263,10 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
 
 def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorProto]]:
     """(the model with inputs in place of its large initializers, these by name): onnx's checker, converter and inference would
-    copy them again and again, and ask for no values of so many elements, but before opset 7, where all stay. They are copies,
-    since what protobuf has parsed stays in memory as long as any part of it."""
+    copy them again and again, and ask for no values of so many elements, but before opset 7 and beside control flow, where all
+    stay. They are copies, since what protobuf has parsed stays in memory as long as any part of it."""
     graph, large = proto.graph, dict[str, TensorProto]()
-    if opset_version(proto) < 7:
+    if opset_version(proto) < 7 or any(map(is_control, graph.node)):
         return proto, large
     for i in reversed(range(len(graph.initializer))):
         if len(graph.initializer[i].raw_data) > SMALL_BYTES:
@@ -226,7 +284,7 @@ def _check_length(proto: onnx.ModelProto) -> None:
     stored = {t.name for t in graph.initializer}
     counts = {
         "nodes": len(graph.node),
-        "initializers": len(graph.initializer),
+        "initializers": len(graph.initializer) + len(graph.sparse_initializer),
         "inputs": sum(v.name not in stored for v in graph.input),  # old files name initializers among them
         "outputs": len(graph.output),
         "names that nodes read and write": sum(len(n.input) + len(n.output) for n in graph.node),
@@ -260,6 +318,24 @@ def opset_version(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
+def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """Every graph inside of the nodes, and of the nodes inside of those."""
+    for a in (a for node in nodes for a in node.attribute):
+        for graph in (a.g,) if a.type == onnx.AttributeProto.GRAPH else a.graphs:
+            yield graph
+            yield from graphs_in(graph.node)
+
+
+def read_by(node: onnx.NodeProto) -> list[str]:
+    """Its inputs, and behind them those of all nodes inside of it."""
+    return [*node.input, *(name for graph in graphs_in([node]) for each in graph.node for name in each.input)]
+
+
+def is_control(node: onnx.NodeProto) -> bool:
+    """Whether it is written out as the nodes that run."""
+    return node.op_type in CONTROL and node.domain in ("", "ai.onnx")
+
+
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
     """(name, tensor) of every stored constant: initializers and Constant nodes."""
     for t in graph.initializer:
@@ -276,6 +352,17 @@ def drop_texts(proto: onnx.ModelProto) -> None:
     for part in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
+
+
+def to_array(name: str, t: TensorProto) -> np.ndarray:
+    if len(t.dims) > MOST_DIMS:
+        raise ModelError(f"tensor {name!r} has {len(t.dims)} dimensions; expected {MOST_DIMS} at most")
+    try:
+        if any(d < 0 for d in t.dims):
+            raise ValueError("negative dimension")
+        return numpy_helper.to_array(t)
+    except Exception as e:
+        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None
 
 
 def title(node: onnx.NodeProto) -> str:

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values, to_array
-from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
+from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values
+from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
 from gpu_runtime.frontend.source import source_of
 from tactics.problems.operators import VIEWS
 
@@ -208,14 +208,14 @@ def _uses_of_constants(
 ) -> dict[str, _Uses]:
     constant = set(tensors)
     for node in graph.node:
-        if node.input and all(n in constant for n in node.input if n):
+        if node.input and all(n in constant for n in read_by(node) if n):
             constant.update(node.output)
     sources = views_of_constants(graph, tensors)
     found: dict[str, _Uses] = {}
     for node in graph.node:
         if node.output and node.output[0] in sources and node.op_type != "Constant":
             continue  # a view: its readers are the constant's
-        for slot, read in enumerate(node.input):
+        for slot, read in enumerate(read_by(node)):
             if read not in constant or node.op_type in SIZES:
                 continue
             name, views = sources.get(read, (read, ()))

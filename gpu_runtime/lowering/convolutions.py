@@ -57,8 +57,6 @@ def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
     """
     node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(operand(layer.node)), shape_of(layer.node.outputs[0])
-    if "w" not in weights or layer.weights["w"].ndim != 5:
-        raise Refused("expected constant weights and bias")
     kernel, groups = layer.weights["w"], attribute(node, "group", 1)
     k, share, *size = kernel.shape
     if share * groups != c or last(attribute(node, "kernel_shape", tuple(size)), 1, 3) != tuple(size):

@@ -1,5 +1,6 @@
 """Operators without a kernel, and those over integers and truth values -> library functions: attributes, constants, types."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,13 @@ from gpu_runtime.frontend.queries import Value, attribute, constant, operand, sh
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.convolutions import window
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
-from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS
+from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS, SCATTERED
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.operators import REDUCE, RESHAPES
 
 NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
 AS = dict.fromkeys(RESHAPES, "Reshape")
-MOST_TAPS = 65_536  # of a window along one axis: a library function takes a step for each
+MOST_TAPS = 65_536  # of a window along one axis, of a Conv in all: a library function takes a step for each
 Attributes = dict[str, Any]
 
 
@@ -24,6 +25,8 @@ def takes(layer: Layer) -> bool:
     function, exact = AS.get(layer.op, layer.op), any(type_of(v) != FLOAT for v in (*layer.inputs, layer.output))
     if function == "Gather":
         return constant(layer.node.inputs[1]) is None or exact
+    if function == "Conv":
+        return "w" not in layer.weights
     return function in FUNCTIONS and (function not in OF_INTEGERS or exact)
 
 
@@ -34,8 +37,9 @@ def problem(layer: Layer) -> tuple[LibraryProblem, Weights]:
     attributes: Attributes = {name: attribute(node, name) for name in node.attributes}
     if (rule := RULES.get(layer.op)) is not None:
         attributes = rule(layer, attributes)
-    if max(attributes.get("kernel_shape", ()), default=0) > MOST_TAPS:
-        raise Refused(f"a window of {list(attributes['kernel_shape'])}; expected {MOST_TAPS} at most along each axis")
+    taps, among = (math.prod, "in all") if function == "Conv" else (max, "along each axis")
+    if taps((1, *attributes.get("kernel_shape", ()))) > MOST_TAPS:
+        raise Refused(f"a window of {list(attributes['kernel_shape'])}; expected {MOST_TAPS} at most {among}")
     values = list(node.inputs)[: 1 if layer.op in FIRST_ALONE else None]
     arguments, inputs, weights = _arguments(values)
     shapes, shape = tuple(map(shape_of, inputs)), shape_of(layer.output)
@@ -139,11 +143,25 @@ def _reduction(layer: Layer, attributes: Attributes) -> Attributes:
     return {"axes": tuple(int(a) % rank for a in axes), "keepdims": attributes.get("keepdims", 1)}
 
 
-def _windows(layer: Layer, attributes: Attributes) -> Attributes:
-    """A pool's attributes with pads, strides and the output's size spelled out."""
-    size, out = shape_of(layer.inputs[0])[2:], shape_of(layer.output)[2:]
-    strides, dilations, pads = window(layer.node, attributes["kernel_shape"], size, crop=True)
+def _windows(layer: Layer, attributes: Attributes, crop: bool = True) -> Attributes:
+    """A pool's attributes, or a Conv's, with pads, strides and the output's size spelled out."""
+    size, out = shape_of(operand(layer.node))[2:], shape_of(layer.output)[2:]
+    strides, dilations, pads = window(layer.node, attributes["kernel_shape"], size, crop)
     return {"kernel_shape": attributes["kernel_shape"], "strides": strides, "dilations": dilations, "pads": pads, "out": out}
+
+
+def _computed_weights(layer: Layer, attributes: Attributes) -> Attributes:
+    x, w, group = shape_of(operand(layer.node)), shape_of(operand(layer.node, 1)), attributes.get("group", 1)
+    if attributes.get("kernel_shape", w[2:]) != w[2:] or w[1] * group != x[1] or w[0] % group:
+        raise Refused(f"weights {list(w)} in {group} group(s) do not fit its input {list(x)}")
+    return _windows(layer, {"kernel_shape": w[2:]}, crop=False) | {"group": group}
+
+
+def _scattered(layer: Layer, attributes: Attributes) -> Attributes:
+    known, found = SCATTERED if _type(layer.output) == FLOAT else (), attributes.get("reduction", "none")
+    if found not in ("none", *known):
+        raise Refused(f"expected the reduction none{''.join(f', {name}' for name in known)}, got {found}")
+    return attributes
 
 
 RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {
@@ -156,6 +174,8 @@ RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {
     "Slice": _slices,
     "Cast": _to,
     "LRN": _normalized,
+    "Conv": _computed_weights,
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _scattered),
     "Split": _parts,
     **dict.fromkeys((*RESHAPES, "Expand"), _shape),
     **dict.fromkeys(REDUCE, _reduction),

@@ -16,7 +16,8 @@ from tactics.step import Call
 from tactics.tactic import Tactic, Tile
 
 APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing up
-SUMS = frozenset(("CumSum", "GlobalLpPool", "LpNormalization"))  # functions in whose rows a library adds in an order of its own
+# Functions in which a library adds in an order of its own.
+SUMS = frozenset("Conv CumSum GlobalLpPool LpNormalization ScatterElements ScatterND".split())
 PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
 # Arguments that count images, or say where they lie: by name, and all members of a struct.
 COUNTS = frozenset("n c.n tiles units map im2col batch inner a_outer b_outer rows".split())

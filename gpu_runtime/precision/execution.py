@@ -51,6 +51,9 @@ def _macs(problem: Problem) -> int:
         return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
     if isinstance(problem, LibraryProblem):
         attributes: dict[str, Any] = dict(problem.attributes)
+        if problem.function == "Conv":
+            share = problem.in_shapes[0][1] // attributes["group"]
+            return math.prod(problem.out_shape) * share * math.prod(attributes["kernel_shape"])
         window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
         return 4 * window * max(map(math.prod, (problem.in_shapes[0], problem.out_shape)))
     return problem.macs

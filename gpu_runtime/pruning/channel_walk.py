@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpu_runtime.frontend.check import to_array
-from gpu_runtime.frontend.load import stored_tensors, title
+from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
 from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 
@@ -44,7 +43,7 @@ class Walk:
     def visit(self, node: onnx.NodeProto) -> None:
         """Label a node's outputs. If its rule refuses, all inputs are pinned; constants that the rule did not record are pinned
         too."""
-        ins = [self.labels.get(name) for name in node.input]
+        ins = [self.labels.get(name) for name in read_by(node)]
         rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         outs: Outputs = []
         self.used.clear()

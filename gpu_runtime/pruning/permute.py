@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from scipy.optimize import linear_sum_assignment
 
-from gpu_runtime.frontend.check import inferred, to_array
-from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors
+from gpu_runtime.frontend.check import inferred
+from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors, to_array
 from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
 from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces

@@ -45,21 +45,49 @@ def lrn(xp: ModuleType, x: Array, *, size: int, alpha: float = 1e-4, beta: float
     return x / (bias + alpha / size * total) ** beta
 
 
-def _framed(xp: ModuleType, x: Array, before: Sizes, behind: Sizes, value: float = 0) -> Array:
-    """`x` with as many rows, columns, ... of `value` before and behind; a negative number before is that many cut off."""
+def _framed(
+    xp: ModuleType, x: Array, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes, value: float = 0
+) -> Array:
+    """`x` with the rows, columns, ... of `value` before and behind that windows reach; a negative pad is that many cut off."""
+    before = pads[: len(out)]
+    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
+    behind = [max(r - size - b, 0) for r, size, b in zip(reach, x.shape[2:], before, strict=True)]
     kept = x[(slice(None), slice(None), *(slice(max(-b, 0), None) for b in before))]
     return xp.pad(kept, [(0, 0), (0, 0), *((max(b, 0), e) for b, e in zip(before, behind, strict=True))], constant_values=value)
+
+
+def conv(
+    xp: ModuleType,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    kernel_shape: Sizes,
+    out: Sizes,
+    strides: Sizes,
+    pads: Sizes,
+    dilations: Sizes,
+    group: int = 1,
+) -> Array:
+    """A convolution whose weights [K,C/g,...] are computed; `out` and `pads` as in lp_pool."""
+    x = _framed(xp, x, kernel_shape, out, strides, pads, dilations)
+    x, w = x.reshape(x.shape[0], group, -1, *x.shape[2:]), w.reshape(group, -1, *w.shape[1:])
+    y: Any = 0
+    for at in itertools.product(*map(range, kernel_shape)):
+        steps = zip(at, out, strides, dilations, strict=True)
+        index: tuple[Any, ...] = tuple(slice(i * d, i * d + (o - 1) * s + 1, s) for i, o, s, d in steps)
+        taps = x[(..., *index)]
+        y = y + xp.matmul(w[(slice(None),) * 3 + at], taps.reshape(*taps.shape[:3], -1))
+    y = y.reshape(x.shape[0], -1, *out)
+    return y if b is None else y + b.reshape(-1, *(1,) * len(out))
 
 
 def lp_pool(
     xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes, p: float = 2
 ) -> Array:
     """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
-    n = len(kernel_shape)
-    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
-    behind = [max(r - size - before, 0) for r, size, before in zip(reach, x.shape[2:], pads[:n], strict=True)]
-    total = _framed(xp, abs(x) ** p, pads[:n], behind)
-    for axis in reversed(range(n)):  # one axis after the other: the sum of the window's sizes in steps, not their product
+    total = _framed(xp, abs(x) ** p, kernel_shape, out, strides, pads, dilations)
+    for axis in reversed(range(len(out))):  # one after the other: the sum of the window's sizes in steps, not their product
         taps = _taps(axis, kernel_shape, out, strides, dilations)
         total = sum((total[tap] for tap in taps[1:]), total[taps[0]])
     return total ** (1 / p)
@@ -85,13 +113,11 @@ def max_pool(
     """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
     pixels of a channel are numbered column by column."""
     n, sizes = len(kernel_shape), x.shape[2:]
-    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
-    behind = [max(r - size - before, 0) for r, size, before in zip(reach, sizes, pads[:n], strict=True)]
-    padded = _framed(xp, x, pads[:n], behind, -np.inf)
+    padded = _framed(xp, x, kernel_shape, out, strides, pads, dilations, -np.inf)
     pixels = xp.arange(math.prod(sizes)).reshape(sizes[::-1] if storage_order else sizes)
     numbers = xp.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * n) * math.prod(sizes)
     numbers = numbers + (pixels.T if storage_order else pixels)
-    numbers = _framed(xp, numbers, pads[:n], behind, -1)
+    numbers = _framed(xp, numbers, kernel_shape, out, strides, pads, dilations, -1)
     for axis in reversed(range(n)):  # as lp_pool; the last axis first, so that the first of equal ones is so in rows' order
         taps = _taps(axis, kernel_shape, out, strides, dilations)
         best, where = padded[taps[0]], numbers[taps[0]]
@@ -205,11 +231,36 @@ def gather(xp: ModuleType, x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 
 def gather_elements(xp: ModuleType, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    return x[_along(xp, x, indices, axis)]
+
+
+def _along(xp: ModuleType, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """Where the elements stand that `indices` name along one axis and its own place along the others."""
     axis %= x.ndim
     rows = xp.ogrid[tuple(slice(d) for d in indices.shape)]
     rows = list(rows) if isinstance(rows, (list, tuple)) else [rows]
     rows[axis] = _wrapped(xp, indices, x.shape[axis])
-    return x[tuple(rows)]
+    return tuple(rows)
+
+
+def scatter_elements(
+    xp: ModuleType, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
+) -> Array:
+    return _scattered(xp, x, _along(xp, x, indices, axis), updates, reduction)
+
+
+def scatter_nd(xp: ModuleType, x: Array, indices: Array, updates: Array, *, reduction: str = "none") -> Array:
+    at = tuple(_wrapped(xp, indices[..., i], x.shape[i]) for i in range(indices.shape[-1]))
+    return _scattered(xp, x, at, updates, reduction)
+
+
+def _scattered(xp: ModuleType, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    y = x.copy()
+    if reduction == "none":
+        y[at] = updates
+    else:
+        getattr(xp, SCATTERED[reduction]).at(y, at, updates)
+    return y
 
 
 def gather_nd(xp: ModuleType, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
@@ -343,6 +394,7 @@ JOINED: dict[str, Function] = {
     "Mod": mod,
 }
 WINDOWS: dict[str, Function] = {"LpPool": lp_pool, "GlobalLpPool": global_lp_pool}
+SCATTERED = {"add": "add", "max": "maximum", "min": "minimum"}  # reduction -> the ufunc, of those that CuPy has atomics for
 # Operators that have kernels for floating-point numbers: their functions are for integers and truth values.
 # fmt: off
 OF_INTEGERS: dict[str, Function] = {
@@ -357,7 +409,7 @@ OF_INTEGERS: dict[str, Function] = {
 FUNCTIONS: dict[str, Function] = ALIKE | JOINED | WINDOWS | OF_INTEGERS | {
     "LRN": lrn, "LpNormalization": lp_normalization, "Hardmax": hardmax, "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min,
     "GridSample": grid_sample, "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "CumSum": cum_sum,
-    "Clip": clip,
+    "Clip": clip, "Conv": conv, "ScatterElements": scatter_elements, "ScatterND": scatter_nd,
 }
 # fmt: on
 CLIFFS = {  # of functions of one input, which is the base

@@ -11,7 +11,7 @@ from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.protocol import Problem, Shape4
 
 FLOAT = "fp16"  # what floating-point tensors are in memory
-MOST_TAPS = 1 << 16  # elements of a window along an axis: one pass over the output for each
+MOST_TAPS = 1 << 16  # elements of a window along an axis, of a Conv in all: one pass over the output for each
 LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
 EXACT = ("int32", "int64", "bool")  # what others may be: as they are
 
@@ -52,8 +52,9 @@ class LibraryProblem(Problem):
         numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
         if any(abs(v) > LARGEST for v in numbers):
             return f"{self.function}: attributes above {LARGEST}"
-        if max(min(given.get("size", 0), 2 * max(self.shapes4[0])), *given.get("kernel_shape", ()), 0) > MOST_TAPS:
-            return f"{self.function}: windows of more than {MOST_TAPS} elements along an axis"
+        window = (math.prod if self.function == "Conv" else max)((1, *given.get("kernel_shape", ())))
+        if max(min(given.get("size", 0), 2 * max(self.shapes4[0])), window) > MOST_TAPS:
+            return f"{self.function}: windows of more than {MOST_TAPS} elements"
         windows = zip(
             *(given.get(name, ()) for name in ("kernel_shape", "out", "strides", "dilations", "pads")),
             self.shapes[0][2:] if self.shapes else (),

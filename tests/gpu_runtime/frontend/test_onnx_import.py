@@ -6,7 +6,7 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import importer
+from gpu_runtime.frontend import describe, importer
 from gpu_runtime.frontend.convert import OPSET
 from tests.reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
 
@@ -215,6 +215,25 @@ def test_dynamic_size_given_and_not_given(tmp_path):
     assert net.inputs[0].shape == net.outputs[0].shape == (2, 4, 6, 7)
     net = network(dynamic(None), shapes={"x": (2, 4, 6, 7)})
     assert net.outputs[0].shape == (2, 4, 6, 7)
+
+
+@pytest.mark.parametrize("opset", [6, 12, 17, 22])
+@pytest.mark.parametrize("open_axes", [(0,), (2, 3), (0, 2, 3)])
+def test_a_declared_size_below_zero_is_dynamic(tmp_path, opset, open_axes):
+    """As PaddlePaddle's exporter writes it, of inputs, outputs and tensors between."""
+    proto = model([node("Relu", "x", "r"), node("Abs", "r", "y")], {"x": (2, 4, 5, 6)}, "y", opset=opset)
+    for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for axis in open_axes:
+            v.type.tensor_type.shape.dim[axis].dim_value = -1 - axis
+    path = save(tmp_path, proto)
+    assert check_against_ort(path, shapes={"x": (2, 4, 5, 6)}).outputs[0].shape == (2, 4, 5, 6)
+    declared = "x".join("?" if axis in open_axes else str(size) for axis, size in enumerate((2, 4, 5, 6)))
+    assert describe.describe(path).inputs == (("x", "float32", declared),)
+    if open_axes == (0,):
+        with pytest.warns(UserWarning, match="dynamic and set to 1"):
+            assert network(path).outputs[0].shape == (1, 4, 5, 6)
+    else:
+        refused(tmp_path, proto, rf"the size of input 'x' \({declared.replace('?', '[?]')}\) is dynamic: give it, for example")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,28 @@ def test_opsets_out_of_range(tmp_path):
     refused(tmp_path, none, "expected an import of the standard ONNX opset")
 
 
+CONVERSIONS = {  # node, its opset -> what onnx's converter says of it
+    "BatchNormalization n": (node("BatchNormalization", "r s s s s", "n", spatial=0), 7, "Attribute spatial must have value 1"),
+    "Greater n": (node("Greater", "r x", "n", broadcast=1), 6, "No Adapter From Version .6 for Greater"),
+    "Dropout n": (node("Dropout", "r", "n", is_test=0), 6, "Attribute is_test must not have value 0"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_node_that_cannot_be_converted_is_named(name, tmp_path):
+    """Among others of its kind that can; each that cannot, with the reason of the first. An output may declare a wrong size."""
+    bad, opset, why = CONVERSIONS[name]
+    other = onnx.NodeProto()
+    other.CopyFrom(bad)
+    other.output[0] = other.name = "m"
+    nodes = [node("Relu", "x", "r"), node("BatchNormalization", "r s s s s", "fine", is_test=1), bad, other]
+    del nodes[1].attribute[opset < 7 :]
+    proto = model(nodes, {"x": (1, 4, 5, 5)}, "fine n m", {"s": np.ones(4, np.float32)}, opset)
+    proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("fine", 1, (7,)))
+    cure = "; export the model again, with opset 21 or newer"
+    refused(tmp_path, proto, f"{name}, {bad.op_type} m: cannot be converted from opset {opset} to 21: {why}.*{cure}")
+
+
 def test_cyclic_graph(tmp_path):
     nodes = [node("Add", "x c", "a"), node("Relu", "a", "b"), node("Relu", "b", "c"), node("Relu", "c", "y")]
     message = refused(tmp_path, model(nodes, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: ")
@@ -162,7 +184,7 @@ def test_external_data(tmp_path):
 
 
 def test_external_data_in_functions_and_subgraphs(tmp_path):
-    """Tensors anywhere in the file obey the same rule; control flow is refused before anything in it is read."""
+    """Tensors anywhere in the file obey the same rule."""
     text = """
         <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
         g (float[1, 4, 3, 3] x) => (float[1, 4, 3, 3] y) { y = local.shift(x) }
@@ -178,10 +200,17 @@ def test_external_data_in_functions_and_subgraphs(tmp_path):
     t.Clear()
     t.CopyFrom(external(tmp_path, "../secret.bin")[0].graph.initializer[0])
     refused(tmp_path, proto, "outside the model's folder")
-    branch = onnx.helper.make_graph([node("Relu", "x", "r")], "b", [], [onnx.helper.make_tensor_value_info("r", 1, None)])
-    choose = node("If", "always", "y", then_branch=branch, else_branch=branch)
-    proto = model([choose], {"x": (1, 4)}, "y", {"always": np.array(True)})
-    refused(tmp_path, proto, r"1 node has an operator that is not supported: If \(y\)")
+    for nodes, stored in (
+        ([node("Conv", "x w", "r")], [t]),
+        ([node("Constant", "", "k", value=t), node("Conv", "x k", "r")], []),
+    ):
+        result = [onnx.helper.make_tensor_value_info("r", 1, None)]
+        branch = onnx.helper.make_graph(nodes, "b", [], result, stored)
+        choose = node("If", "always", "r", then_branch=branch, else_branch=branch)
+        inner = onnx.helper.make_graph([choose], "c", [], result)
+        proto = model([node("If", "always", "y", then_branch=inner, else_branch=inner)], {"x": (1, 4, 3, 3)}, "y")
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
+        refused(tmp_path, proto, "outside the model's folder")
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "", "link.bin", "a/../../secret.bin"])

@@ -379,19 +379,19 @@ def test_half_precision_inside_vanishes_and_io_is_as_declared():
             [node("Pad", "x p", "y", mode="edge")],
             "its pads remove all of axis 2 of .1, 4, 6, 6., so mode edge has nothing to repeat",
         ),
-        ([node("Conv", "x m", "y")], "Conv y: expected constant weights, got the computed 'm'"),
+        ([node("ConvTranspose", "x m", "y")], "ConvTranspose y: expected constant weights, got the computed 'm'"),
     ],
 )
 def test_refusals_say_why(nodes, message):
     w = {"p": np.int64([0, 0, -7, 0, 0, 0, 9, 0])}
-    inputs = {"x": (1, 4, 6, 6), "m": (1, 4, 1, 1)}
+    inputs = {"x": (1, 4, 6, 6), "m": (4, 1, 1, 1)}
     with pytest.raises(ModelError, match=message):
         network(model(nodes, inputs, "y", w, 13))
 
 
 def test_refusals_are_listed_together():
-    nodes = [node("Conv", "x z", "a"), node("Relu", "a", "b"), node("Pad", "b p", "y", mode="edge")]
-    with pytest.raises(ModelError, match="2 nodes used in an unsupported way:\n  Conv a: .*\n  Pad y: "):
+    nodes = [node("ConvTranspose", "x z", "a"), node("Relu", "a", "b"), node("Pad", "b p", "y", mode="edge")]
+    with pytest.raises(ModelError, match="2 nodes used in an unsupported way:\n  ConvTranspose a: .*\n  Pad y: "):
         network(model(nodes, {"x": (1, 4, 6, 6), "z": (4, 4, 1, 1)}, "y", {"p": np.int64([0, 0, -7, 0, 0, 0, 9, 0])}))
 
 

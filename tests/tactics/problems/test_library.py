@@ -19,7 +19,7 @@ from tactics.predict import predict
 from tactics.problems import codec
 from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.problem import LibraryProblem
-from tests.engines import build, emulated
+from tests.engines import build, emulated, judge
 from tests.reference_run import check_against_ort, model, network, node, ort_run, relative_error, run
 
 X = (2, 6, 5, 7)
@@ -93,6 +93,28 @@ CASES = {
     "gather_elements": (node("GatherElements", "x i", "y", axis=2), {"x": X, "i": ((2, 6, 3, 7), INT)}, {}),
     "gather_nd": (node("GatherND", "x i", "y"), {"x": X, "i": ((3, 2), INT)}, {}),
     "gather_nd_batch": (node("GatherND", "x i", "y", batch_dims=1), {"x": X, "i": ((2, 4, 2), INT)}, {}),
+    **{f"scatter_elements_{how}": (node("ScatterElements", "x i u", "y", axis=1, reduction=how),
+                                   {"x": X, "i": ((2, 3, 5, 2), INT), "u": (2, 3, 5, 2)}, {}, 18)
+       for how in ("add", "max", "min")},
+    "scatter_elements": (node("ScatterElements", "x i u", "y", axis=-3), {"x": X, "u": (1, 2, 3, 4)},
+                         {"i": np.tile(np.int64([[[3]], [[-1]]]), (1, 1, 3, 4))}),
+    "scatter_integers": (node("ScatterElements", "x i u", "y"), {"x": (X, INT), "u": ((1, 2, 2, 2), INT)},
+                         {"i": np.ones((1, 2, 2, 2), np.int64)}, 17, INT),
+    "scatter_nd": (node("ScatterND", "x i u", "y"), {"x": X, "u": (2, 5, 7)}, {"i": np.int64([[0, -1], [1, 2]])}),
+    "scatter_nd_constant": (node("ScatterND", "x i u", "y"), {"u": (1, 2, 7)},
+                            {"x": np.ones(X, np.float32), "i": np.int64([[[0, 5, 1], [1, 0, -2]]])}),
+    "scatter_nd_added": (node("ScatterND", "x i u", "y", reduction="add"), {"x": X, "i": ((4, 2), INT), "u": (4, 5, 7)},
+                         {}, 18),
+    "conv_depthwise": (node("Conv", "x w", "y", group=6), {"x": X, "w": (6, 1, 3, 4)}, {}),
+    "conv_grouped": (node("Conv", "x w b", "y", group=2, strides=[2, 1], dilations=[1, 2], pads=[1, 0, 2, 3]),
+                     {"x": X, "w": (4, 3, 3, 2), "b": (4,)}, {}),
+    **{f"conv_{pad}": (node("Conv", "x w", "y", auto_pad=pad, strides=[2, 3], kernel_shape=[2, 3]),
+                       {"x": X, "w": (4, 6, 2, 3)}, {})
+       for pad in ("SAME_UPPER", "SAME_LOWER", "VALID")},
+    "conv_rank_3": (node("Conv", "x w", "y", pads=[1, 1]), {"x": (2, 4, 9), "w": (3, 4, 3)}, {}),
+    "conv_volume": (node("Conv", "x w", "y"), {"x": (1, 2, 4, 5, 3), "w": (3, 2, 2, 3, 1)}, {}),
+    "conv_of_a_constant": (node("Conv", "x w", "y"), {"w": (2, 6, 3, 3)}, {"x": np.ones(X, np.float32)}),
+    "conv_computed_bias": (node("Conv", "x w b", "y"), {"x": X, "b": (3,)}, {"w": np.ones((3, 6, 2, 2), np.float32)}),
     "cum_sum": (node("CumSum", "x a", "y", exclusive=1, reverse=1), {"x": X}, {"a": np.int64(1)}),
     "mod": (node("Mod", "x z", "y", fmod=1), {"x": X}, {"z": np.float32(0.3)}),
     **{f"{op}": (node(op, "x", "y"), {"x": X}, {}) for op in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan")},
@@ -148,6 +170,67 @@ def test_engine_as_onnxruntime(name, tmp_path):
         assert relative_error(got[finite], expected[finite]) < 2e-3
     else:
         assert np.array_equal(got, expected)
+
+
+REFUSED = {  # of operators that have a function
+    "scatter_mul": (
+        "ScatterND",
+        {"x": X, "i": ((4, 2), INT), "u": (4, 5, 7)},
+        {"reduction": "mul"},
+        "none, add, max, min, got mul",
+    ),
+    "scatter_integers": (
+        "ScatterND",
+        {"x": (X, INT), "i": ((4, 2), INT), "u": ((4, 5, 7), INT)},
+        {"reduction": "add"},
+        "expected the reduction none, got add",
+    ),
+    "conv_channels": ("Conv", {"x": X, "w": (4, 2, 3, 3)}, {}, r"weights \[4, 2, 3, 3\] in 1 group.* do not fit its input"),
+    "conv_groups": ("Conv", {"x": X, "w": (3, 3, 3, 3)}, {"group": 2}, r"weights \[3, 3, 3, 3\] in 2 group.* do not fit"),
+    "conv_window": (
+        "Conv",
+        {"x": (1, 1, 300, 300), "w": (1, 1, 300, 300)},
+        {},
+        r"window of \[300, 300\]; expected 65536",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_function_does_not_take(name, monkeypatch):
+    op, inputs, attributes, match = REFUSED[name]
+    operator = node(op, " ".join(inputs), "y", **attributes)
+    monkeypatch.setitem(CASES, name, (operator, inputs, {}, 18, INT if name == "scatter_integers" else TensorProto.FLOAT))
+    with pytest.raises(ModelError, match=match):
+        network(case(name)[0])
+
+
+def siamese():
+    """A tracker's head: features of an image are searched for those of a template, channel by channel."""
+    rng = np.random.default_rng(2)
+    nodes = [
+        node("Conv", "image w", "searched", pads=[1, 1, 1, 1]),
+        node("Conv", "template w", "t"),
+        node("Reshape", "t kernels", "sought"),
+        node("Conv", "searched sought", "found", group=16),
+        node("Relu", "found", "r"),
+        node("Conv", "r v", "y"),
+    ]
+    w = {"w": rng.standard_normal((16, 8, 3, 3)) / 8, "v": rng.standard_normal((8, 16, 1, 1)) / 4}
+    w = {name: a.astype(np.float16).astype(np.float32) for name, a in w.items()} | {"kernels": np.int64([16, 1, 5, 5])}
+    return model(nodes, {"image": (1, 8, 20, 20), "template": (1, 8, 7, 7)}, "y", w)
+
+
+def test_computed_weights_in_an_engine(tmp_path):
+    """The layer says why no kernel is timed; the others run as ever."""
+    net = check_against_ort(siamese())
+    assert [type(op.problem).__name__ for op in net.ops if op.output == "found"] == ["LibraryProblem"]
+    engine = build(tmp_path, siamese(), sparsity="enable")
+    info = {layer["Name"]: layer for layer in engine.layer_info()["Layers"]}
+    assert info["found"]["Function"] == "Conv" and info["found"]["Reason"] == "kernels take constant weights and biases"
+    assert {row.layer for row in engine.sparsity.rows} == {"searched", "t", "y"}
+    feeds = {t.name: np.random.default_rng(5).uniform(-1, 1, t.shape).astype(np.float32) for t in net.inputs}
+    judge(engine, siamese(), feeds)
 
 
 class AsCupy:

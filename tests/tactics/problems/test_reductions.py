@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import onnx
 import pytest
 
 import gpu_runtime as gr
@@ -140,6 +141,21 @@ def test_group_normalization(groups):
     w = {"s": values(6), "b": values(6)}
     p = only(model([node("GroupNormalization", "x s b", "y", num_groups=groups)], {"x": (2, 6, 5, 4)}, "y", w, 21), 1e-4)
     assert (p.groups, p.axes) == ((1, "hw") if groups == 6 else (groups, "chw"))
+
+
+@pytest.mark.parametrize("opset", [18, 19, 20])
+@pytest.mark.parametrize("shape", [(2, 6, 9), (2, 6, 5, 4), (2, 6, 3, 4, 5)])
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_group_normalization_that_scales_groups(opset, shape, groups):
+    """As opsets 18 to 20 have it; also inside of an If."""
+    w = {"s": values(groups), "b": values(groups)}
+    whole = node("GroupNormalization", "x s b", "y", num_groups=groups, epsilon=1e-3)
+    p = only(model([whole], {"x": shape}, "y", w, opset), 1e-4)
+    assert (p.groups, p.affine) == (1 if groups == 6 else groups, "c")
+    out = onnx.helper.make_tensor_value_info("y", 1, None)
+    branch = onnx.helper.make_graph([whole], "t", [], [out])
+    choose = node("If", "c", "y", then_branch=branch, else_branch=branch, name="choose")
+    assert only(model([choose], {"x": shape}, "y", w | {"c": np.True_}, opset), 1e-4) == p
 
 
 @pytest.mark.parametrize(
