@@ -135,7 +135,8 @@ def engine_files() -> list[tuple[str, bytes]]:
     """(name, bytes) of engines of small models."""
     from gpu_runtime import engine, pipeline
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what may exceed FP16 or FP32
         path = Path(folder) / "m.onnx"
         made = []
         for i, m in enumerate(small_models()):

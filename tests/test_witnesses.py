@@ -51,7 +51,7 @@ def test_a_program_of_triton_notices(wanted):
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(NO_CUDA), reason=NO_CUDA)
-@pytest.mark.parametrize("wanted", BY_CUDA)
+@pytest.mark.parametrize("wanted", [pytest.param(w, marks=pytest.mark.long if i % 8 else ()) for i, w in enumerate(BY_CUDA)])
 def test_a_cuda_program_notices(wanted):
     assert program_notices(BY_CUDA[wanted], wanted)
 

@@ -223,7 +223,7 @@ def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lin
     assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
 
 
-@pytest.mark.full
+@pytest.mark.long
 @needs_cutlass
 def test_beside_cutlass(tmp_path):
     out = tmp_path / "sass.json"
@@ -262,7 +262,7 @@ def test_our_loops_on_hopper():
         assert table([at | {"answers_equal": False, "share_of_peak": None}]).endswith("does not fit an SM  WRONG")
 
 
-@pytest.mark.full
+@pytest.mark.long
 @needs_cutlass
 def test_beside_cutlass_on_hopper(tmp_path):
     """Its examples 48 and 62 and its convolution, with answers as ours; CUTLASS's sparse loop alone waits for all products."""

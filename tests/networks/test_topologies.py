@@ -86,7 +86,7 @@ def launched(plan: PlanRecord) -> list[Step]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("sparsity", ["disable", "force"])
+@pytest.mark.parametrize("sparsity", ["disable", pytest.param("force", marks=pytest.mark.long)])
 @pytest.mark.parametrize("network", MOST, indirect=True)
 def test_values(network, sparsity, tmp_path):
     """Within BOUND, or three times what rounding every tensor to FP16 costs by itself."""

@@ -89,6 +89,7 @@ def left() -> set[str]:
     return set(subprocess.run(["pgrep", "-f", "ray::|raylet|gcs_server"], capture_output=True, text=True).stdout.split())
 
 
+@pytest.mark.long
 def test_two_gpus_share_a_build_and_one_may_be_lost(python, network, tmp_path):
     """The same plan as on one GPU; a killed actor loses its race alone; nothing is timed twice, and no process is left."""
     env, before = variables("h200", "h200"), left()
