@@ -29,6 +29,7 @@ from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.frontend.weights import prune_weights
+from gpu_runtime.network import FP16_NORMAL
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
@@ -240,7 +241,7 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
     reach = max(s.high - s.low, 0.0)
     allowed = FACTOR * alone + SLACK * reach * math.sqrt(s.count) / scale
     share = s.largest / reach if reach else 0.0
-    ruined = not layer and (s.changed > 0 or share > MOST)
+    ruined = not layer and (s.changed > 0 or (share > MOST and s.largest > FP16_NORMAL))  # smaller ones have fewer bits
     passed = (error <= allowed or not s.noise) and not ruined
     by_fp16 = ruined and (s.rough > MOST * reach if not s.changed else s.rough > 0)
     return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, passed, s.changed, share, by_fp16)

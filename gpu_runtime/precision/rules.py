@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import WIDE, Network, Op, unique
+from gpu_runtime.network import HALF, WIDE, Network, Op, unique
 from gpu_runtime.precision import intervals
 from tactics import fp32
 from tactics.problems.attention import AttentionProblem
@@ -83,10 +83,13 @@ class _Found:
 
     def settled(self) -> tuple[Network, dict[str, str]]:
         """The network, and why each of its new FP32 tensors is that."""
-        readers = self.network.readers
+        readers, types = self.network.readers, dict(self.network.types)
         sums = {t: why for t, why in self.sums.items() if all(op.output in self.reads for op in readers[t])}
-        new = {t: why for t, why in (self.wide | sums).items() if t not in self.network.types}
-        types = {**self.network.types, **dict.fromkeys(new, WIDE)}
+        new = {t: why for t, why in (self.wide | sums).items() if t not in types}
+        types |= dict.fromkeys(new, WIDE)
+        for op in self.network.ops:  # a view has the memory, so the type, of what it views
+            if isinstance(op.problem, ViewProblem) and op.output in new and types.get(op.inputs[0], HALF).dtype != "fp32":
+                del types[op.output], new[op.output]
         return replace(self.network, types=types).with_exact(self.reads), new
 
 

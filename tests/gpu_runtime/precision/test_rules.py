@@ -111,6 +111,15 @@ def test_a_tail_ends_where_tensor_cores_read():
     assert not fp32_of(model(nodes, {"x": (1, 8, 4, 4)}, "y", halves, dtype=np.float16))
 
 
+def test_a_view_has_the_type_of_what_it_views(tmp_path):
+    """b is FP16, since a convolution reads it, so its views are that, though one leaves the network and one decides."""
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Reshape", "b row", "y"), node("Conv", "b v", "z")]
+    nodes += [node("ArgMax", "y", "i", axis=1)]
+    proto = model(nodes, {"x": (1, 8, 4, 4)}, "y z i", {**W, "row": np.int64([1, -1])})
+    engine = build(tmp_path, with_integers(proto, i=onnx.TensorProto.INT64))
+    assert not {"b", "y"} & set(dict(engine.plan.range.single))
+
+
 def test_whole_numbers_that_fp16_holds_decide_without_fp32():
     nodes = [node("Conv", "x w", "a"), node("Clip", "a low high", "b"), node("Round", "b", "r"), node("Equal", "r one", "e")]
     nodes += [node("Cast", "e", "f", to=1), node("Conv", "f v", "y")]
