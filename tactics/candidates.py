@@ -97,12 +97,13 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
         return False
     if isinstance(problem, LibraryProblem):
         return tactic.kernel == "library" and array_function.accepts(problem, tactic)
-    if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
+    around = [(f,) for f in tactic.ins], (tactic.out,)
+    single = _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats))
+    if tactic in single or any(tactic in at_edges(t, *around) for t in single):
         return True
     first = table.OF_PROBLEM.get(type(problem), {}).get(family)
     if first is None or first.sm not in ("", device.sm) or table.missing(problem, first):
         return False
-    around = [(f,) for f in tactic.ins], (tactic.out,)
     able = (t for t in _of_tile(problem, device, family, _base(tactic.tile)) if t.kernel == tactic.kernel)
     return any(tactic in at_edges(t, *around) for t in able if t.tile == tactic.tile)
 
