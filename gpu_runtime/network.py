@@ -147,6 +147,11 @@ class Network:
         return {t: tuple(ops) for t, ops in found.items()}
 
     @cached_property
+    def place(self) -> Mapping[str, int]:
+        """Tensor -> where in the network's order it is there. Network inputs have none."""
+        return {op.output: i for i, op in enumerate(self.ops)}
+
+    @cached_property
     def output_names(self) -> frozenset[str]:
         return frozenset(t.name for t in self.outputs)
 

@@ -31,6 +31,8 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
             proto = version_converter.convert_version(proto, CONVERTIBLE)
     except Exception as e:
         raise _refused(proto, e) from e
+    if opset < 13:
+        _flatten_hardmax(proto.graph)
     del proto.graph.value_info[:]
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
@@ -125,6 +127,25 @@ def spell_out_group_norms(proto: onnx.ModelProto) -> None:
             ]
         del graph.node[:]
         graph.node.extend(nodes)
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Hardmax of all axes from its own on, as it was before opset 13 and as onnx's converter lets it stand -> of one axis."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "Hardmax":
+            nodes.append(node)
+            continue
+        (x,), (y,) = node.input, node.output
+        flat, chosen, shape = (f"{y}, {what}" for what in ("flat", "chosen", "shape"))
+        nodes += [
+            helper.make_node("Flatten", [x], [flat], axis=int_attribute(node, "axis", 1)),
+            helper.make_node("Hardmax", [flat], [chosen], node.name, axis=1),
+            helper.make_node("Shape", [x], [shape]),
+            helper.make_node("Reshape", [chosen, shape], [y]),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _read_as(proto: onnx.ModelProto, opset: int) -> None:

@@ -20,6 +20,7 @@ from gpu_runtime.fusion.layers import SEVERAL, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, compose, nchw, runs_of
+from gpu_runtime.lowering.rearranged import rearrange
 from gpu_runtime.network import Network, Op, Options, TensorInfo, Type, computes, joined, named_shortly, unique
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -47,7 +48,8 @@ def lower(fused: Fused) -> Network:
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     types = {t: Type(dtype) for t, dtype in exact.items()}
-    return named_shortly(_compose_windows(Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, types)))
+    network = Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, types)
+    return named_shortly(_compose_windows(rearrange(network)))
 
 
 def _lowered(fused: Fused, views: _Views) -> list[Op[Problem]]:

@@ -227,6 +227,11 @@ def transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> tu
         for a, p in enumerate(perm):
             four[axis4(a, len(shape))] = axis4(p, len(shape))
         return (GatherProblem(shapes[0], (four[0], four[1], four[2], four[3])),)
+    return transposed(shape, perm) or (ViewProblem(shapes[0], out),)
+
+
+def transposed(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[Problem, ...]:
+    """Gathers in a row, of shapes of their own, that transpose a tensor of any rank; none where no element moves."""
     sizes, order = _runs(shape, perm)
     steps = []
     while len(sizes) > 4:  # bring the run that is to be first behind those already in place
@@ -239,7 +244,7 @@ def transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> tu
     ones = 4 - len(sizes)
     n, c, h, w = (*range(ones), *(run + ones for run in order))
     steps.append(GatherProblem(as_shape4(sizes), (n, c, h, w)))
-    return tuple(s for s in steps if s.perm != (0, 1, 2, 3)) or (ViewProblem(shapes[0], out),)
+    return tuple(s for s in steps if s.perm != (0, 1, 2, 3))
 
 
 def _runs(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[list[int], list[int]]:

@@ -1,8 +1,8 @@
-"""Space-to-depth in front of convolutions: one operator, or strided Slices and a Concat (the Focus of some detectors).
+"""Space-to-depth in front of convolutions, however it is written, in any order (the Focus of some detectors).
 
 Each corner of a block takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size.
-Either that is made, by one kernel where the order is SpaceToDepth's; or there is no such tensor, and the convolutions read the
-image with kernels and strides b times as large. Which, is an option of a group.
+Either that is made, by one kernel where one can; or there is no such tensor, and the convolutions read the image with kernels
+and strides b times as large. Which, is an option of a group.
 
 Depth-to-space behind a convolution is its store, or a launch of its own: an option too, since a kernel that is faster may not
 store blocks, and needs a multiple of b*b channels.
@@ -15,10 +15,12 @@ from functools import partial
 import numpy as np
 
 from cuda_kernels import sparse24
+from gpu_runtime.movement.joins import Ops, commons, followed
+from gpu_runtime.movement.strides import sources
 from gpu_runtime.network import APART, ONE, Network, Op, Options, computes, joined
 from gpu_runtime.rewrites.drafts import has_own_type
 from tactics.problems.convolution import with_epilogue
-from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
+from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
 
 IN_WEIGHTS = "in weights"
@@ -28,11 +30,10 @@ IN_WEIGHTS = "in weights"
 class Blocks:
     """A tensor of the blocks of `image`: channel `order[i][j][c]` of it is the image's channel c at pixel (i, j) of each.
 
-    `op` gives it, or `made` in its place; `only`: ops that nothing but `op` reads.
+    `op` gives it; `only`: ops that nothing but `op` reads.
     """
 
     op: Op[Problem]
-    made: Op[Problem]
     image: str
     order: np.ndarray
     nodes: tuple[str, ...]
@@ -44,7 +45,6 @@ def offer(network: Network) -> Network:
     options = Options(network)
     for blocks in _blocks(network):
         if readers := network.takers(blocks.op.output, partial(_takes, blocks.op.output)):
-            options.instead(blocks.op, blocks.made)
             made = [(op, _over_image(network, op, blocks)) for op in readers]
             options.either(f"space to depth {blocks.op.name}", (blocks.op, *blocks.only, *readers), made, IN_WEIGHTS)
     for op in network.ops:
@@ -69,41 +69,32 @@ def _offer_apart(options: Options, op: Op[ConvProblem]) -> None:
 
 def _blocks(network: Network) -> Iterator[Blocks]:
     for op in network.ops:
-        if computes(op, MoveProblem) and op.problem.kind in ("s2d_dcr", "s2d_crd") and not op.when:
-            c, b = op.problem.c, op.problem.step[1]
-            order = np.arange(b * b * c).reshape(b, b, c)
-            order = order if op.problem.kind == "s2d_dcr" else np.arange(c * b * b).reshape(c, b, b).transpose(1, 2, 0)
-            yield Blocks(op, op, op.inputs[0], order, op.nodes)
-        elif computes(op, ConcatProblem) and op.problem.axis == 1 and not op.when and (blocks := _sliced(network, op)):
-            yield blocks
+        if not op.when and any(computes(reader, ConvProblem) for reader in network.readers[op.output]):
+            yield from [found for common in commons(network, op) if (found := _of(network, op, *common))][:1]
 
 
-def _sliced(network: Network, concat: Op[ConcatProblem]) -> Blocks | None:
-    """What a Concat joins, if that is every corner of blocks once."""
-    slices = [op for t in concat.inputs for op in network.producers[t] if computes(op, MoveProblem) and not op.when]
-    if len(slices) < len(concat.inputs):
+def _of(network: Network, op: Op[Problem], image: str, passed: Ops) -> Blocks | None:
+    """The op's output, if it is every corner of an image's blocks once."""
+    n, c, h, w = shape = network.tensors[image]
+    k, high, wide = op.problem.out_shape[1:]
+    b = h // high
+    if b < 2 or (n, c * b * b, high * b, wide * b) != (op.problem.out_shape[0], k, h, w):
         return None
-    p, b, image = slices[0].problem, slices[0].problem.step[1], slices[0].inputs[0]
-    corners = [(s.problem.start[1], s.problem.start[2]) for s in slices]
-    alike = all(s.inputs == (image,) and s.problem == replace(p, start=(0, *at)) for s, at in zip(slices, corners, strict=True))
-    if not alike or not _is_corner(p) or sorted(corners) != [(i, j) for i in range(b) for j in range(b)]:
+    (images, index), move = followed(shape, image, passed), MoveProblem(*shape, "s2d_dcr", (k, high, wide), step=(1, b, b))
+    in_order = sources(move, np.arange(k * high * wide))
+    if images != n or index is None or in_order is None:
         return None
-    order = np.empty((b, b, p.c), int)
-    for t, (i, j) in enumerate(corners):
-        order[i, j] = np.arange(t * p.c, (t + 1) * p.c)
-    whole, made = joined(*slices, concat, name=concat.name, inputs=(image,)), concat
-    if corners == sorted(corners):
-        problem = MoveProblem(p.n, p.c, p.h, p.w, "s2d_dcr", (p.c * b * b, p.h // b, p.w // b), step=(1, b, b))
-        made = replace(whole, problem=problem)
-    only = tuple(op for op in slices if len(network.readers[op.output]) == 1)
-    return Blocks(concat, made, image, order, whole.nodes, only)
-
-
-def _is_corner(p: MoveProblem) -> bool:
-    """Whether it takes one pixel of every block."""
-    b = p.step[1]
-    whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // b, p.w // b), (1, b, b))
-    return whole and p.h % b == p.w % b == 0 and b > 1
+    index, in_order = index.reshape(k, -1), in_order.reshape(k, -1)
+    order, dcr = np.argsort(index[:, 0]), np.argsort(in_order[:, 0])
+    if not np.array_equal(index[order], in_order[dcr]):
+        return None
+    only: list[Op[Problem]] = []
+    for inner in passed[1:]:
+        readers = {*map(id, network.readers[inner.output])}
+        if inner.output not in network.output_names and readers <= {*map(id, (op, *only))}:
+            only.append(inner)
+    places = order[np.argsort(dcr)].reshape(b, b, c)
+    return Blocks(op, image, places, joined(*reversed(passed)).nodes, tuple(only))
 
 
 def _takes(tensor: str, op: Op[Problem]) -> bool:

@@ -217,6 +217,19 @@ def test_dynamic_size_given_and_not_given(tmp_path):
     assert net.outputs[0].shape == (2, 4, 6, 7)
 
 
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("opset", range(1, 14))
+def test_before_opset_13_all_axes_from_one_on_are_one(tmp_path, op, opset):
+    """Without an axis, too: 1 before, the last one since."""
+    given = [{}, *({"axis": axis} for axis in range(-4, 4))]
+    nodes = [node("Relu", "x", "r"), *(node(op, "r" if i % 2 else "x", f"y{i}", **given[i]) for i in range(len(given)))]
+    proto = model(nodes, {"x": (2, 3, 4, 5)}, " ".join(f"y{i}" for i in range(len(given))), opset=opset)
+    if opset < 6:
+        refused(tmp_path, proto, f"expected opset 6 or newer, got {opset}")
+    else:
+        check_against_ort(proto)
+
+
 @pytest.mark.parametrize("opset", [6, 12, 17, 22])
 @pytest.mark.parametrize("open_axes", [(0,), (2, 3), (0, 2, 3)])
 def test_a_declared_size_below_zero_is_dynamic(tmp_path, opset, open_axes):

@@ -1,0 +1,89 @@
+"""Parts of one tensor that a Concat joins to all of it in another order: Reshape, Transpose and Reshape, as one op and views.
+
+Exporters write windows so (unfold, the Focus of some detectors): a strided Slice for each place in a block.
+
+Example. Concat of x[:, 0::2] and x[:, 1::2] along the channels, x [n,c,h,w]: x as [n,c/2,2,h*w], its middle axes exchanged.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from gpu_runtime.lowering.moves import transposed
+from gpu_runtime.movement.joins import Ops, commons, followed
+from gpu_runtime.movement.strides import sources
+from gpu_runtime.network import Network, Op, Options, unique
+from tactics.problems.gather import ViewProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.problems.protocol import Problem, Shape4
+
+PARTS_PER_MOVE = 16  # of several moves in place of parts: so many launches of parts take longer than one of a whole tensor
+
+
+def rearrange(network: Network) -> Network:
+    """The network where each such Concat, with the moves before and behind it, is one op between views, or a few."""
+    options, done = Options(network), set[int]()
+    for last in reversed(network.ops):
+        if last.when or id(last) in done:
+            continue
+        joined = (found for found in commons(network, last) if any(isinstance(op.problem, ConcatProblem) for op in found[1]))
+        all_of = [(_steps(network.tensors[x], x, passed), x, passed) for x, passed in joined]
+        if found := [(steps, x, passed) for steps, x, passed in reversed(all_of) if steps is not None]:
+            steps, x, passed = min(found, key=lambda one: len(one[0]))  # of equals the one that passes most
+            *before, final = _row(network.tensors[x], x, passed, steps)
+            options.before(last, *before)
+            options.instead(last, final)
+            done.update(map(id, passed))
+    return options.network()
+
+
+def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | None:
+    """The moves that give what the ops give of a tensor of that shape, each of a shape of its own; None where none do."""
+    images, index = followed(shape, source, passed)
+    found = None if index is None else _axes(index)
+    if index is None or found is None:
+        return None
+    (sizes, strides), (_, c, h, w) = found, shape
+    for b in {*sizes} - {1}:
+        deep, flat = (c * b * b, h // b, w // b), (c // (b * b), h * b, w * b)
+        for kind, out in (("s2d_dcr", deep), ("s2d_crd", deep), ("d2s_dcr", flat), ("d2s_crd", flat)):
+            with suppress(ValueError):  # of a tensor without whole blocks
+                blocks = MoveProblem(*shape, kind, out, step=(1, b, b))
+                if np.array_equal(sources(blocks, np.arange(index.size)), index):  # type: ignore[arg-type]
+                    return (blocks,)
+    order = sorted(range(len(sizes)), key=lambda a: -strides[a])
+    steps = transposed((images, *(sizes[a] for a in order)), (0, *(order.index(a) + 1 for a in range(len(sizes)))))
+    launches = sum(not isinstance(op.problem, ViewProblem) for op in passed)
+    return steps if len(steps) < 2 or launches >= PARTS_PER_MOVE * len(steps) else None
+
+
+def _axes(index: np.ndarray) -> tuple[list[int], list[int]] | None:
+    """(sizes, strides) of the fewest axes along which a flat index array is a permutation; None where it is none of axes."""
+    sizes, strides = list[int](), list[int]()
+    while index.size > 1:
+        step = int(index[1]) - int(index[0])
+        size = int(np.argmax(np.append(np.diff(index) != step, True))) + 1
+        if index.size % size or (np.diff(rows := index.reshape(-1, size)) != step).any():
+            return None
+        sizes, strides, index = [size, *sizes], [step, *strides], rows[:, 0]
+    ordered = sorted(zip(strides, sizes, strict=True))
+    dense = all(stride == prod(size for _, size in ordered[:i]) for i, (stride, _) in enumerate(ordered))
+    return (sizes, strides) if dense and index[0] == 0 else None
+
+
+def _row(shape: Shape4, source: str, passed: Ops, steps: Sequence[Problem]) -> Iterator[Op[Problem]]:
+    """Ops of these steps, with views between, that give what the ops gave."""
+    last, row = passed[0], list[Problem]()
+    for step in (*steps, None):
+        wanted = last.problem.out_shape if step is None else step.in_shapes[0]
+        row += [ViewProblem(shape, wanted)] * (shape != wanted or not steps)
+        row += [] if step is None else [step]
+        shape = wanted if step is None else step.out_shape
+    nodes = unique(name for op in reversed(passed) for name in op.nodes)
+    for i, problem in enumerate(row, 1):
+        made, name = (f"{of} (rearranged {i})" if i < len(row) else of for of in (last.output, last.name))
+        yield replace(last, name=name, problem=problem, inputs=(source,), output=made, nodes=nodes)
+        source = made
