@@ -90,22 +90,14 @@ def build(
     which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near
     FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On it
     the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
-    `precisions`: name of an operator or output, or a pattern with *, -> "fp32": its arithmetic and its result, "fp32_output":
-    its result alone, "fp16": as without. `log` gets all timings. Raises ModelError, ValueError for an argument, OSError for
-    `save_pruned`, InternalError for bugs.
+    `precisions`: an operator, an output or a pattern -> "fp32", "fp32_output" (its result alone) or "fp16" (as without). `log`
+    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    _check_arguments(
-        save_pruned,
-        timing_cache,
-        workspace=workspace,
-        activations=activations,
-        log=log,
-        progress=progress,
-        precisions=precisions,
-    )
+    checked = {"workspace": workspace, "activations": activations, "log": log, "progress": progress, "precisions": precisions}
+    _check_arguments(save_pruned, timing_cache, **checked)
     target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
     mode, asked = _mode(sparsity), _risk(risk, target)
     source, progress = source_of(model, example_inputs), logged(progress)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gpu_runtime.commands import options
-from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_engine
+from gpu_runtime.commands.bench import Wanted, bench_options, check_loaded, is_timed, load_engine, time_engine, unused
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
-from gpu_runtime.commands.inferences import check_loaded, is_timed, unused
 from gpu_runtime.commands.options import (
     HELP,
     flag,

@@ -39,8 +39,8 @@ NO_INT8 = (
 )
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where values exceed FP16's range: leave it out"
 OBEYED = (
-    "fp32 is obeyed or refused, by prefer too; without --precisionConstraints also; names are those of nodes and outputs, "
-    "with * for any characters"
+    "fp32 is obeyed or refused, by prefer too, and without --precisionConstraints; a name is a node's or an output's, with * "
+    "for any characters"
 )
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
