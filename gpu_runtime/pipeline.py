@@ -78,31 +78,28 @@ def build(
     `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
     weights that have the pattern; "force" first prunes the initializers to it (`save_pruned`, a path or a file, gets that model
     at the end). `device`: None: the GPU at hand, measured, else an H200, predicted; a name ("a100"): predicted. `shapes`: of
-    dynamic inputs, or three each for a range of batches (smallest, optimal, largest); a list of such for several sizes of
-    image. `batch_invariant`: one tactic per layer for all batches, so that an image gets the same bits in each. `timing_cache`:
+    dynamic inputs, or three each (smallest, optimal, largest) for a range of batches; a list of such for several sizes of
+    image. `batch_invariant`: one tactic per layer for all batches: an image gets the same bits in each. `timing_cache`:
     file of times to use and extend, False: none; `only_cached_times`: measure nothing, ValueError where a time is not in it.
     `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" for all, ["chw", "uint8:hwc"] or by name, see io_formats;
     without, linear in the model's types. `exhaustive`: time also what must take the same time. `optimization_level`: on a GPU,
     0 predicts times, 5 measures all, 1 to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function
     that says when they are over; `ray`: the address of a Ray cluster whose GPUs time them, True: of this machine's.
-    `workspace`: scratch bytes that a tactic may use, None: any number; `activations`: bytes that tensors and scratch may take
-    together, for which the batch runs in pieces if need be. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with
-    which predicted plans take it. `calibration`: inputs as for `Context.run`, on which it is run once in FP32: a tensor near
-    FP16's limit is stored smaller, or in FP32, or a RuntimeWarning tells; without, random values (`engine.plan.range`). On it
-    the plan is run too, and layers whose rounding harms get FP32 inputs; without, operators not known to be harmless do.
-    `precisions`: an operator, an output or a pattern -> "fp32", "fp32_output" (its result alone) or "fp16" (as without). `log`
-    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
+    `workspace`: scratch bytes of a tactic, None: any number; `activations`: bytes of tensors and scratch together, for which a
+    batch runs in pieces if need be. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take
+    it. `calibration`: inputs as for `Context.run`: tensors near FP16's limit in an FP32 run of them are stored smaller or in
+    FP32, and what rounding harms in a run of the plan reads FP32; without, by random values and known risks. `precisions`: name
+    or pattern -> "fp32", "fp32_output", "fp16". `log` gets all timings. Raises ModelError, ValueError for an argument, OSError
+    for `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
     """
-    checked = {"workspace": workspace, "activations": activations, "log": log, "progress": progress, "precisions": precisions}
-    _check_arguments(save_pruned, timing_cache, **checked)
+    _check_arguments(save_pruned, timing_cache, workspace, activations, log, progress, precisions)
     target, tuned = placed(tuning(optimization_level, tuning_time, batch_invariant), device, ray)
-    mode, asked = _mode(sparsity), _risk(risk, target)
-    source, progress = source_of(model, example_inputs), logged(progress)
+    mode, asked, wanted = _mode(sparsity), _risk(risk, target), points.asked(shapes)
+    source, progress, pruned = source_of(model, example_inputs), logged(progress), None if save_pruned is None else io.BytesIO()
     progress(Progress("import", str(source)))
-    pruned, wanted = None if save_pruned is None else io.BytesIO(), points.asked(shapes)
     fitted, exact, loaded = _fitted(source, wanted, shapes, pruned, sparsity == "force", calibration, progress, precisions)
     timer = make_timer(target, timing_cache, progress, tuned, only_cached_times, [network for network, *_ in fitted])
     planner = Planner(target, mode, timer, {}, progress, exhaustive, workspace, asked, tuned, not batch_invariant, activations)
@@ -245,8 +242,10 @@ def _mode(sparsity: str) -> Sparsity:
     raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
 
 
-def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, cache: object, **given: object) -> None:
-    """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
+def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, cache: object, *others: object) -> None:
+    """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written.
+    `others`: workspace, activations, log, progress and precisions."""
+    given = dict(zip(("workspace", "activations", "log", "progress", "precisions"), others, strict=True))
     paths, given["timing_cache"] = (str, os.PathLike), cache
     for name in ("workspace", "activations"):
         if isinstance(nbytes := given[name], int) and not 0 <= nbytes <= LARGEST:
