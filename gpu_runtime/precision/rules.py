@@ -5,8 +5,8 @@ Four rules, by operators alone, with and without a calibration input:
 - What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
   tensor cores, unless they are known to be whole numbers that FP16 holds.
 - Differences are of FP32 values: of an FP32 input's, and of those that a constant of hundreds to thousands is taken from.
-- An FP32 output has an FP32 tail: what lies between the last tensor cores and the output, if that only moves, selects or
-  computes element by element, or is a softmax or a reduction.
+- An FP32 output that is decoded has an FP32 tail: what lies between the last tensor cores and the output, if that only moves,
+  selects or computes element by element, or is a softmax or a reduction, and makes large numbers of small ones.
 
 The sums of a convolution are stored in FP32 where such operators alone read them. Example, a detector's boxes:
     conv -> c -> Exp -> Mul -> Add (grid) -> y, and c -> Conv: y is FP32 from `Exp` on, c stays FP16, since a Conv reads it.
@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+
+import numpy as np
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import HALF, WIDE, Network, Op, unique
@@ -45,6 +47,7 @@ WHOLE = ("floor", "ceil", "round")
 FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # whole numbers up to these have no neighbour that is not one
 SUMS_OF_TWO = ("add", "sub", "rsub")
 LARGE = (256.0, 8192.0)  # a constant that FP16's steps near it harm; beyond are the -1e4 and less of masks
+AMPLIFIED = 4.0  # a constant of a tail from which on numbers are pixels
 COMPARISONS = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
 # Function -> its arguments that decide; of all others none does.
 DECIDING: dict[str, tuple[int, ...]] = {
@@ -161,7 +164,7 @@ def _differences(found: _Found, known: intervals.Known) -> None:
     for op in found.network.ops:
         p, tensors, name = op.problem, [t for t in op.inputs if t in given], "its input"
         if isinstance(p, PointwiseProblem):
-            ends = [(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO]
+            ends = [(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if _takes_difference(s)]
             if any(_may_cancel(*end) for end in ends):
                 tensors, name = list(op.inputs), "values near a large constant"
             elif not ends:
@@ -171,6 +174,11 @@ def _differences(found: _Found, known: intervals.Known) -> None:
         if tensors:
             found.reads.add(op.output)
             found.back(tensors, f"{op.name} takes differences of {name}")
+
+
+def _takes_difference(stage: Stage) -> bool:
+    """A sum of two tensors is none: both of a residual's addends have the digits that the sum needs."""
+    return stage.op in SUMS_OF_TWO and (stage.op != "add" or not stage.operand.startswith("t"))
 
 
 def _scalar(stage: Stage) -> intervals.Interval:
@@ -193,8 +201,17 @@ def _tails(found: _Found) -> None:
         leads = out in ends or (readers and out not in others)
         if leads and _is_tail(network, op) and all(r.output in tail for r in readers):
             tail[out] = out if out in ends else tail[readers[0].output]
-    for op in network.ops:
-        if op.output not in tail or network.type(op.output).fixed or not _is_tail(network, op):
+    ops = [op for op in network.ops if op.output in tail and _is_tail(network, op)]
+    decoded = {op.output for op in ops if _amplifies(op)}
+    for op in reversed(ops):  # what is amplified
+        if any(r.output in decoded for r in network.readers[op.output]):
+            decoded.add(op.output)
+    for op in ops:  # all that is computed from that
+        if decoded.intersection(op.inputs):
+            decoded.add(op.output)
+    decoded |= _only_moved(network, ops)
+    for op in ops:
+        if op.output not in decoded or network.type(op.output).fixed:
             continue
         why = f"output {tail[op.output]!r} is FP32 back to the last tensor cores"
         found.reads.add(op.output)
@@ -202,10 +219,42 @@ def _tails(found: _Found) -> None:
             makers = network.producers.get(t, ())
             if not _can_be_fp32(network, t):
                 continue
-            if all(m.output in tail for m in makers):
+            if t in decoded or not makers:
                 found.wide.setdefault(t, why)
             elif all(_on_tensor_cores(network, m) for m in makers):
                 found.sums.setdefault(t, why)
+
+
+def _only_moved(network: Network, ops: Iterable[Op]) -> set[str]:
+    """The FP32 outputs of these ops that moves alone lead to from FP32 inputs, and what lies between."""
+    moved = {t.name for t in network.inputs if t.dtype == "fp32"}
+    moves = []
+    for op in ops:
+        p = op.problem
+        moves_alone = isinstance(p, (*MOVES, ConcatProblem)) or (isinstance(p, PointwiseProblem) and not p.stages)
+        if moves_alone and moved.issuperset(op.inputs):
+            moved.add(op.output)
+            moves.append(op)
+    kept: set[str] = set()
+    for op in reversed(moves):
+        if op.output in network.output_names or kept.issuperset(r.output for r in network.readers[op.output]):
+            kept.add(op.output)
+    return kept
+
+
+def _amplifies(op: Op) -> bool:
+    """Whether an op of a tail makes pixels, whose steps in FP16 matter, of numbers around 1: by constants or an exponential, or
+    by an expectation, as DFL does."""
+    if not isinstance(op.problem, PointwiseProblem):
+        return isinstance(op.problem, ConvProblem)
+    for stage in op.problem.stages:
+        if stage.op == "exp":
+            return True
+        if stage.op in (*SUMS_OF_TWO, "mul", "div") and not stage.operand.startswith("t"):
+            most = float(np.abs(op.weights[stage.operand] if stage.operand else stage.params).max())
+            if AMPLIFIED <= (1 / most if stage.op == "div" and most else most) <= LARGE[1]:
+                return True
+    return False
 
 
 def _can_be_fp32(network: Network, tensor: str) -> bool:
