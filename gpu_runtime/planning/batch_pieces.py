@@ -89,10 +89,12 @@ def _writes(op: Op[Problem]) -> bool:
 
 
 def _able(network: Network, block: Block, images: int) -> bool:
-    """Whether the block's ops compute each image by itself, and nothing that leaves it is a view."""
+    """Whether the block's ops compute each image by itself, nothing that leaves it is a view, and images of FP32 tensors begin
+    at multiples of 16 bytes."""
     return all(
         at_batch(op.problem, 1) is not None
         and op.problem.out_shape[0] == images
+        and all(math.prod(network.tensors[t][1:]) % 4 == 0 for t in (*op.inputs, op.output) if network.type(t).copies)
         and (op.output not in network.output_names or _writes(op))
         for op in block.ops
     )
@@ -235,8 +237,8 @@ def _tie(
     tensor = source if apart else made
     us = _whole_us(network, device, tensor)
     name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
-    pieces, exact = sizes if apart else (), tensor in network.exact_outputs
-    return Op(name, problem, (source,), made, when=when, pieces=pieces, exact=exact)
+    exact = tensor in network.exact_outputs or network.type(tensor).copies  # it has the memory, so the type, of its source
+    return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else (), exact=exact)
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:

@@ -4,7 +4,7 @@ Four rules, by operators alone, with and without a calibration input:
 - An integer stays exact: what a Cast makes of integers is FP32 through all that computes with it, up to tensor cores.
 - What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
   tensor cores, unless they are known to be whole numbers that FP16 holds.
-- Differences are of FP32 values: of an FP32 input's, and of those that a constant of hundreds to thousands is taken from.
+- Differences are of FP32 values: of an FP32 input and another tensor or its mean, and of a constant of hundreds to thousands.
 - An FP32 output that is decoded has an FP32 tail: what lies between the last tensor cores and the output, if that only moves,
   selects or computes element by element, or is a softmax or a reduction, and makes large numbers of small ones.
 
@@ -47,7 +47,7 @@ WHOLE = ("floor", "ceil", "round")
 FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # whole numbers up to these have no neighbour that is not one
 SUMS_OF_TWO = ("add", "sub", "rsub")
 LARGE = (256.0, 8192.0)  # a constant that FP16's steps near it harm; beyond are the -1e4 and less of masks
-AMPLIFIED = 4.0  # a constant of a tail from which on numbers are pixels
+AMPLIFIED = 8.0  # a constant of a tail from which on numbers are pixels
 COMPARISONS = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
 # Function -> its arguments that decide; of all others none does.
 DECIDING: dict[str, tuple[int, ...]] = {
@@ -131,13 +131,14 @@ def _as_asked(found: _Found, pattern: str, precision: str) -> None:
 
 def _integers(found: _Found, known: intervals.Known) -> tuple[str, ...]:
     """The first rule; sentences about the casts of integers that may exceed FP32_WHOLE."""
-    network, whole, beyond = found.network, {}, []
+    network, whole, beyond = found.network, dict[str, str](), []
+    held = {op.output for op in network.ops if _deciding(op)[0] == "Cast"}  # integers that FP32 values were
     for op in network.ops:
         if _casts_integers(op):
             whole[op.output] = why = f"the integers of {op.name} stay exact"
             found.wide[op.output] = why
             v = known.get(op.inputs[0], intervals.ANY)
-            if v.low < -FP32_WHOLE or v.high > FP32_WHOLE:
+            if op.inputs[0] not in held and max(-v.low, v.high) > FP32_WHOLE:
                 beyond.append(f"{op.output!r} comes from integers ({op.name}): FP32 rounds those above 2^24 = {FP32_WHOLE:.0f}")
             continue
         given = [t for t in op.inputs if t in whole]
@@ -162,23 +163,19 @@ def _differences(found: _Found, known: intervals.Known) -> None:
     """The third rule."""
     given = {t.name for t in found.network.inputs}
     for op in found.network.ops:
+        if not known.keys() >= set(op.inputs):
+            continue  # of another option, which gives the same
         p, tensors, name = op.problem, [t for t in op.inputs if t in given], "its input"
         if isinstance(p, PointwiseProblem):
-            ends = [(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if _takes_difference(s)]
-            if any(_may_cancel(*end) for end in ends):
+            if any(_may_cancel(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO):
                 tensors, name = list(op.inputs), "values near a large constant"
-            elif not ends:
+            elif not any(s.op in SUMS_OF_TWO[1:] and s.operand.startswith("t") for s in p.stages):
                 continue
         elif not isinstance(p, NormalizeProblem) or p.kind in SOFTMAX:
             continue
         if tensors:
             found.reads.add(op.output)
             found.back(tensors, f"{op.name} takes differences of {name}")
-
-
-def _takes_difference(stage: Stage) -> bool:
-    """A sum of two tensors is none: both of a residual's addends have the digits that the sum needs."""
-    return stage.op in SUMS_OF_TWO and (stage.op != "add" or not stage.operand.startswith("t"))
 
 
 def _scalar(stage: Stage) -> intervals.Interval:
