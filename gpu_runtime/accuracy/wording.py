@@ -85,7 +85,7 @@ def verdict(c: Comparison) -> list[str]:
 
 
 def _ruined(r: Row) -> str:
-    """What is off in an output, whatever FP16 storage alone does, and the cure."""
+    """How far an output is off, whether FP16 storage alone makes it so, and then the cure."""
     by = (
         f"{several(r.changed, 'integer')} differ{'s' * (r.changed == 1)}"
         if r.changed

@@ -190,6 +190,8 @@ class Asked:
     def precisions(self) -> dict[str, str]:
         """`build`'s argument of that name. Raises UsageError."""
         found = options.parse_precisions({"--layerPrecisions": self.layer_precisions, "--layerOutputTypes": self.layer_types})
+        if found and self.constraints == "none":
+            say("ignored: --layerPrecisions and --layerOutputTypes, as --precisionConstraints=none asks", err=True)
         return {} if self.constraints == "none" else found
 
     @property

@@ -205,7 +205,7 @@ PRECISIONS = {
 
 
 def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
-    """Option -> `NAME:fp32[,NAME:fp32...]`: `build`'s `precisions`; what is fp32 stays so. Raises UsageError."""
+    """`build`'s `precisions`, from the text of each option; of a name in both, --layerPrecisions counts. Raises UsageError."""
     found: dict[str, str] = {}
     for option, text in texts.items():
         for part in text.split(",") if text is not None else ():

@@ -21,26 +21,18 @@ import numpy as np
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import HALF, WIDE, Network, Op, unique
-from gpu_runtime.precision import intervals
+from gpu_runtime.precision import cliffs, intervals
+from gpu_runtime.precision.cliffs import ANY_TYPE, MOVES
 from tactics import fp32
 from tactics.problems.attention import AttentionProblem
-from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.gather import ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
 from tactics.problems.pointwise_ops import Stage
-from tactics.problems.problem import (
-    ConcatProblem,
-    ConvProblem,
-    ConvTransposeProblem,
-    MatmulProblem,
-    MoveProblem,
-    PointwiseProblem,
-)
+from tactics.problems.problem import ConcatProblem, ConvProblem, PointwiseProblem
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem, AttentionProblem)
-MOVES = (ViewProblem, MoveProblem, GatherProblem)
+SUMS = (*cliffs.SUMS, AttentionProblem)
 TAIL = (*MOVES, PointwiseProblem, ConcatProblem, ReduceProblem, LibraryProblem)
-ANY_TYPE = (LibraryProblem, ViewProblem)  # which take FP32 as they take FP16
 FLOATS = ("fp16", "fp32")
 SOFTMAX = ("softmax", "log_softmax")
 WHOLE = ("floor", "ceil", "round")
@@ -85,7 +77,9 @@ class _Found:
                 todo += op.inputs
 
     def settled(self) -> tuple[Network, dict[str, str]]:
-        """The network, and why each of its new FP32 tensors is that."""
+        """The network, and why each of its new FP32 tensors is that; the very network where nothing changes."""
+        if not (self.wide or self.reads or self.sums):
+            return self.network, {}
         readers, types = self.network.readers, dict(self.network.types)
         sums = {t: why for t, why in self.sums.items() if all(op.output in self.reads for op in readers[t])}
         new = {t: why for t, why in (self.wide | sums).items() if t not in types}
@@ -112,9 +106,10 @@ def keep(network: Network, asked: Mapping[str, str] | None = None) -> tuple[Netw
 
 def _as_asked(found: _Found, pattern: str, precision: str) -> None:
     """What a user wants of the operators whose name, node or output matches a pattern."""
-    network, why = found.network, f"--layerPrecisions={pattern}:{precision} asks for it"
-    names = {id(op): (op.name, op.layer, op.output, *op.nodes) for op in network.ops}
-    ops = [op for op in network.ops if any(fnmatchcase(name, pattern) for name in names[id(op)])]
+    network, why, ops = found.network, f"{pattern}:{precision} was asked for", []
+    for op in network.ops:  # a name may hold brackets, which stand for themselves
+        if any(name == pattern or fnmatchcase(name, pattern) for name in (op.name, op.layer, op.output, *op.nodes)):
+            ops.append(op)
     if not ops:
         near = ", ".join(get_close_matches(pattern, unique(name for op in network.ops for name in op.nodes), 3, 0))
         raise ValueError(f"precisions: no operator or output is named {pattern!r}; the nearest names are {near}")
@@ -124,7 +119,7 @@ def _as_asked(found: _Found, pattern: str, precision: str) -> None:
         if (reason := fp32.reason(op.problem)) and not isinstance(op.problem, ANY_TYPE):
             raise ModelError(f"{network.name}: {op.name} cannot be FP32, as {pattern!r} asks: {reason}")
         found.wide[op.output] = why
-        if precision == "fp32":
+        if precision == "fp32" or isinstance(op.problem, ViewProblem):  # a view is FP32 as what it views is
             found.reads.add(op.output)
             found.wide |= {t: why for t in op.inputs if _can_be_fp32(network, t)}
 

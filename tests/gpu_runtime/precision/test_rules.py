@@ -167,7 +167,15 @@ def test_operators_that_a_user_wants_in_fp32(name, count, tmp_path):
 def test_a_result_alone_is_fp32(tmp_path):
     engine = build(tmp_path, model(CHAIN, {"x": (1, 64, 14, 14)}, "y", LARGE), precisions={"/head/second": "fp32_output"})
     assert not in_fp32(engine)
-    assert dict(engine.plan.range.single)["d"] == "--layerPrecisions=/head/second:fp32_output asks for it"
+    assert dict(engine.plan.range.single)["d"] == "/head/second:fp32_output was asked for"
+
+
+def test_names_with_brackets_and_views_are_obeyed(tmp_path):
+    nodes = [node("Conv", "x w", "a", name="stem[0]"), node("Reshape", "a shape", "b", name="view"), node("Tanh", "b", "y")]
+    proto = model(nodes, {"x": (1, 8, 4, 4)}, "y", {"w": W["w"], "shape": np.int64([1, 16, 4, 2])})
+    for name in ("stem[0]", "view"):
+        types = rules.keep(network(proto), {name: "fp32_output"})[0].types
+        assert types and all(t.dtype == "fp32" for t in types.values()), name
 
 
 @pytest.mark.parametrize(
@@ -189,7 +197,8 @@ def test_the_command_line_names_operators_as_trtexec_does(tmp_path, monkeypatch,
     line = "build m.onnx --device=h200 -o m.engine --layerPrecisions=/head/*:fp32,first:fp16 --layerOutputTypes=third:fp32"
     assert cli(line)[0] == 0
     assert "d" in in_fp32(gr.load("m.engine"))
-    assert cli(f"{line} --precisionConstraints=none")[0] == 0
+    code, _, err = cli(f"{line} --precisionConstraints=none")
+    assert code == 0 and "ignored: --layerPrecisions and --layerOutputTypes, as --precisionConstraints=none asks" in err
     assert not in_fp32(gr.load("m.engine"))
     code, _, err = cli("build m.onnx --layerPrecisions=third:int8")
     assert code == 2 and "--layerPrecisions: expected NAME:TYPE[,NAME:TYPE...], TYPE fp32 or fp16, got 'third:int8'" in err
