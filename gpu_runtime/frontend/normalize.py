@@ -28,10 +28,13 @@ def group_norms(model: ir.Model) -> None:
 
 
 def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Sum, Mean, Max and Min of n tensors -> a chain of operations with two, so that each has one spelling."""
-    if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
+    """Sum, Mean, Max and Min of n tensors -> a chain of operations with two, so that each has one spelling. A scalar that
+    changes nothing, Max's of -infinity and Min's of infinity, goes."""
+    nothing = {"Max": -math.inf, "Min": math.inf}.get(node.op_type)
+    kept = [v for v in operands(node) if (c := constant(v)) is None or c.ndim or float(c) != nothing] or operands(node)
+    if nothing is not None and len(kept) == len(node.inputs) == 2:
         return None
-    y, *terms = operands(node)
+    y, *terms = kept
     for i, term in enumerate(terms):
         y = build.add(f"_{i}", {"Sum": "Add", "Mean": "Add"}.get(node.op_type, node.op_type), y, term)
     if node.op_type == "Mean" and terms:

@@ -4,7 +4,8 @@ Four rules, by operators alone, with and without a calibration input:
 - An integer stays exact: what a Cast makes of integers is FP32 through all that computes with it, up to tensor cores.
 - What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
   tensor cores, unless they are known to be whole numbers that FP16 holds.
-- Differences are of FP32 values: of an FP32 input and another tensor or its mean, and of a constant of hundreds to thousands.
+- Differences are of FP32 values: of an FP32 input and another tensor or its mean, of a constant of hundreds to thousands,
+  and of statistics, as in a variance that is the mean of squares less the squared mean. The squares themselves stay FP16.
 - An FP32 output that is decoded has an FP32 tail: what lies between the last tensor cores and the output, if that only moves,
   selects or computes element by element, or is a softmax or a reduction, and makes large numbers of small ones.
 
@@ -156,7 +157,7 @@ def _decisions(found: _Found, known: intervals.Known) -> None:
 
 def _differences(found: _Found, known: intervals.Known) -> None:
     """The third rule."""
-    given = {t.name for t in found.network.inputs}
+    given, statistics = {t.name for t in found.network.inputs}, _statistics(found.network)
     for op in found.network.ops:
         if not known.keys() >= set(op.inputs):
             continue  # of another option, which gives the same
@@ -166,11 +167,35 @@ def _differences(found: _Found, known: intervals.Known) -> None:
                 tensors, name = list(op.inputs), "values near a large constant"
             elif not any(s.op in SUMS_OF_TWO[1:] and s.operand.startswith("t") for s in p.stages):
                 continue
+            elif statistics.issuperset(op.inputs):
+                _keep_statistics(found, op, statistics)
+                continue
         elif not isinstance(p, NormalizeProblem) or p.kind in SOFTMAX:
             continue
         if tensors:
             found.reads.add(op.output)
             found.back(tensors, f"{op.name} takes differences of {name}")
+
+
+def _statistics(network: Network) -> set[str]:
+    """What reductions give, and what is computed element by element from such tensors alone."""
+    found: set[str] = set()
+    for op in network.ops:
+        computed = isinstance(op.problem, (PointwiseProblem, ViewProblem)) and found.issuperset(op.inputs)
+        if computed or (isinstance(op.problem, ReduceProblem) and _can_be_fp32(network, op.output)):
+            found.add(op.output)
+    return found
+
+
+def _keep_statistics(found: _Found, difference: Op, statistics: set[str]) -> None:
+    """A difference of statistics, and they themselves, back to the reductions, in FP32."""
+    todo, why = [difference], f"{difference.name} takes differences of statistics"
+    while todo:
+        op = todo.pop()
+        if statistics.issuperset(op.inputs):
+            found.reads.add(op.output)
+            found.wide |= dict.fromkeys(op.inputs, why)
+            todo += [maker for t in op.inputs for maker in found.network.producers[t]]
 
 
 def _scalar(stage: Stage) -> intervals.Interval:

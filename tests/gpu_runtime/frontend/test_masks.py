@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
+from tests.engines import build, emulated
 from tests.reference_run import model, node, ort_run
 
 N, HEADS, D = 12, 2, 16
@@ -151,3 +152,13 @@ def test_drawn_masks(seed):
     other = {name: drawn[name] for name in feeds}
     calibration = (None, feeds, other)[rng.integers(3)]
     judged(attends(str(spelling), constant=constant if spelling == "stored" else None), feeds, calibration)
+
+
+@pytest.mark.parametrize("operator, limit", [("Max", "-inf"), ("Min", "inf")])
+@pytest.mark.parametrize("names", ["a x", "x a", "x a z"])
+def test_a_limit_that_no_value_reaches_goes(names, operator, limit, tmp_path):
+    """As JAX writes the maximum of logits (Magika's model)."""
+    inputs = {name: (2, 8) for name in names.split() if name != "a"}
+    proto = model([node(operator, names, "m"), node("Relu", "m", "y")], inputs, "y", {"a": np.float32(limit)})
+    feeds = {name: np.random.default_rng(i).normal(size=(2, 8)).astype(np.float32) for i, name in enumerate(inputs)}
+    np.testing.assert_allclose(emulated(build(tmp_path, proto), feeds)["y"], ort_run(proto, feeds)["y"], rtol=1e-3)
