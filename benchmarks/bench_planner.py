@@ -140,7 +140,7 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         "width": best.width,
         "gap": best.gap,
     }
-    rivals = counterfactuals.rivals(table)
+    rivals = counterfactuals.rivals(table, best)
     row["greedy_us"], row["single_us"] = rivals.greedy_us, rivals.best_single_format and rivals.best_single_format.us
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)
     return row

@@ -247,7 +247,7 @@ INTEGRATED = (
     (110, 0, 273),  # Jetson Thor data sheet
     (121, 0, 273),  # DGX Spark data sheet
 )
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
 
 
 def named(name: str) -> Device:

@@ -14,10 +14,15 @@ Operand A of one mma.sp.m16n8k32 (16 rows, 32 logical = 16 kept columns), lane =
 So lanes t = 0, 1 hold one k32 step and t = 2, 3 the next: a word per lane serves two instructions.
 """
 
+import itertools
+
 import numpy as np
 
 ENERGY_GROUPS = 1 << 18  # groups squared at a time: 8 MiB of doubles
 CODES = (0x4, 0x8, 0x9, 0xC, 0xD, 0xE)
+# By the values of a group that are not zero, as bits: the first pair that contains them, a legal code even where fewer than 2
+# are set; 0: there is none.
+CODE_OF = np.array([next((c for c in CODES if not bits & ~(1 << (c & 3) | 1 << (c >> 2))), 0) for bits in range(16)], np.uint8)
 
 
 def _groups(w: np.ndarray, axis: int) -> np.ndarray:
@@ -49,10 +54,12 @@ def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
     """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equal ones the lower index
     stays."""
     groups = _groups(w, axis)
-    order = np.argsort(-np.abs(groups.astype(np.float64)), axis=-1, kind="stable")
-    keep = np.zeros(groups.shape, bool)
-    np.put_along_axis(keep, order[..., :2], True, axis=-1)
-    pruned = np.where(keep, groups, np.zeros((), w.dtype))
+    sizes, larger = np.abs(groups.astype(np.result_type(w, np.float32))), np.zeros(groups.shape, np.uint8)
+    for i, j in itertools.combinations(range(4), 2):
+        stays = sizes[..., i] >= sizes[..., j]
+        larger[..., j] += stays
+        larger[..., i] += ~stays
+    pruned = np.where(larger < 2, groups, np.zeros((), w.dtype))
     moved_shape = np.moveaxis(w, axis, -1).shape
     return np.ascontiguousarray(np.moveaxis(pruned.reshape(moved_shape), -1, axis))
 
@@ -69,18 +76,10 @@ def energy(w: np.ndarray, axis: int = 1) -> tuple[float, float]:
 def compress(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """w [M, K] that fits -> (values [M, K/2] of w's dtype, codes uint8 [M, K/4]). Raises ValueError naming the first misfit."""
     groups = _groups(w, 1)
-    nonzero = groups != 0
-    bad = nonzero.sum(axis=-1) > 2
-    if bad.any():
-        m, g = np.argwhere(bad)[0]
+    code = CODE_OF[np.packbits(groups != 0, axis=-1, bitorder="little")[..., 0]]
+    if not code.all():
+        m, g = np.argwhere(code == 0)[0]
         raise ValueError(f"row {m}, columns {4 * g}-{4 * g + 3}: {groups[m, g].tolist()} has more than 2 non-zeros of 4")
-    # The first pair, in the order of CODES, that contains every non-zero: a legal code even where fewer than 2 are set.
-    code = np.full(bad.shape, CODES[-1], np.uint8)
-    done = np.zeros(bad.shape, bool)
-    for c in CODES:
-        covers = ~done & (nonzero.sum(axis=-1) == nonzero[..., c & 3].astype(int) + nonzero[..., c >> 2])
-        code[covers] = c
-        done |= covers
     index = np.stack([code & 3, code >> 2], axis=-1).astype(np.int64)
     return np.take_along_axis(groups, index, axis=-1).reshape(w.shape[0], -1), code
 

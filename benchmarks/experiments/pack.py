@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ PLANS = (
 )
 SMALL_PLANS = ("two_layers:1:dense,sparse",)
 ENTRY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}\.(json|cubin)")
+made = lru_cache(maxsize=1)(model_of)  # of one network follow several kinds and devices
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]  # kernels of a row are alike, megabytes apart
 PLANNED_BY = (
     "cuda_kernels",
@@ -76,7 +78,7 @@ def plan(row: Row, kind: str, device: str) -> str:
 
     path, begun = stored.path_of(device, row.name, row.batch, kind), time.monotonic()
     try:
-        model, shapes = model_of(row.name, row.batch)
+        model, shapes = made(row.name, row.batch)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = gr.build(model, **KINDS[kind], device=device, shapes=shapes)

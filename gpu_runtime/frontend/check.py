@@ -37,6 +37,7 @@ INTS = {
     ("LpNormalization", "p"): range(1, 3),
     ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
 }
+SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 SIZES = ("Shape", "Size")  # operators that read no value
 FLOATS = {
     TensorProto.FLOAT: "fp32",
@@ -211,8 +212,31 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
     raise ModelError(
         f"{count} an operator that is not supported: {unsupported_text(bad)}\n"
         "export the model without them, or compute them outside it; `gpu-runtime inspect --json` lists all, docs/operators.md "
-        "the supported ones"
+        f"the supported ones{_why_sized(bad)}{_cut(proto.graph, bad)}"
     )
+
+
+def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
+    found = " and ".join(dict.fromkeys(node.op_type for node in bad if node.op_type in SIZED_BY_VALUES))
+    return f"\nvalues decide how much {found} gives, and a plan's tensors have fixed sizes" if found else ""
+
+
+def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
+    """What makes a model of all that needs none of these nodes; empty where that is nothing."""
+    constant = {t.name for t in graph.initializer}
+    inputs = [v.name for v in graph.input if v.name not in constant]
+    made, behind = {*inputs}, {t for node in bad for t in node.output if t}
+    ends = {v.name: None for v in graph.output}
+    for node in graph.node:
+        reads = {*read_by(node)} & made
+        if behind.isdisjoint((*read_by(node), *node.output)):
+            made.update(t for t in node.output if reads)
+        else:
+            behind.update(filter(None, node.output))
+            ends |= dict.fromkeys(t for t in read_by(node) if t in reads)
+    outputs = [t for t in ends if t in made and t not in inputs]
+    call = f"extract_model('model.onnx', 'cut.onnx', {inputs}, {outputs})"
+    return f'\nto cut the model in front of them: python -c "from onnx.utils import extract_model; {call}"' if outputs else ""
 
 
 def _is_quantized(node: onnx.NodeProto) -> bool:

@@ -51,9 +51,10 @@ class Stored:
         return self.lost / self.energy if self.energy else 0.0
 
 
-def as_stored(w: np.ndarray, axis: int) -> Stored:
+def as_stored(w: np.ndarray, axis: int, before: Stored | None = None) -> Stored:
+    """`before`: what has the energies, where the weights were pruned."""
     ok = sparse24.fits(w, axis)
-    return Stored(ok.size, int(ok.sum()), *sparse24.energy(w, axis))
+    return Stored(ok.size, int(ok.sum()), *((before.lost, before.energy) if before else sparse24.energy(w, axis)))
 
 
 def together(parts: Iterable[Stored]) -> Stored:
@@ -70,8 +71,7 @@ def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dic
     for w in weights(graph):
         if not w.reason and (values := w.values) is not None:
             if (w.name, w.axis) not in found:
-                now, before = as_stored(values, w.axis), pruned.get(w.name)
-                found[w.name, w.axis] = replace(now, lost=before.lost, energy=before.energy) if before else now
+                found[w.name, w.axis] = as_stored(values, w.axis, pruned.get(w.name))
             rows[w.node.name] = found[w.name, w.axis]
     return rows
 

@@ -19,7 +19,7 @@ from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
 from tactics.measure.race import quantiles
 from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
-from tactics.predict import alike, predict_alike, regime, sigmas
+from tactics.predict import alike, like, predict_alike, regime, sigmas
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, tactic_of
 
@@ -107,7 +107,7 @@ class Predicted:
         self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        times, errors = {}, sigmas(self.device)
+        times, errors, problem = {}, sigmas(self.device), like(problem)
         kinds, known = dict[int, Tactic](), dict[tuple, Time]()  # of a kind one that is alike; of these and a tile one time
         for tactic in tactics:
             if tactic.kind not in kinds:

@@ -336,7 +336,8 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
             supports = supports or Supports(made.sizes, ranked)
         if cells > SLICED_CELLS and supports:
             made.boxes[b] = supports.boxes(b, made.scopes[b], BOX_CELLS)
-        put(made.scopes[b][1:], _message(made, b, {}), made.messages + b)
+        if items:  # else no table names the variable
+            put(made.scopes[b][1:], _message(made, b, {}), made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
 

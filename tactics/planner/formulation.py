@@ -1,7 +1,8 @@
 """A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan.
 
 An example: f makes y of x in format A in 3 ps or in B in 5; g reads A in 6 ps or B in 1 and makes z in A; a reformat takes 4.
-The variables: the formats that x is produced and read in, those of y, and that in which z is produced.
+The variables: the formats that x is produced and read in, those of y, and that in which z is produced. Those of one state are
+in no table.
 
 >>> A, B = Key.parse("fp16:last8"), Key.parse("fp16:planes1")
 >>> f = Choice("f", ("x",), "y", (Entry(None, (A,), A, 3), Entry(None, (A,), B, 5)))
@@ -12,11 +13,11 @@ The variables: the formats that x is produced and read in, those of y, and that 
 [1, 1, 2, 2, 1]
 >>> for variables, table in model.factors:
 ...     print(variables, table.tolist())
-(0,) [0]
+() 0
 (2, 3) [[0, 4], [4, 0]]
-(4,) [0]
-(1, 2) [[3, 5]]
-(3, 4) [[6], [1]]
+() 0
+(2,) [3, 5]
+(3,) [6, 1]
 >>> plan = read(graph, model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
 >>> str(plan.entries["f"].out), plan.total_ps
 ('fp16:planes1', 6)
@@ -27,6 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
@@ -193,7 +195,7 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
 
 def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
     """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
-    variables = tensors(graph, model, i)
+    variables = _free(model, tensors(graph, model, i))
     table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
         table[state] = value
@@ -206,9 +208,18 @@ def tensors(graph: Graph, model: Model, i: int) -> list[int]:
     return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
 
 
+def _free(model: Model, variables: Iterable[int]) -> list[int]:
+    """Those of several states. The others are in no table of ops or reformats: an array has at most 64 axes, and elimination
+    would bring together all that a tensor of one format is near."""
+    return [v for v in variables if model.sizes[v] > 1]
+
+
 def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
-    where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors(graph, model, i)]
-    return {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in costs.items()}
+    """The states of `_free` variables -> cost."""
+    variables = tensors(graph, model, i)
+    where = [{f: s for s, f in enumerate(model.domains[v])} for v in _free(model, variables)]
+    free = [model.sizes[v] > 1 for v in variables]
+    return {tuple(map(dict.__getitem__, where, compress((*ins, out), free))): value for (ins, out), value in costs.items()}
 
 
 def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str, tuple[str, ...]]]:
@@ -240,7 +251,7 @@ def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> N
     if alike not in model.tables:
         model.tables[alike] = op_factor(graph, model, i, costs)[1]
     model.ops[i] = len(model.factors)
-    model.factors.append(((*(v for v, *_ in over), *variables), model.tables[alike]))
+    model.factors.append(((*(v for v, *_ in over), *_free(model, variables)), model.tables[alike]))
 
 
 def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
@@ -265,7 +276,7 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     picked = _variable(model, picks)
     model.blocks.update(wide)
     for i in wide:
-        for k, v in enumerate(tensors(graph, model, i)):
+        for k, v in enumerate(_free(model, tensors(graph, model, i))):
             states = range(model.sizes[v])
             agrees = [[0 if owner != i or s in block[k] else NEVER for s in states] for owner, _, block in picks]
             model.factors.append(((picked, v), np.array(agrees, np.int64)))
@@ -349,8 +360,8 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         """`make` returns the table of tensors alike in their copies, formats that are read in any case and domains."""
         alike = id(copies), what, fixed, *(model.domains[v] for v in scope)
         if alike not in model.tables:
-            model.tables[alike] = make()
-        model.factors.append((scope, model.tables[alike]))
+            model.tables[alike] = np.squeeze(make())
+        model.factors.append((tuple(_free(model, scope)), model.tables[alike]))
 
     free = [v for v in dict.fromkeys(slots) if model.sizes[v] > 1]
     fixed = 0

@@ -43,7 +43,7 @@ from tactics.candidates import candidates
 from tactics.format import Format
 from tactics.measure.timing import Predicted, Time
 from tactics.planner import plan
-from tactics.problems.problem import ConvProblem, Problem
+from tactics.problems.problem import ConvProblem, MoveProblem, Problem
 from tactics.roofline import floors, moved_us, throttled
 from tactics.roofline import together as limits
 from tactics.tactic import Tactic
@@ -361,3 +361,15 @@ def test_a_timer_s_times_are_the_predictions(name):
     for p in (ConvProblem(4, 24, 14, 14, 40, 3, 3, pad=(1,) * 4, sparse24=True), ConvProblem(2, 96, 9, 9, 96, 3, 3, groups=96)):
         times = Predicted(device)(p, candidates(p, device))
         assert len(times) > 50 and all(time.us == predict.predict_us(p, t, device) for t, time in times.items())
+
+
+@pytest.mark.parametrize("channels", [1, 8, 24])
+def test_parts_of_a_tensor_that_begin_alike_take_the_same_time(channels):
+    device, first = named("h200"), MoveProblem(2, 80, 6, 5, "window", (channels, 6, 5))
+    likes = [predict.like(replace(first, start=(at, 0, 0))) for at in range(81 - channels)]
+    assert len(set(likes)) == min(16, len(likes))
+    for at, p in enumerate(likes):
+        for t in candidates(p, device):
+            assert predict.predict_alike(p, t, device) == predict.predict_alike(replace(p, start=(at, 0, 0)), t, device)
+    outside = replace(first, start=(81, 0, 0))
+    assert predict.like(outside) == outside

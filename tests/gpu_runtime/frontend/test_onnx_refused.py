@@ -1,6 +1,7 @@
 """Files that are no model, or not one that can be built: refused with a sentence."""
 
 import itertools
+import re
 
 import numpy as np
 import onnx
@@ -64,9 +65,27 @@ def test_unsupported_operators_are_all_listed(tmp_path):
     proto = model(nodes, {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
     message = refused(tmp_path, proto, "4 nodes have an operator that is not supported: ")
-    first, second = message.splitlines()
+    first, second, third = message.splitlines()
     assert first.endswith(": Det (b), Einsum (mix), com.example.Magic (d), Nothing (y)")
-    assert second.startswith("export the model without them, or compute them outside it; ")
+    assert second.startswith("export the model without them, or compute them outside it; ") and "['x'], ['a'])" in third
+
+
+def test_a_model_is_cut_in_front_of_what_values_size(tmp_path, monkeypatch):
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "beside"),
+        node("Flatten", "a", "rows", axis=2),
+        node("NonZero", "rows", "found", name="nz"),
+        node("Cast", "found", "as_float", to=onnx.TensorProto.FLOAT),
+        node("Gemm", "as_float rows", "y"),
+    ]
+    proto = model(nodes, {"x": (1, 4, 3, 3)}, "beside y", {"w": weights(4, 4, 1, 1)})
+    _, _, why, cure = refused(tmp_path, proto, r"not supported: NonZero \(nz\)").splitlines()
+    assert why == "values decide how much NonZero gives, and a plan's tensors have fixed sizes"
+    onnx.save(proto, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search('python -c "(.*)"$', cure)[1])
+    assert [o.name for o in network(tmp_path / "cut.onnx").outputs] == ["beside", "rows"]
 
 
 def test_opsets_out_of_range(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from cuda_kernels.params import members
@@ -152,14 +151,6 @@ def test_clusters_are_offered_where_the_device_has_them():
     assert any(t.parts.cluster for t in ways_of(p)) and not any(t.parts.cluster for t in ways_of(p, "a100"))
     assert {r.sentence for t, r in rejected(p, named("a100")) if t.parts.cluster} == {"sm_80 has no clusters"}
     assert {t.tile for t in ways_of(p, "a100")} < {t.tile for t in ways_of(p)}
-
-
-@pytest.mark.slow
-def test_it_compiles_for_jetson_orin():
-    """The record of compiled kernels has no sm_87."""
-    launched = [launch for tactic in ways_of(CASES["runs"], sm="sm_87") for launch in launches(CASES["runs"], tactic)]
-    for kernel, values in dict.fromkeys((launch.kernel, launch.values) for launch in launched):
-        assert compile_kernel(kernel, values, "sm_87").spill_bytes == 0
 
 
 @pytest.mark.slow

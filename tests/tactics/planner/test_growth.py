@@ -7,8 +7,11 @@ import pytest
 
 from gpu_runtime.off_grid.layouts import Link, Pieces
 from gpu_runtime.rewrites.drafts import Together
+from tactics.format import Key
 from tactics.planner.eliminate import minimise
 from tactics.planner.factors import NEVER
+from tactics.planner.graph import Choice, Entry, Graph
+from tactics.planner.plan import solve
 
 SAME = np.array([[0, NEVER], [NEVER, 0]])
 
@@ -36,6 +39,15 @@ def parts(n: int) -> None:
     assert pieces.starts("x") == [*range(0, 2 * n, 2)]
 
 
+def one_format(n: int) -> None:
+    """A tensor of which each part is another one, joined again; no tensor has a second format."""
+    key, ys = Key.parse("fp16:last8"), tuple(f"y{i}" for i in range(n))
+    parts = [Choice(y, ("x",), y, (Entry(None, (key,), key, 1),)) for y in ys]
+    join = Choice("join", ys, "z", (Entry(None, (key,) * n, key, 5),))
+    ends = {"x": key}, ("x",), ("z",), dict.fromkeys(("x", "z", *ys), (key,))
+    assert solve(Graph((*parts, join), (), *ends, lambda *hop: None)).total_ps == n + 5
+
+
 def lines_of(function, n: int) -> int:
     """Lines that Python executes, comprehensions included."""
     count = 0
@@ -54,6 +66,6 @@ def lines_of(function, n: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("function", [chain, followers, parts])
+@pytest.mark.parametrize("function", [chain, followers, parts, one_format])
 def test_twice_the_parts_are_about_twice_the_steps(function):
     assert lines_of(function, 200) < 2.5 * lines_of(function, 100)
