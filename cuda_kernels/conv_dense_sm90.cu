@@ -10,6 +10,9 @@
 //
 // The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too.
 #include "tma_gemm.cuh"
+#ifndef K_STEPS  // of 16 channels that a stage multiplies; the others of its 64 are zeros
+#define K_STEPS (BK / 16)
+#endif
 
 struct DenseProduct {
   static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
@@ -24,7 +27,7 @@ struct DenseProduct {
 #pragma unroll
       for (int r = 0; r < TAPS; ++r)
 #pragma unroll
-        for (int step = 0; step < BK / 16; ++step)
+        for (int step = 0; step < K_STEPS; ++step)
 #pragma unroll
           for (int i = 0; i < OWN; ++i)
 #pragma unroll
@@ -39,6 +42,6 @@ struct DenseProduct {
 };
 
 extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
-    conv_dense_sm90(const __grid_constant__ ConvParams p) {
+    conv_dense_sm90(const __grid_constant__ TmaParams p) {
   convolve_with_tma<DenseProduct>(p);
 }

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts, candidates
-from tactics.families.hopper.conv_wgmma import TILES, counts, residual_ahead
+from tactics.families.hopper.conv_wgmma import TILES, counts
+from tactics.families.hopper.ends import residual_ahead
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
 from tactics.format import strides
@@ -101,7 +102,8 @@ def test_plans_hold_every_tile():
 @pytest.mark.parametrize("n", [1, 32])
 @pytest.mark.parametrize("c, size", [(64, 56), (128, 28), (256, 14), (512, 7)])
 def test_a_residual_is_copied_ahead(c, size, n):
-    """In every tactic of ResNet-50's layers that stores vectors and whole tiles, with three stages at least."""
+    """In every tactic of ResNet-50's layers that stores vectors and whole tiles, with three stages at least: by TMA, where all
+    channels of a pixel lie together, else by threads."""
     problem = conv_case(n, c, size, size, 4 * c, 1, 1, act=RELU, bias=True, residual=True, sparse24=True)
     found = [t for kernel in NAMES for t in tactics(problem, kernel)]
     ahead = {t: residual_ahead(problem, t)[0] for t in found}
@@ -111,7 +113,12 @@ def test_a_residual_is_copied_ahead(c, size, n):
         (launch,) = launches(problem, tactic)
         values = dict(launch.values)
         assert (3 <= stages <= tactic.gemm.stages) if whole else not stages
-        assert (values.get("RES_AHEAD", 0), values["STAGES"]) == (int(whole), stages or tactic.gemm.stages)
+        by_tma = whole and tactic.out.layout.startswith("hwc") and tactic.ins[1].layout.startswith("hwc")
+        assert values.get("OUT_TMA", 0) == int(by_tma)
+        if by_tma:
+            assert 3 <= values["STAGES"] <= tactic.gemm.stages and values["SLOTS"] >= 2
+        else:
+            assert (values.get("RES_AHEAD", 0), values["STAGES"]) == (int(whole), stages or tactic.gemm.stages)
         assert launch.smem <= DEVICE.smem_per_block
 
 
