@@ -71,6 +71,14 @@ def test_it_is_right_in_every_order(name, tile, kernel):
     held(CASES[name], crafted(kernel, replace(tile, persist=2), CASES[name]))
 
 
+@pytest.mark.parametrize("kernel", NAMES)
+def test_copies_and_stores_move_whole_sectors(kernel):
+    """Of pixels that are whole sectors: four for each 64 channels, in both directions."""
+    problem = conv_case(2, 64, 8, 8, 128, 1, 1, residual=True, bias=True, sparse24=True)
+    _, stats = run(problem, crafted(kernel, replace(TURNS, persist=1), problem))
+    assert stats.sectors == stats.ideal_sectors
+
+
 @pytest.mark.skipif(MOST_BLOCKS < 2, reason="the emulator starts no clusters")
 @pytest.mark.parametrize(
     "kernel, cluster", [(NAMES[0], (2, 1, 1)), (NAMES[0], (1, 2, 1)), (SPARSE, (2, 1, 1)), (SPARSE, (1, 1, 2))], ids=str

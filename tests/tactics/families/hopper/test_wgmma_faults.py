@@ -134,6 +134,9 @@ FAULTS = {
     ),
     "a part stored before it is staged": of_threads("  sync_threads();\n  store_tile", "  store_tile", "race", SPLIT, PART),
     "no proxy fence": of_end(STORES, "  fence_proxy_async();\n", "", "proxy fence"),
+    "a lane arrives for a warp that has not met": of_end(
+        STORES, "  __syncwarp();\n  if (threadIdx.x % 32 == 0)", "  if (threadIdx.x % 32 == 0)", "race"
+    ),
     "staged by fewer warps": of_end(TILES, "slot * 8, THREADS / 32)", "slot * 8, THREADS / 32 - 1)", EARLY),
     "no wait for a ready slot": of_end(
         STORES, "  mbarrier_wait(ring.ready(team, number), number / STAGINGS % 2);\n", "", EARLY
