@@ -107,7 +107,6 @@ inline void each_global(const Copy& c, F use) {
         }
     };
     each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        if (first == last) return;
         if (global + first != end) upto(end), a = global + first;
         end = global + last, upto(end & ~31ull);
     });

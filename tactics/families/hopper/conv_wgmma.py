@@ -271,19 +271,19 @@ def launches(
         args |= {"partial": NULL, "counters": NULL, **ints(splits=deep, tiles=units)}
     of_tile = t.threads // 128  # warpgroups
     sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * across * along * of_tile * 4) if shared else (0, 0)
-    end = ends.end(p, tactic, store, strided)
-    args |= {name: ("map", stored) for name, stored in end.maps.items()}
+    end, smem, stored = ends.end(p, tactic, store, strided)
+    args |= {name: ("map", of) for name, of in stored.items()}
     values = conv_gemm.values(p, tactic, store) | {
         **{"BM": ROWS, "BN": ends.part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
         **{"TEAMS": ends.teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"BATCH": _batch(t)} if tactic.sparse else {})},
         **({"SPLIT": 1} if deep > 1 else {}),
-        **({"K_STEPS": -(-m.one.c // 16)} if not tactic.sparse and m.one.c <= K_STAGE - 16 else {}),
-        **end.values,
+        **({} if tactic.sparse else {"K_STEPS": k_steps(p, tactic)}),
+        **end,
         **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (ends.taps(t), *(t.box or (1, 1, 1))), strict=True)),
     }
     threads = ends.teams(t) * 128 + COPYING
-    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, end.smem, args, *sums),)
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem, args, *sums),)
 
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
@@ -358,13 +358,14 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     ways = t.split * deep
     blocks = t.stream or t.persist or tiles * ways
     per_clk = min(SM_L2, SHARED_L2 * rates(device).l2 / min(device.num_sms, blocks))
-    clocks = _stage_clk(tactic, per_clk)
+    clocks = _stage_clk(p, tactic, per_clk)
     each = together(clocks.values())
     end, rate = _end_clk(p, tactic, tiles, blocks, per_clk)
     of_tile = math.ceil(steps / ways) * each
     turns = math.ceil(tiles * ways / (deep * clusters_at_once(device, deep)))
     begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device)
     begun += CLUSTER_CLK * (across * along * deep > 1) + SAME_WEIGHTS_CLK * (along > 1)
+    begun += conv_gemm.EPILOGUE_CLK * ends.stored_by_tma(p, tactic)  # nobody waits for stores but the last ones
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
@@ -375,14 +376,20 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     return {max(clocks, key=clocks.__getitem__): (begun + clk) / device.clock_mhz}
 
 
-def _stage_clk(tactic: Tactic, per_clk: float) -> dict[str, float]:
+def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
     """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
     t = tactic.gemm
     at = stage(_model(t, tactic.sparse), CENTRE, per_clk)
     latency = at.latency
     if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
         latency = weight_bytes(t.m, True) / per_clk + (STRIP_LOADED_CLK + at.tensor if t.box else LOADED_CLK / _batch(t))
-    return {"mma": at.tensor, "smem": at.port, "l2": at.l2, "latency": latency}
+    filled = k_steps(p, tactic) * 16 / K_STAGE  # the rest are zeros, which nobody draws or multiplies
+    return {"mma": at.tensor * filled, "smem": at.port, "l2": at.l2 * filled, "latency": latency}
+
+
+def k_steps(p: ConvProblem, tactic: Tactic) -> int:
+    """Of 16 channels of a tap, in a stage: all of 2:4 weights."""
+    return K_STAGE // 16 if tactic.sparse else min(K_STAGE // 16, -(-merged(p).one.c // 16))
 
 
 def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
@@ -394,7 +401,9 @@ def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: f
     rate += outputs * epilogue_instructions(p) / 128
     alone = conv_gemm.EPILOGUE_CLK + conv_gemm.epilogue_issue_clk(p, tactic) + conv_gemm.scattered_clk(p, tactic)
     alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else ends.teams(t))
-    end = in_parts(max(alone, rate), tactic, tiles, blocks, per_clk, SUMMED_CLK)
+    faster = 1 if linear(tactic.out) else ends.BY_STMATRIX
+    alone, rate = ends.clocks(p, tactic) if ends.stored_by_tma(p, tactic) else (max(alone, rate) * faster, rate * faster)
+    end = in_parts(alone, tactic, tiles, blocks, per_clk, SUMMED_CLK)
     if deep > 1:  # each block of the cluster stores its part of the sums that all of them send
         end = (end + conv_gemm.EPILOGUE_CLK * (deep - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / deep
         end += 2 * CENTRE.cluster_latency
