@@ -8,7 +8,8 @@
 //   |   x64  |             |
 //   +--------+-------------+
 //
-// The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too.
+// The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too. K_STEPS of 16 channels of a stage
+// are multiplied; the others of its 64 are zeros.
 #include "tma_gemm.cuh"
 
 struct DenseProduct {
@@ -24,7 +25,7 @@ struct DenseProduct {
 #pragma unroll
       for (int r = 0; r < TAPS; ++r)
 #pragma unroll
-        for (int step = 0; step < BK / 16; ++step)
+        for (int step = 0; step < K_STEPS; ++step)
 #pragma unroll
           for (int i = 0; i < OWN; ++i)
 #pragma unroll
@@ -39,6 +40,6 @@ struct DenseProduct {
 };
 
 extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
-    conv_dense_sm90(const __grid_constant__ ConvParams p) {
+    conv_dense_sm90(const __grid_constant__ TmaParams p) {
   convolve_with_tma<DenseProduct>(p);
 }

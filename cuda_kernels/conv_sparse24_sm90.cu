@@ -78,6 +78,6 @@ struct SparseProduct {
 };
 
 extern "C" __global__ void __cluster_dims__(CLUSTER* CLUSTER_K, 1, 1) __launch_bounds__((TEAMS + 1) * 128, 1)
-    conv_sparse24_sm90(const __grid_constant__ ConvParams p) {
+    conv_sparse24_sm90(const __grid_constant__ TmaParams p) {
   convolve_with_tma<SparseProduct>(p);
 }

@@ -2,7 +2,7 @@
 
     members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
 
-Members of a nested struct are named after a dot, elements of an array by their index: `out.block`, `source[0].spread.n`.
+A base's members come first; of a nested struct they are named after a dot, of an array by index: `out.block`, `from[0].spread.n`.
 Launch arguments have the same names. So a member that is added, renamed, moved or changed in type on one side only is an error
 when the launch is made, before anything runs.
 """
@@ -146,7 +146,7 @@ def _length(source: Source, given: Mapping[str, int], text: str) -> int:
 # ---- reading
 
 
-STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.M | re.S)
+STRUCT = re.compile(r"^struct (\w+)(?: : (\w+))? \{\n(.*?)^\};", re.M | re.S)
 KERNEL = re.compile(r"__global__[^;{]*?\bconst __grid_constant__ (\w+)")
 MACRO = re.compile(r"^#define (\w+) (\d+)$", re.M)
 COUNT = re.compile(r"(\w+) = count\((\w+), (\d+)\)")
@@ -163,7 +163,9 @@ def _source(kernel: str) -> Source:
     taken = KERNEL.findall(text)
     if len(taken) != 1:
         raise ValueError(f"kernel {kernel}: expected one __global__ function of a __grid_constant__ struct, got {taken}")
-    structs = _reached(taken[0], dict(STRUCT.findall(text)))
+    found = STRUCT.findall(text)
+    bodies = {name: body for name, _, body in found}
+    structs = _reached(taken[0], {name: bodies.get(base, "") + body for name, base, body in found})
     counts = {name: (macro, int(base)) for name, macro, base in COUNT.findall(text)}
     macros = {name: int(value) for name, value in MACRO.findall(text)}
     used = {macro for declared in structs.values() for d in declared for macro in d.when}

@@ -31,6 +31,22 @@ __device__ __forceinline__ void keep_apart(float (&d)[MT][NT][4]) {
 // 9.7.13.4 fence.proxy.async: what this thread has written to shared memory comes before what tensor cores read behind a barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// 9.7.14.5.16 stmatrix of four 8x8 matrices, each transposed on its way: of columns g the row pairs 2t, 2t + 1, as sums lie, become
+// of rows g the column pairs. `address`: of row lane % 8 of matrix lane / 8. 9.7.14.5.15 ldmatrix: the way back.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 address, const u32 (&v)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+               "r"(v[3])
+               : "memory");
+}
+__device__ __forceinline__ uint4 ldmatrix_x4_trans(u32 address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
 // %T0, to %T9, : the names of ten operands.
 #define TEN(T) "%" #T "0, %" #T "1, %" #T "2, %" #T "3, %" #T "4, %" #T "5, %" #T "6, %" #T "7, %" #T "8, %" #T "9, "
 #define FIFTY(A, B, C, D, E) TEN(A) TEN(B) TEN(C) TEN(D) TEN(E)

@@ -25,9 +25,10 @@ from cuda_kernels.rates import rates
 from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
 from tactics.families.conv_gemm import alike as alike
-from tactics.families.hopper import maps
+from tactics.families.hopper import ends, maps
+from tactics.families.hopper.ends import MOST_STAGES, ROWS, WINDOW_ROWS
 from tactics.families.hopper.figures import CENTRE
-from tactics.families.hopper.tiles import FEWEST_STAGES, K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
+from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
 from tactics.families.merged import merged
 from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
@@ -41,11 +42,9 @@ from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 from tactics.tiles import in_parts
 
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
-ROWS = 64  # of weights, that an instruction multiplies
-MOST_STAGES = 12
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
-WINDOW_ROWS = 3  # of strips: taps of a stage
+FEWEST_K = 16  # of one product: with less of it, most of a stage would be zeros
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
 # Of an H200 (benchmarks/results/h200), fitted to one half of the timed problems (benchmarks/our_times.py). At the end of a tile
@@ -84,40 +83,13 @@ CASES = dict.fromkeys(
 )
 
 
-def _taps(t: Tile) -> int:
-    """Of a stage."""
-    return WINDOW_ROWS if t.box else 1
-
-
-def _stage_bytes(t: Tile, sparse: bool) -> int:
-    """Pixels, of a strip with those around, and dense weights."""
-    pixels = t.n + (t.box[0] * (WINDOW_ROWS - 1) * t.box[2] if t.box else 0)
-    return ((0 if sparse else t.m * _taps(t)) + pixels) * t.k * 2
-
-
-def _rest_bytes(t: Tile, staged: int = 1, tables: int = 1) -> int:
-    """Behind the stages: `staged` parts that each warpgroup stores, and its tables of their pixels; two mbarriers of each
-    stage."""
-    return _teams(t) * _part(t) * (ROWS * 2 * staged + 4 * tables) + 16 * MOST_STAGES
-
-
-def _teams(t: Tile) -> int:
-    """Warpgroups that multiply."""
-    return t.threads // 128 * (1 + t.pingpong)
-
-
-def _part(t: Tile) -> int:
-    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has some of them."""
-    return next(n for n in (64, 32, 16) if t.n % n == 0 and (n == 16 or n * t.cluster[2] <= t.n))
-
-
 def _tiles(kernel: str) -> Iterator[Tile]:
     """Each shape with as many stages as fit, alone and in clusters of two; 2:4 weights are in no shared memory."""
     sparse = KERNELS[kernel].sparse
     for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], SHARING):
         one = Tile(m, n, K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster)
         if not (sparse and cluster[1] > 1):
-            yield replace(one, stages=min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES))
+            yield replace(one, stages=min((SMEM - ends.rest_bytes(one)) // ends.stage_bytes(one, sparse), MOST_STAGES))
 
 
 TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
@@ -151,7 +123,7 @@ def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
     for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS, SHARING):
         one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
         halves = cluster[0] == 1 or (box[0] == 1 and box[1] % 2 == 0)
-        fit = min((SMEM - _rest_bytes(one)) // _stage_bytes(one, sparse), MOST_STAGES)
+        fit = min((SMEM - ends.rest_bytes(one)) // ends.stage_bytes(one, sparse), MOST_STAGES)
         if halves and fit >= 2 and not (sparse and cluster[1] > 1):
             yield replace(one, stages=fit)
 
@@ -185,8 +157,8 @@ def _refused(p: ConvProblem, kernel: str) -> Reason | None:
     if p.prologue.needs:
         return unsupported("the input's scale and shift, gate or norm change pixels in registers: wgmma reads shared memory")
     one = merged(p).one
-    if p.r * p.s * one.c < K_STAGE:
-        return unsupported(f"K = {p.r * p.s * one.c}: less than a stage of {K_STAGE}")
+    if p.r * p.s * one.c < FEWEST_K:
+        return unsupported(f"K = {p.r * p.s * one.c}: less than {FEWEST_K}")
     if p.groups > 1 and one.c % K_STAGE:
         return unsupported(f"a group of {one.c} input channels: a stage of {K_STAGE} would reach into the next one")
     if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
@@ -205,12 +177,12 @@ def _reason(p: ConvProblem, tactic: Tactic, against: str) -> str:
 def _tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why the tile cannot run, whatever the input's format, or an empty string."""
     t = tactic.gemm
-    if _part(t) < 32 and linear(tactic.out):
+    if ends.part(t) < 32 and linear(tactic.out):
         return f"linear output: a warpgroup stores rows of 32 pixels, {t.n} are no multiple"
     many = -(-_rows(p, tactic) // t.m), _columns(p, t)
     if any(blocks > 1 == tiles for blocks, tiles in zip(t.cluster, many, strict=False)):
         return f"{many[0]} x {many[1]} tiles: no two for a cluster to have side by side"
-    return no_room(_smem(tactic), device)
+    return no_room(ends.smem(tactic), device)
 
 
 def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
@@ -238,7 +210,7 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
     there are few, or stream-K where the last round leaves a tenth of the GPU's time idle."""
     t, units = tactic.gemm, _units(p, tactic)
-    steps = k_stages(p) // _taps(t)
+    steps = k_stages(p) // ends.taps(t)
     blocks = math.prod(t.cluster)
     workers = device.num_sms // blocks
     yield changed(t, persist=workers * blocks) if units > workers else t
@@ -246,7 +218,7 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
         return
     fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
     yield from (changed(t, split=s) for s in fit[-3:])
-    room = t.stages * _stage_bytes(t, tactic.sparse) >= t.m * t.n * 4  # for sums
+    room = t.stages * ends.stage_bytes(t, tactic.sparse) >= t.m * t.n * 4  # for sums
     if blocks == 1 and not t.pingpong and not linear(tactic.out) and room:
         yield from (changed(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
     rounds = units / workers
@@ -280,26 +252,6 @@ def tap_stages(p: ConvProblem) -> int:
     return -(-merged(p).one.c // K_STAGE)
 
 
-def _smem(tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes, of a residual that comes when it is added."""
-    return tactic.gemm.stages * _stage_bytes(tactic.gemm, tactic.sparse) + _rest_bytes(tactic.gemm)
-
-
-def residual_ahead(p: ConvProblem, tactic: Tactic) -> tuple[int, int]:
-    """(stages, dynamic shared memory in bytes) where all of a tile's residual is copied before its products, which takes the
-    room of some of the tactic's stages; stages 0: it is copied part by part when it is added, for 2-byte accesses are no
-    copies, blocks that split K may not store their tile, or too few stages are left."""
-    t = tactic.gemm
-    if not p.epilogue.residual or linear(tactic.out) or t.split > 1 or t.stream:
-        return 0, 0
-    parts, of_stage = t.n // _part(t), _stage_bytes(t, tactic.sparse)
-    m64 = t.m // ROWS // (1 if t.pingpong else _teams(t))
-    rest = _rest_bytes(t, m64 * -(-parts // t.cluster[2]), 2 * parts)
-    stages = min((SMEM - rest) // of_stage, t.stages)
-    enough = stages >= min(t.stages, FEWEST_STAGES) and (t.cluster[2] == 1 or stages * of_stage >= t.m * t.n * 4)
-    return (stages, stages * of_stage + rest) if enough else (0, 0)
-
-
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
@@ -310,7 +262,7 @@ def launches(
     blocks = t.stream or t.persist or units * t.split * across * along * deep
     x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
     args = conv_gemm.arguments(p, tactic, store, strided)
-    args |= ints(k_tiles=k_stages(p) // _taps(t), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
+    args |= ints(k_tiles=k_stages(p) // ends.taps(t), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
     args |= {"map": ("map", _map(p, x, t))}
     args |= ints(im2col=not maps.pixels_in_order(p, x))
     if shared:
@@ -319,17 +271,19 @@ def launches(
         args |= {"partial": NULL, "counters": NULL, **ints(splits=deep, tiles=units)}
     of_tile = t.threads // 128  # warpgroups
     sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * across * along * of_tile * 4) if shared else (0, 0)
-    stages, smem = residual_ahead(p, tactic)
+    end, smem, stored = ends.end(p, tactic, store, strided)
+    args |= {name: ("map", of) for name, of in stored.items()}
     values = conv_gemm.values(p, tactic, store) | {
-        **{"BM": ROWS, "BN": _part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
-        **{"TEAMS": _teams(t), "PINGPONG": int(t.pingpong)},
+        **{"BM": ROWS, "BN": ends.part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
+        **{"TEAMS": ends.teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"BATCH": _batch(t)} if tactic.sparse else {})},
         **({"SPLIT": 1} if deep > 1 else {}),
-        **({"RES_AHEAD": 1, "STAGES": stages} if stages else {}),
-        **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (_taps(t), *(t.box or (1, 1, 1))), strict=True)),
+        **({} if tactic.sparse else {"K_STEPS": k_steps(p, tactic)}),
+        **end,
+        **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (ends.taps(t), *(t.box or (1, 1, 1))), strict=True)),
     }
-    threads = _teams(t) * 128 + COPYING
-    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem or _smem(tactic), args, *sums),)
+    threads = ends.teams(t) * 128 + COPYING
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem, args, *sums),)
 
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
@@ -349,14 +303,14 @@ def _model(t: Tile, sparse: bool) -> HopperTile:
     """What tactics/families/hopper/tiles.py estimates."""
     shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
     box = Box(*t.box) if t.box else None
-    return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, _teams(t), t.pingpong, box=box)
+    return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 
 def _batch(t: Tile) -> int:
     """Of 2:4 weights, how often 64 channels of a tap are loaded together. Two batches of one m64 fit a thread's registers; of
     two m64 they compile too, but ptxas then waits for loads as soon as they are issued (benchmarks.cycles: 256x128 at 1.06 of
     the dense peak, 128x256 at 1.17)."""
-    return _taps(t) if t.box else 2
+    return ends.taps(t) if t.box else 2
 
 
 def _rows64(p: ConvProblem, tactic: Tactic) -> int:
@@ -404,13 +358,14 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     ways = t.split * deep
     blocks = t.stream or t.persist or tiles * ways
     per_clk = min(SM_L2, SHARED_L2 * rates(device).l2 / min(device.num_sms, blocks))
-    clocks = _stage_clk(tactic, per_clk)
+    clocks = _stage_clk(p, tactic, per_clk)
     each = together(clocks.values())
     end, rate = _end_clk(p, tactic, tiles, blocks, per_clk)
     of_tile = math.ceil(steps / ways) * each
     turns = math.ceil(tiles * ways / (deep * clusters_at_once(device, deep)))
     begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device)
     begun += CLUSTER_CLK * (across * along * deep > 1) + SAME_WEIGHTS_CLK * (along > 1)
+    begun += conv_gemm.EPILOGUE_CLK * ends.stored_by_tma(p, tactic)  # nobody waits for stores but the last ones
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
@@ -421,26 +376,34 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     return {max(clocks, key=clocks.__getitem__): (begun + clk) / device.clock_mhz}
 
 
-def _stage_clk(tactic: Tactic, per_clk: float) -> dict[str, float]:
+def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
     """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
     t = tactic.gemm
     at = stage(_model(t, tactic.sparse), CENTRE, per_clk)
     latency = at.latency
     if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
         latency = weight_bytes(t.m, True) / per_clk + (STRIP_LOADED_CLK + at.tensor if t.box else LOADED_CLK / _batch(t))
-    return {"mma": at.tensor, "smem": at.port, "l2": at.l2, "latency": latency}
+    filled = k_steps(p, tactic) * 16 / K_STAGE  # the rest are zeros, which nobody draws or multiplies
+    return {"mma": at.tensor * filled, "smem": at.port, "l2": at.l2 * filled, "latency": latency}
+
+
+def k_steps(p: ConvProblem, tactic: Tactic) -> int:
+    """Of 16 channels of a tap, in a stage: all of 2:4 weights."""
+    return K_STAGE // 16 if tactic.sparse else min(K_STAGE // 16, -(-merged(p).one.c // 16))
 
 
 def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
     """Clocks of a tile's end: of its own warpgroup from the last product on; of the SM, which other products share."""
     t, deep = tactic.gemm, tactic.gemm.cluster[2]
     outputs = t.m * t.n
-    copied = RESIDUAL_CLK * (THREE_PARTS if t.pingpong and t.n == 3 * _part(t) else 1) if p.epilogue.residual else 0
+    copied = RESIDUAL_CLK * (THREE_PARTS if t.pingpong and t.n == 3 * ends.part(t) else 1) if p.epilogue.residual else 0
     rate = min(t.m, _rows(p, tactic)) * t.n * (OUTPUT_CLK * (4 if linear(tactic.out) else 1) + copied)
     rate += outputs * epilogue_instructions(p) / 128
     alone = conv_gemm.EPILOGUE_CLK + conv_gemm.epilogue_issue_clk(p, tactic) + conv_gemm.scattered_clk(p, tactic)
-    alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else _teams(t))
-    end = in_parts(max(alone, rate), tactic, tiles, blocks, per_clk, SUMMED_CLK)
+    alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else ends.teams(t))
+    faster = 1 if linear(tactic.out) else ends.BY_STMATRIX
+    alone, rate = ends.clocks(p, tactic) if ends.stored_by_tma(p, tactic) else (max(alone, rate) * faster, rate * faster)
+    end = in_parts(alone, tactic, tiles, blocks, per_clk, SUMMED_CLK)
     if deep > 1:  # each block of the cluster stores its part of the sums that all of them send
         end = (end + conv_gemm.EPILOGUE_CLK * (deep - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / deep
         end += 2 * CENTRE.cluster_latency

@@ -1,4 +1,5 @@
-"""Tensor maps of a convolution's input for sm_90a: which pixels and channels a copy brings for a tap of the window.
+"""Tensor maps of a convolution for sm_90a: which pixels and channels of the input a copy brings for a tap of the window, and
+which ones of the output and the residual a part of a tile has.
 
 A tile's pixel (n, p, q) and tap (r, s) lie at coordinates (channel, q * stride - left, p * stride - top, n) of
 `convolution_map` with offsets (s * dilation, r * dilation). The hardware goes on from pixel to pixel, row to row and image to
@@ -11,6 +12,8 @@ from tactics.problems.problem import ConvProblem
 from tactics.step import Arg
 
 X: Arg = ("in", 0)
+RESIDUAL: Arg = ("in", 1)
+Y: Arg = ("out", 0)
 HALF = 2  # bytes of an element
 MOST_OFFSET = 254  # of im2col, by CUTLASS's bound (conv/collective/sm90_implicit_gemm_gmma_ss_warpspecialized.hpp)
 
@@ -29,8 +32,7 @@ def pixels_in_order(p: ConvProblem, x: Strides) -> bool:
 
 def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
     """[pixels of all images][channels]."""
-    if p.n > 1 and x.n != p.h * p.w * x.pixel:
-        raise ValueError(f"strides: expected {p.h * p.w * x.pixel} elements from image to image, got {x.n}")
+    _in_order(p.n, p.h * p.w, x)
     swizzle = _swizzle(p, x, channels)
     dims = padded_channels("hwc8", p.c), p.n * p.h * p.w
     return Map(X, dims, (x.pixel * HALF,), box=(channels, pixels), swizzle=swizzle)
@@ -65,11 +67,31 @@ def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]
     return Map(X, dims, strides, box=(channels, cols, rows, images), swizzle=_swizzle(p, x, channels))
 
 
+def stored_map(p: ConvProblem, of: Arg, y: Strides, channels: int, pixels: int, box: tuple[int, ...]) -> Map:
+    """Of the output, or of a residual that lies like it, for copies of 64 of its `channels`: of a box of images, rows and
+    columns, or without one of `pixels` in their order, which are one row. ValueError names the rule that the problem breaks."""
+    _together(channels, y)
+    if not box:
+        _in_order(p.n, p.p * p.q, y)
+    dims, sizes = ((p.q, p.p, p.n), box) if box else ((p.n * p.p * p.q, 1, 1), (1, 1, pixels))
+    steps = (y.pixel, y.pixel * p.q, y.n)
+    return Map(of, (channels, *dims), tuple(s * HALF for s in steps), box=(64, *reversed(sizes)), swizzle=128)
+
+
 def _swizzle(p: ConvProblem, x: Strides, channels: int) -> int:
     """In bytes: a pixel's channels in shared memory are a row of its pattern."""
-    vector = 1 << x.log2v
-    if padded_channels("hwc8", p.c) > vector != x.block:
-        raise ValueError(f"channels: expected all of a pixel together, got planes of {vector}")
+    _together(padded_channels("hwc8", p.c), x)
     if channels * HALF not in SWIZZLES:
         raise ValueError(f"channels: expected 16, 32 or 64 in a copy, a row of a swizzle, got {channels}")
     return channels * HALF
+
+
+def _together(channels: int, x: Strides) -> None:
+    vector = 1 << x.log2v
+    if channels > vector != x.block:
+        raise ValueError(f"channels: expected all of a pixel together, got planes of {vector}")
+
+
+def _in_order(images: int, pixels: int, x: Strides) -> None:
+    if images > 1 and x.n != pixels * x.pixel:
+        raise ValueError(f"strides: expected {pixels * x.pixel} elements from image to image, got {x.n}")

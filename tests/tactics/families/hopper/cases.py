@@ -143,7 +143,8 @@ def held(problem: ConvProblem, tactic: Tactic, orders=ORDERS) -> np.ndarray:
     rows, pixels = problem.epilogue.d2s**2 * channels, problem.n * problem.p * problem.q
     tiles = -(-rows // t.m), num_boxes(problem, t.box) if t.box else -(-pixels // t.n)
     many = math.prod(-(-of // blocks) * blocks for of, blocks in zip(tiles, t.cluster, strict=False)) * m.count
-    k = problem.r * problem.s * -(-m.one.c // 64) * 64
+    of_a_tap = -(-m.one.c // 64) * 64 if tactic.sparse or m.one.c > 48 else -(-m.one.c // 16) * 16
+    k = problem.r * problem.s * of_a_tap
     products = many * k * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
     assert (stats.mma, stats.mma_sp) == ((0, products) if tactic.sparse else (products, 0))
     assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"

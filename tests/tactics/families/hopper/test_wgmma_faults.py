@@ -1,5 +1,5 @@
-"""Each step of the Hopper convolutions' loop that is left out, comes too early or is done otherwise: the emulator notices it,
-in every order of warps and blocks and both modes of copies."""
+"""Each step of the Hopper convolutions' loop and end that is left out, comes too early or is done otherwise: the emulator
+notices it, in every order of warps and blocks and both modes of copies."""
 
 import math
 import re
@@ -13,14 +13,18 @@ import pytest
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import compile_anew
 from cuda_kernels.emulator import EmulatorError
-from tactics.families.hopper import conv_wgmma
+from tactics.families.hopper import conv_wgmma, ends
+from tactics.format import Format
+from tactics.problems.problem import ConvProblem
 from tactics.sampling import trial
 from tactics.tactic import Tile
 from tests.problems import RELU, conv_case
 from tests.tactics.families.hopper.cases import (
     BOX,
+    CHW32,
     DEEPER,
     DENSE,
+    HWC8,
     MOST_BLOCKS,
     NAMES,
     ONE,
@@ -33,17 +37,24 @@ from tests.tactics.families.hopper.cases import (
     run,
 )
 
-GEMM, PTX = "include/tma_gemm.cuh", "include/wgmma.cuh"
+GEMM, TILES, STORES = "include/tma_gemm.cuh", "include/tma_tile.cuh", "include/tma_stores.cuh"
+PART, PTX = "include/staged_part.cuh", "include/wgmma.cuh"
 # A stage read or filled too early: before its bytes are there, while they are on their way, while products read it; or arrivals
 # and bytes that belong to another phase, with which some order of warps ends.
 EARLY = "race|in flight|uninitialised|mbarrier|deadlock"
 # Three rounds of a pipeline of three stages in every tile, several tiles of a block.
 PROBLEM = conv_case(2, 72, 9, 7, 72, 3, 3, pad=ONE, bias=True, act=RELU, residual=True, sparse24=True)
 ROUND = replace(SMALL, persist=2)
+# More parts of a warpgroup than the slots that they go round (`few_slots`); of a tile that two take turns with, and share.
+WIDE = conv_case(3, 72, 13, 11, 136, 3, 3, pad=ONE, bias=True, act=RELU, residual=True, sparse24=True)
+PLAIN = replace(WIDE, epilogue=replace(WIDE.epilogue, residual=False))
+END = replace(TURNS, m=128, n=128, persist=1)
+MOST_SLOTS = 2
 
 
 class Fault(NamedTuple):
-    """A source with `text` in it, once, where `other` stands instead; how the error begins, "wrong" for wrong results."""
+    """A source with `text` in it, once, where `other` stands instead; how the error begins, "wrong" for wrong results. `out`:
+    planes are stored by threads, pixels with all their channels by TMA."""
 
     source: str
     text: str
@@ -51,6 +62,8 @@ class Fault(NamedTuple):
     error: str
     kernels: tuple[str, ...] = NAMES
     tile: Tile = ROUND
+    out: Format = HWC8
+    problem: ConvProblem = PROBLEM
 
 
 def own(kernel: str, text: str, other: str, error: str, tile: Tile = ROUND) -> Fault:
@@ -58,7 +71,18 @@ def own(kernel: str, text: str, other: str, error: str, tile: Tile = ROUND) -> F
     return Fault(f"{kernel}.cu", text, other, error, (kernel,), tile)
 
 
+def of_threads(text: str, other: str, error: str, tile: Tile = ROUND, source: str = GEMM) -> Fault:
+    """In what threads do where TMA cannot store."""
+    return Fault(source, text, other, error, tile=tile, out=CHW32)
+
+
+def of_end(source: str, text: str, other: str, error: str, problem: ConvProblem = WIDE) -> Fault:
+    return Fault(source, text, other, error, tile=END, problem=problem)
+
+
 LEFT, LAST_LEFT = "wgmma_wait<1>();\n      if (k) ring.leave(turn - 1);", "    wgmma_wait<0>();\n    keep_apart(acc);\n"
+READ = "      is_last ? wait_for_reading_stores<0>() : wait_for_reading_stores<1>();\n"
+SPLIT = replace(ROUND, n=128, split=2, persist=0)
 PAIR, PAIR_K = replace(TWO, cluster=(2, 1, 1), persist=2), replace(DEEPER, cluster=(1, 1, 2))
 FAULTS = {
     "products of a stage that is not full": own(DENSE, "      ring.wait_until_full(turn);\n", "", EARLY),
@@ -78,31 +102,63 @@ FAULTS = {
     "too few bytes expected": Fault(
         GEMM, "ring.full(turn), Ring<Product>::BYTES", "ring.full(turn), Ring<Product>::BYTES - 16", EARLY
     ),
-    "barriers not fenced": Fault(GEMM, "    fence_mbarrier_init();\n", "", "mbarrier"),
+    "barriers not fenced": Fault(TILES, "    fence_mbarrier_init();\n", "", "mbarrier"),
     "barriers of others not waited for": Fault(GEMM, "  else\n    __syncthreads();\n", "", "mbarrier|race"),
-    "parity of full stages": Fault(GEMM, "turn / STAGES % 2); }", "turn / STAGES % 2 ^ 1); }", EARLY),
-    "parity of empty stages": Fault(GEMM, "turn / STAGES % 2 ^ 1); }", "turn / STAGES % 2); }", EARLY),
-    "fewer warps leave than read": Fault(GEMM, "WARPS_READING = 4 *", "WARPS_READING = 3 *", EARLY),
+    "parity of full stages": Fault(TILES, "turn / STAGES % 2); }", "turn / STAGES % 2 ^ 1); }", EARLY),
+    "parity of empty stages": Fault(TILES, "turn / STAGES % 2 ^ 1); }", "turn / STAGES % 2); }", EARLY),
+    "fewer warps leave than read": Fault(TILES, "WARPS_READING = 4 *", "WARPS_READING = 3 *", EARLY),
     "no turns": Fault(
         GEMM, "if (PINGPONG && number) wait_for", "if (false) wait_for", f"{EARLY}|barrier", tile=replace(TURNS, persist=1)
     ),
     "no wait for the launch ahead: copies": Fault(
         GEMM, "turn, turn);\n  wait_for_previous_launch();\n", "turn, turn);\n", "dependent launch: global load"
     ),
-    "no wait for the launch ahead: stores": Fault(
-        GEMM, "    if (!begun) wait_for_previous_launch();\n", "", "dependent launch: global (load|store)"
+    "no wait for the launch ahead: stores": of_threads(
+        "    if (!begun) wait_for_previous_launch();\n", "", "dependent launch: global (load|store)"
     ),
-    "a residual over what is still stored": Fault(
-        GEMM, "  sync_threads();  // the last tile's stores have read all of this\n", "", "race"
+    "a residual of rows past the last": of_threads("ok = row < output_rows(p) &&", "ok =", "out of bounds"),
+    "a residual of pixels past the last": of_threads(
+        "ok = row < output_rows(p) && offset >= 0", "ok = row < output_rows(p)", "out of bounds|misaligned"
     ),
-    "places of a residual read too early": Fault(
-        GEMM, "  sync_threads();\n  const int m =", "  const int m =", "race|uninitialised"
+    "all parts of a residual in one place": of_threads(
+        "i * STORED + part / CLUSTER_K : 0", "0 : 0", "cp.async: write", replace(ROUND, n=128)
     ),
-    "a residual of rows past the last": Fault(GEMM, "real = row < output_rows(p)", "real = true", "out of bounds"),
-    "a residual of pixels past the last": Fault(GEMM, "real && offsets[k] >= 0", "real", "out of bounds|misaligned"),
-    "all parts of a residual in one place": Fault(
-        GEMM, "i * STORED + part / CLUSTER_K : 0", "0 : 0", "cp.async: write", tile=replace(ROUND, n=128)
+    "a part over one that is still stored": of_threads(
+        "  sync_threads();  // the last part's stores have read the staging tile, and this one's residual is there\n",
+        "",
+        "race",
+        SPLIT,
+        PART,
     ),
+    "a part stored before it is staged": of_threads("  sync_threads();\n  store_tile", "  store_tile", "race", SPLIT, PART),
+    "no proxy fence": of_end(STORES, "  fence_proxy_async();\n", "", "proxy fence"),
+    "a lane arrives for a warp that has not met": of_end(
+        STORES, "  __syncwarp();\n  if (threadIdx.x % 32 == 0)", "  if (threadIdx.x % 32 == 0)", "race"
+    ),
+    "staged by fewer warps": of_end(TILES, "slot * 8, THREADS / 32)", "slot * 8, THREADS / 32 - 1)", EARLY),
+    "no wait for a ready slot": of_end(STORES, "  mbarrier_wait(ring.ready(team, number), number / SLOTS % 2);\n", "", EARLY),
+    "no wait for a free slot": of_end(
+        STORES, "  mbarrier_wait(ring.ready(team, number), number / SLOTS % 2);\n", "", EARLY, PLAIN
+    ),
+    "no wait for staged parts": of_end(
+        STORES, "      mbarrier_wait(ring.staged(team, number), number / SLOTS % 2);\n", "", EARLY
+    ),
+    "slots given back unread": of_end(STORES, READ, "", "race"),
+    "slots given back unread, without a residual": of_end(STORES, READ, "", "race", PLAIN),
+    "one store too few waited for": of_end(STORES, "stores<0>() :", "stores<1>() :", "race"),
+    "slots given back too early": of_end(STORES, "number + is_last + SLOTS", "number + 1 + SLOTS", "race"),
+    "parity of ready slots": of_end(
+        STORES, "ready(team, number), number / SLOTS % 2)", "ready(team, number), number / SLOTS % 2 ^ 1)", EARLY
+    ),
+    "too few bytes of a residual expected": of_end(
+        STORES, "expecting(ready, STAGING_BYTES)", "expecting(ready, STAGING_BYTES - 1024)", EARLY
+    ),
+    "stores in no group": of_end(STORES, "      stores_commit();\n", "", "race"),
+    "no wait for the launch ahead: residual": of_end(STORES, "    wait_for_previous_launch();\n", "", "dependent launch"),
+    "rows of another chunk": of_end(PART, "warp * 2 + lane / 8 % 2);", "warp * 2 + 1 - lane / 8 % 2);", "wrong"),
+    "pixels in another order": of_end(PART, "(lane / 16 * 8 + lane % 8", "(8 - lane / 16 * 8 + lane % 8", "wrong"),
+    "parts in another order": of_end(STORES, "first = index % PARTS * BN", "first = (PARTS - 1 - index % PARTS) * BN", "wrong"),
+    "another pixel of the tile": of_end(STORES, "TILE_N + first + n, 0", "TILE_N + first + n + 1, 0", "wrong"),
     "no wgmma.fence": Fault(PTX, '"wgmma.fence.sync.aligned;"', '""', "wgmma: .* no wgmma.fence stands between"),
     "sums read too early": Fault(
         GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"
@@ -130,10 +186,10 @@ FAULTS = {
         SPARSE, "r * TAP_BYTES", "(TAPS - 1 - r) * TAP_BYTES", "wrong", replace(BOX, persist=2)
     ),
     "a box's columns in another order": Fault(
-        GEMM, "box.q - p.pad_l + s", "box.q - p.pad_l - s", "wrong", tile=replace(BOX, persist=2)
+        GEMM, "box.w - p.pad_l + s", "box.w - p.pad_l - s", "wrong", tile=replace(BOX, persist=2)
     ),
     "pixels to one block of a cluster": Fault(GEMM, "copy_column<CLUSTER_M>", "copy_column<1>", EARLY, tile=PAIR),
-    "a stage left in one block of a cluster": Fault(GEMM, "lane < CLUSTER) mbarrier", "lane < 1) mbarrier", EARLY, tile=PAIR),
+    "a stage left in one block of a cluster": Fault(TILES, "lane < CLUSTER) mbarrier", "lane < 1) mbarrier", EARLY, tile=PAIR),
     "no barrier of the cluster ahead": Fault(
         GEMM,
         "    meet_cluster();  // barriers are visible by their fence\n",
@@ -178,10 +234,16 @@ def patched(tmp_path, monkeypatch):
     return patch
 
 
-def seen(kernel: str, tile: Tile, **options) -> str:
+@pytest.fixture(autouse=True)
+def few_slots(monkeypatch):
+    """Parts go round them: what comes too early meets another part."""
+    monkeypatch.setattr(ends, "MOST_SLOTS", MOST_SLOTS)
+
+
+def seen(fault: Fault, kernel: str, **options) -> str:
     """How the error begins that a run ends with; "wrong" where results are."""
-    with pytest.raises((EmulatorError, AssertionError)) as caught:
-        run(PROBLEM, crafted(kernel, tile, PROBLEM), **options)
+    with pytest.raises((EmulatorError, AssertionError, trial.Wrong)) as caught:
+        run(fault.problem, crafted(kernel, fault.tile, fault.problem, fault.out), **options)
     return str(caught.value) if isinstance(caught.value, EmulatorError) else "wrong"
 
 
@@ -199,24 +261,28 @@ def test_a_fault_in_the_loop_is_seen(name, kernel, patched):
         pytest.skip(f"the emulator starts clusters of {MOST_BLOCKS}")
     patched(fault)
     for options in ({}, *ORDERS):
-        error = seen(kernel, fault.tile, **options)
+        error = seen(fault, kernel, **options)
         assert re.match(fault.error, error), error
 
 
+WITHOUT = sorted({(fault.tile, fault.out) for fault in FAULTS.values()})
+
+
 @pytest.mark.parametrize("kernel", NAMES)
-@pytest.mark.parametrize("tile", sorted({fault.tile for fault in FAULTS.values()}), ids=str)
-def test_without_a_fault_nothing_is_seen(tile, kernel):
+@pytest.mark.parametrize("tile, out", WITHOUT, ids=str)
+def test_without_a_fault_nothing_is_seen(tile, out, kernel):
     if blocks(tile) > MOST_BLOCKS:
         pytest.skip(f"the emulator starts clusters of {MOST_BLOCKS}")
-    for options in ({}, *ORDERS):
-        run(PROBLEM, crafted(kernel, tile, PROBLEM), **options)
+    for problem in {fault.problem for fault in FAULTS.values() if (fault.tile, fault.out) == (tile, out)}:
+        for options in ({}, *ORDERS):
+            run(problem, crafted(kernel, tile, problem, out), **options)
 
 
 @pytest.mark.parametrize("kernel", NAMES)
 def test_a_map_with_another_swizzle_is_seen(kernel, monkeypatch):
     own = conv_wgmma.maps.input_map
     monkeypatch.setattr(conv_wgmma.maps, "input_map", lambda *a: replace(own(*a), swizzle=0))
-    assert seen(kernel, ROUND) == "wrong"
+    assert seen(Fault("", "", "", "wrong"), kernel) == "wrong"
     with pytest.raises(ValueError, match="swizzle"):
         replace(
             own(PROBLEM, conv_wgmma.strides(crafted(kernel, ROUND, PROBLEM).ins[0], PROBLEM.in_shapes[0]), 64, 32), swizzle=64

@@ -31,7 +31,7 @@ def why(problem: ConvProblem, kernel: str, device=DEVICE) -> dict[str, list[Tact
 
 FAR = {"h": 300, "w": 300, "c": 64}
 REFUSED = {
-    "short K": ({"c": 40}, "K = 40: less than a stage of 64"),
+    "short K": ({"c": 8}, "K = 8: less than 16"),
     "depthwise": ({"groups": 72, "k": 72}, "depthwise"),
     "groups": ({"groups": 2, "c": 144, "k": 144}, "a group of 72 input channels: a stage of 64 would reach into the next one"),
     "taps": ({"r": 16, "s": 1, "pad": (8, 0, 8, 0)}, "15 x 15 at most"),

@@ -1,0 +1,137 @@
+"""How a tile of Hopper's convolutions ends (include/tma_gemm.cuh), and the shared memory of its stages and its end.
+
+TMA stores parts of 64 channels and `part` pixels, and copies their residual, through slots that both share. Where it cannot, a
+warpgroup's threads store them: of 2-byte and FP32 outputs, planes, depth-to-space and up-sampled residuals, of groups whose
+channels are no multiple of 64, and of blocks that split K, which may have no tile to store.
+"""
+
+import math
+from collections.abc import Mapping
+
+from cuda_kernels.tensor_maps import Map
+from tactics.families.conv_gemm import own_store
+from tactics.families.hopper import maps
+from tactics.families.hopper.tiles import FEWEST_STAGES, SMEM
+from tactics.families.merged import merged
+from tactics.format import LAYOUTS, Strides, padded_channels, strides
+from tactics.main_loops import UNTIMED
+from tactics.problems.pointwise_ops import POINTWISE
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import together
+from tactics.step import Store, linear
+from tactics.tactic import Tactic, Tile
+
+ROWS = 64  # of weights, that an instruction multiplies
+MOST_STAGES = 12
+MOST_SLOTS = 8
+FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # with a residual or not, as far as FEWEST_STAGES are left
+WINDOW_ROWS = 3  # of strips: taps of a stage
+# Of an output of an end by TMA, counted in its machine code (NVRTC 13.0): instructions of a thread, with a residual or not, and
+# beside a ReLU's those of activations, with MUFU's among them; bytes that cross the port of shared memory, PORT in a clock. A
+# warpgroup that ends alone waits for itself. OVER_SIMULATED: what the ends before these took on an H200 over their simulation,
+# in which UNTIMED is, that a prediction multiplies all of it by.
+INSTRUCTIONS, PORT, ONE_WARPGROUP, OVER_SIMULATED = {False: 2.9, True: 5.1}, 128, 1.4, {False: 1.25, True: 1.4}
+OF_ACTIVATION = {name: (row.instructions - 2.0, 2.0 * (row.instructions >= 6)) for name, row in POINTWISE.items()}
+OF_ACTIVATION |= {"gelu": (9.2, 1.0), "silu": (8.2, 1.5)}
+BY_STMATRIX = 0.75  # of clocks of ends by threads with movmatrix, which were timed, those with stmatrix take: by simulation
+BARRIERS = 16  # bytes, two of a stage or of a slot
+
+
+def taps(t: Tile) -> int:
+    """Of a stage."""
+    return WINDOW_ROWS if t.box else 1
+
+
+def teams(t: Tile) -> int:
+    """Warpgroups that multiply."""
+    return t.threads // 128 * (1 + t.pingpong)
+
+
+def part(t: Tile) -> int:
+    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has some of them."""
+    return next(n for n in (64, 32, 16) if t.n % n == 0 and (n == 16 or n * t.cluster[2] <= t.n))
+
+
+def piece(t: Tile) -> tuple[int, int, int]:
+    """Images, rows and columns of a box that one copy of a part has: of the tile's box, as much as divides the part."""
+    images, rows, cols = t.box
+    of_cols = math.gcd(cols, part(t))
+    of_rows = math.gcd(rows, part(t) // cols) if of_cols == cols else 1
+    return math.gcd(images, part(t) // (cols * rows)) if (of_rows, of_cols) == (rows, cols) else 1, of_rows, of_cols
+
+
+def stage_bytes(t: Tile, sparse: bool) -> int:
+    """Pixels, of a strip with those around, and dense weights."""
+    pixels = t.n + (t.box[0] * (WINDOW_ROWS - 1) * t.box[2] if t.box else 0)
+    return ((0 if sparse else t.m * taps(t)) + pixels) * t.k * 2
+
+
+def rest_bytes(t: Tile) -> int:
+    """Behind the stages, where threads store: of each warpgroup a part, and a table of its pixels; barriers."""
+    return teams(t) * part(t) * (ROWS * 2 + 4) + BARRIERS * MOST_STAGES
+
+
+def smem(tactic: Tactic) -> int:
+    """Dynamic shared memory in bytes, where threads store, of a residual that comes when it is added."""
+    return tactic.gemm.stages * stage_bytes(tactic.gemm, tactic.sparse) + rest_bytes(tactic.gemm)
+
+
+def end(
+    p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None
+) -> tuple[dict[str, int], int, Mapping[str, Map]]:
+    """(compile-time values, dynamic shared memory in bytes, tensor maps by parameters' names: none where threads store) of a
+    launch whose pixels go where `store` says, of tensors with these strides (tactics.families.conv_gemm.arguments)."""
+    stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
+    values, size = room(p, tactic, bool(stored))
+    pixels = math.prod(piece(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
+    whole = not (linear(tactic.out) or store or merged(p).one.k % ROWS)
+    return {"OUT_TMA": int(bool(stored)), "PIECE": pixels, "WHOLE_ROWS": int(whole), **values}, size, stored
+
+
+def room(p: ConvProblem, tactic: Tactic, by_tma: bool) -> tuple[dict[str, int], int]:
+    """(SLOTS of a warpgroup, STAGES beside them, RES_AHEAD; dynamic shared memory in bytes). By TMA: as few slots as a residual
+    on its way needs, and more where memory is left. By threads: all of a tile's, whose residual is then copied before its
+    products; or one, for 2-byte accesses are no copies, blocks that split K may not store their tile, or fewer than
+    FEWEST_STAGES, or than those that the sums of a cluster along K lie over, would be left."""
+    t, of_stage = tactic.gemm, stage_bytes(tactic.gemm, tactic.sparse)
+    of_slot = teams(t) * (part(t) * ROWS * 2 + BARRIERS * by_tma)
+    rest = BARRIERS * MOST_STAGES + (0 if by_tma else teams(t) * part(t) * 4)
+    m64, parts = t.m // ROWS // (1 if t.pingpong else teams(t)), -(-(t.n // part(t)) // t.cluster[2])
+    ahead = p.epilogue.residual and not (linear(tactic.out) or t.split > 1 or t.stream)
+    for few in FEWEST_SLOTS[p.epilogue.residual] if by_tma else (m64 * parts,) * ahead:
+        stages = min((SMEM - rest - few * of_slot) // of_stage, t.stages)
+        if stages >= min(t.stages, FEWEST_STAGES) and (t.cluster[2] == 1 or stages * of_stage >= t.m * t.n * 4):
+            size = stages * of_stage + rest
+            many = min((SMEM - size) // of_slot, MOST_SLOTS) if by_tma else few
+            return {"SLOTS": many, "STAGES": stages, "RES_AHEAD": int(not by_tma)}, size + many * of_slot
+    return {"SLOTS": 1, "STAGES": t.stages, "RES_AHEAD": 0}, smem(tactic)
+
+
+def stored_by_tma(p: ConvProblem, tactic: Tactic) -> bool:
+    """Where tensors lie as their formats say: pixels in their order with all channels together, 64 channels of one group at a
+    time, by blocks that are sure to store their tile."""
+    t, m, layout = tactic.gemm, merged(p), LAYOUTS[tactic.out.layout]
+    pixels = layout.vector >= p.k if layout.blocked else layout.vector >= 8
+    rows = m.count == 1 or m.one.k % ROWS == 0
+    return pixels and rows and not (t.stream or t.split > 1 or own_store(p))
+
+
+def clocks(p: ConvProblem, tactic: Tactic) -> tuple[float, float]:
+    """Of an end by TMA: of the tile's warpgroups, and of the SM where others multiply meanwhile. Not timed."""
+    t, acts = tactic.gemm, [act.name for act in (p.epilogue.act, p.epilogue.last)]
+    issued = INSTRUCTIONS[p.epilogue.residual] + p.epilogue.affine + sum(OF_ACTIVATION[act][0] for act in acts)
+    staged = (2 + 2 * p.epilogue.residual) * 2 / PORT  # bytes of FP16, written and read
+    of_output = together((issued / 128, staged, sum(OF_ACTIVATION[act][1] for act in acts) / 16))
+    rate = t.m * t.n * of_output * OVER_SIMULATED[p.epilogue.residual] / UNTIMED
+    return rate * (ONE_WARPGROUP if t.threads == 128 else 1), rate
+
+
+def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None) -> Mapping[str, Map]:
+    """Of y and of the residual; none where one of them lies as no map has it."""
+    t, channels = tactic.gemm, padded_channels(tactic.out.layout, p.out_shape[1])
+    y, *others = reversed(strided or (strides(tactic.out, p.out_shape),) * (2 + p.epilogue.residual))
+    views = {"y_map": (maps.Y, y), **({"r_map": (maps.RESIDUAL, others[0])} if p.epilogue.residual else {})}
+    try:
+        return {n: maps.stored_map(p, *view, channels, part(t), piece(t) if t.box else ()) for n, view in views.items()}
+    except ValueError:
+        return {}
