@@ -2,7 +2,7 @@
 
     members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
 
-A base's members come first; of a nested struct they are named after a dot, of an array by index: `out.block`, `from[0].spread.n`.
+A base's members come first. A nested struct's are named behind a dot, an array's by index: `out.block`, `from[0].spread.n`.
 Launch arguments have the same names. So a member that is added, renamed, moved or changed in type on one side only is an error
 when the launch is made, before anything runs.
 """

@@ -1,7 +1,7 @@
 """Networks that other packages ship inside their wheels: built for two GPUs, and compared with onnxruntime in the emulator.
 
-RapidOCR has PP-OCRv4's detection, recognition and direction, one with a size of -1; NudeNet has a YOLOv8n; docs/networks.md says
-what the others are. `make test-long`; needs a package index, which pip's own settings name.
+RapidOCR has PP-OCRv4's detection, recognition and direction, one with a size of -1; NudeNet has a YOLOv8n; docs/networks.md
+says what the others are. `make test-long`; needs a package index, which pip's own settings name.
 """
 
 import subprocess
