@@ -121,7 +121,8 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     """Why this patch cannot or should not run, or an empty string."""
     patch = tactic.patch
-    columns, registers, smem = _columns(p, tactic), _registers(p, tactic), _smem(p, tactic)
+    columns = (patch.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
+    registers, smem = _registers(p, tactic), _smem(p, tactic)
     if patch.mma and lattice(p)[1] != (1, 1):
         return f"tensor cores take stride 1 (over dilation), not {lattice(p)[1][0]} x {lattice(p)[1][1]}"
     if patch.mma and max(p.r, p.s) > 7:
@@ -155,19 +156,10 @@ def staged(tactic: Tactic) -> bool:
     return tactic.patch in STAGED
 
 
-def sliced(p: ConvProblem, tactic: Tactic) -> bool:
-    """Whether a thread takes the filter's columns a slice at a time, and its weights from L1: the whole would not fit."""
-    return (p.s > MOST_COLUMNS or p.r * p.s > MOST_TAPS) and not tactic.patch.mma and not staged(tactic)
-
-
-def _slice(p: ConvProblem, tactic: Tactic) -> int:
-    """Columns of the filter at once."""
-    return min(p.s, SLICE[vector(tactic)]) if sliced(p, tactic) else p.s
-
-
-def _columns(p: ConvProblem, tactic: Tactic) -> int:
-    """Of an input row, those that a thread holds at once."""
-    return (tactic.patch.tw - 1) * lattice(p)[1][1] + _slice(p, tactic)
+def sliced(p: ConvProblem, tactic: Tactic) -> int:
+    """Columns of the filter that a thread takes at once, with weights from L1, where the whole would not fit; else 0."""
+    fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
+    return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
 
 def threads(tactic: Tactic) -> int:
@@ -276,7 +268,8 @@ def _staged_bytes(p: ConvProblem, t: Patch) -> int:
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
     """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
-    t, vec, columns = tactic.patch, vector(tactic), _columns(p, tactic)
+    t, vec = tactic.patch, vector(tactic)
+    columns = (t.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     if staged(tactic):
         return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
@@ -311,7 +304,7 @@ def launches(
         "TW": t.tw,
         **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
-        **({"SLICE": _slice(p, tactic)} if sliced(p, tactic) else {}),
+        **({"SLICE": sliced(p, tactic)} if sliced(p, tactic) else {}),
         **({"HIDDEN": 1} if share else {}),
     }
     args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
@@ -362,14 +355,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         clk = _staged(p, tactic, size, rows)
         alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch, together, and where the block lies
     else:
-        waits = rows
-        if sliced(p, tactic):  # for a slice's input and for its weights; rows outside of the image cost nothing
-            rows = min(rows, p.h)
-            waits = rows * 2 * math.ceil(p.s / _slice(p, tactic))
+        columns, turns = sliced(p, tactic), 1
+        if columns:  # in turns, for a slice's input and for its weights; rows outside of the image cost nothing
+            rows, turns = min(rows, p.h), 2 * math.ceil(p.s / columns)
         clk = _scalar(p, tactic, size, rows)
-        alone = 2 * LATENCY_CLK + waits * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
+        alone = 2 * LATENCY_CLK + rows * turns * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
-    read += 2 * p.r * p.s * t.channels * sliced(p, tactic)  # weights that shared memory does not keep
+    read += 2 * p.r * p.s * t.channels * (sliced(p, tactic) > 0)  # weights that shared memory does not keep
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
@@ -431,7 +423,7 @@ def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
     """Clocks of a block without tensor cores, by what they are spent on."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
-    slices, outputs, taps, each_weight = math.ceil(p.s / _slice(p, tactic)), t.th * t.tw, float(p.r * p.s), 1.5
+    slices, outputs, taps, each_weight = math.ceil(p.s / (sliced(p, tactic) or p.s)), t.th * t.tw, float(p.r * p.s), 1.5
     columns = slices * (t.tw - 1) * e_w + p.s
     if sliced(p, tactic):  # weights have addresses and are converted; of filter rows those that lie over the image
         taps, each_weight = min(p.r, rows * min(1, p.r / t.th)) * p.s, 3.5 + min(vec, 4)

@@ -27,11 +27,9 @@ from tactics.step import linear
 from tactics.tactic import Patch, Tactic
 from tests.compiled import fits, measured, takes
 from tests.conftest import model_path
-from tests.engines import emulated, judge
+from tests.engines import emulated
 from tests.ort_budget import budgets
-from tests.problems import DEPTHWISE, TAILS, assert_right, assert_written_once, depthwise, execute
-from tests.reference_run import model as model_of
-from tests.reference_run import node as node_of
+from tests.problems import DEPTHWISE, assert_right, assert_written_once, depthwise, execute
 
 pytestmark = pytest.mark.slow
 
@@ -236,31 +234,6 @@ def test_what_is_not_depthwise_is_refused_with_its_reason():
     assert any("would spill" in str(r) for _, r in rejected(large, DEVICE))
 
 
-def test_larger_filters_are_taken_in_slices():
-    """Any width and height, in the formats of smaller ones; not where shared memory holds the input."""
-    for r, s in ((1, 33), (51, 51), (33, 101), (400, 31)):
-        problem = depthwise(1, 16, 40, 120, r, s, pad=(r // 2, s // 2) * 2)
-        found = candidates(problem, DEVICE)
-        assert {t.tile for t in found} == {*VECTOR_PATCHES, *LINEAR_PATCHES}
-        assert all(dict(launches(problem, t)[0].values)["SLICE"] == (16 if linear(t.out) else 8) for t in found)
-    strided = depthwise(1, 16, 40, 120, 3, 33, stride=(1, 4))
-    assert {t.tile for t in candidates(strided, DEVICE)} == {*LINEAR_PATCHES}, "a row under four strided outputs would spill"
-
-
-@pytest.mark.parametrize("kind", ["hwc16", "chw"])
-def test_the_price_of_a_slice(kind):
-    """Time grows with columns and rows, across the limit too; rows of the filter that no image fills cost little."""
-    patch = LINEAR_PATCHES[2] if kind == "chw" else VECTOR_PATCHES[1]
-
-    def us(r, s, height=64):
-        problem = depthwise(4, 64, height, 64, r, s, pad=(r // 2, s // 2) * 2)
-        return predict_us(problem, tactic(problem, patch, kind, kind), DEVICE)
-
-    widths, heights = [us(9, s) for s in (17, 25, 33, 51, 87)], [us(r, 33) for r in (1, 9, 33, 65)]
-    assert widths == sorted(widths) and heights == sorted(heights)
-    assert us(51, 51) > 10 * us(1, 51) and us(65, 33, height=1) < 2.5 * us(1, 33, height=1)
-
-
 def test_packed_weights():
     problem = depthwise(1, 10, 5, 5, 3, 2, 2, bias=True, act=Activation("prelu"))
     w = np.arange(20 * 6, dtype=np.float32).reshape(20, 1, 3, 2)
@@ -331,14 +304,6 @@ def test_widest_windows_compile_without_spills(shape, sm):
     compiles(*worst(*SHAPES[shape]), sm, takes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("patch,layout", [(VECTOR_PATCHES[0], "hwc8"), (LINEAR_PATCHES[0], "chw")])
-def test_slices_of_the_widest_stride_compile_without_spills(patch, layout, sm):
-    problem = depthwise(1, 64, 30, 90, 5, 45, 2, stride=(3, 3), pad=(2, 22, 2, 22), bias=True, **TAILS[""])
-    compiles(problem, tactic(problem, patch, layout, layout), sm, takes)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("reach,stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)])
@@ -402,31 +367,6 @@ def check_network(path, x, depthwise_layers):
     used = [layer for layer in engine.plan.layers if layer.tactic_name.startswith("conv_depthwise")]
     assert len(used) == depthwise_layers
     return engine, used
-
-
-@pytest.mark.parametrize("seed,device", [*enumerate(("h200", "a100", "l4", "rtx5090", "h200", "a10"))])
-def test_drawn_filters_wider_than_32_columns(tmp_path, seed, device):
-    """1-D and 2-D, with strides, dilations, multipliers, bias and activation, against onnxruntime."""
-    rng = random.Random(seed)
-    flat, c, many, s = rng.random() < 0.5, rng.choice((3, 8, 20)), rng.choice((1, 1, 2)), rng.randint(33, 101)
-    r, dil, stride = (
-        rng.choice((1, 2, 7, 33, 65)),
-        [rng.randint(1, 2), rng.randint(1, 3)],
-        [rng.randint(1, 2), rng.randint(1, 4)],
-    )
-    size = (s,) if flat else (r, s)
-    axes = slice(-len(size), None)
-    pads = [rng.randint(d * (t - 1) // 4, d * (t - 1)) for d, t in zip(dil[axes], size, strict=True)]
-    image = [d * (t - 1) + rng.randint(1, 40) - p for d, t, p in zip(dil[axes], size, pads, strict=True)]
-    window = {"group": c, "pads": pads * 2, "dilations": dil[axes], "strides": stride[axes]}
-    draw = np.random.default_rng(seed).standard_normal
-    w = draw((c * many, 1, *size), np.float32) / np.float32(np.sqrt(np.prod(size)))
-    nodes = [node_of("Conv", "x w b", "conv", **window), node_of(rng.choice(("Relu", "Sigmoid", "HardSwish")), "conv", "y")]
-    proto = model_of(nodes, {"x": (2, c, *image)}, "y", {"w": w, "b": draw(c * many, np.float32)})
-    onnx.save(proto, tmp_path / "m.onnx")
-    engine = gr.build(tmp_path / "m.onnx", device=device)
-    judge(engine, proto, {"x": draw((2, c, *image), np.float32)})
-    assert any("conv_depthwise" in layer.tactic_name for layer in engine.plan.layers)
 
 
 @pytest.mark.slow
