@@ -12,8 +12,9 @@
 //
 // Two variants bring a block's patch of input to shared memory at once: STAGED (include/depthwise_staged.cuh), whose threads
 // have VEC = 2 or 4 channels, and TENSOR, on tensor cores (include/depthwise_bands.cuh).
+// Filters that registers or shared memory do not hold: SLICE columns at a time, of weights that come from L1.
 //
-// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW,
+// Compile-time: TENSOR, STAGED, VEC (8, 4, 2 or 1), R, S, SLICE (of those filters only), E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW,
 // ACT, RES, AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C), HIDDEN (1: beside the outputs, their share of a
 // squeeze-excite's hidden values, include/hidden_share.cuh).
 #include "activation.cuh"
@@ -23,10 +24,17 @@
 #define HIDDEN 0
 #endif
 
+#ifdef SLICE
+constexpr bool SLICED = true;
+#else
+#define SLICE S
+constexpr bool SLICED = false;
+#endif
+
 constexpr int SPOTS = H_BLOCK * W_BLOCK;  // T of the patch
 constexpr int THREADS = C_BLOCK * (TENSOR ? 32 : SPOTS);
-constexpr int TAPS = TENSOR ? 0 : R * S;  // that are staged as FP32
-constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
+constexpr int TAPS = TENSOR || SLICED ? 0 : R * S;  // that are staged as FP32
+constexpr int COLS = (TW - 1) * E_W + SLICE, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs, at a time
 constexpr int VECTORS = AFFINE ? 4 : 2;                              // per channel: bias, slope, and scale, shift
 constexpr int PART = VEC == 8 ? 4 : VEC, PARTS = VEC / PART;         // channels whose products are formed at once
 // Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
@@ -40,6 +48,7 @@ constexpr int BANDS = TH > 4 ? 256 : LONG_END || RES ? 384 : 512;  // as MANY, o
 constexpr int LIMIT = STAGED ? MANY : TENSOR ? BANDS : 1, BLOCKS = THREADS <= LIMIT ? LIMIT / THREADS : 1;
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
+static_assert(!SLICED || !(STAGED || TENSOR), "a patch in shared memory serves all of a filter's columns");
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
 #if HIDDEN
 constexpr int SUM_VEC = VEC, SUM_CHANNELS = C_BLOCK * VEC, SUM_SPOTS = TENSOR ? 32 : SPOTS;
@@ -331,49 +340,60 @@ __device__ __forceinline__ void unpack_part(const uint4& x, int part, float (&v)
 }
 __device__ __forceinline__ void unpack_part(u16 x, int, float (&v)[1]) { v[0] = __half2float(__ushort_as_half(x)); }
 
+// What a row of a thread's input, row i of ROWS and row h of the image, adds under N columns of the filter, from column s0 on.
+template <int N, class Bits, class Source>
+__device__ __forceinline__ void multiply_row(const DepthwiseParams& p, const Place& at, u32 weights, const Source& source,
+                                             const __half* from, int i, int h, int s0, float (&acc)[TH][TW][VEC]) {
+  constexpr int HERE = COLS - SLICE + N;
+  const int w0 = at.col * p.stride_w - p.pad_l + s0 * p.dil_w;
+  u32 inside = 0;
+#pragma unroll
+  for (int j = 0; j < HERE; ++j) inside |= static_cast<u32>(static_cast<u32>(w0 + j * p.dil_w) < static_cast<u32>(p.w_in)) << j;
+  const int offset = (h * p.w_in + w0) * p.in.pixel, column = p.dil_w * p.in.pixel;
+  Bits x[HERE];
+#pragma unroll
+  for (int j = 0; j < HERE; ++j) x[j] = load_if(inside >> j & 1, from + (offset + j * column), source);
+  if (MULTIPLIED) {
+#pragma unroll
+    for (int j = 0; j < HERE; ++j) x[j] = source.apply(x[j]);
+  }
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    float v[HERE][PART];
+#pragma unroll
+    for (int j = 0; j < HERE; ++j) unpack_part(x[j], part, v[j]);
+#pragma unroll
+    for (int a = 0; a < TH; ++a) {
+      const int r = i - a * E_H;  // the filter row through which this input row enters output row a
+      if (static_cast<u32>(r) >= R) continue;
+#pragma unroll
+      for (int s = 0; s < N; ++s) {
+        float w[PART];
+        if (SLICED) {
+          load_few(p.w + (r * S + s0 + s) * p.w_pitch + at.channel + part * PART, w);
+        } else {
+          get(staged(weights, part, r * S + s, at.local), w);
+        }
+#pragma unroll
+        for (int b = 0; b < TW; ++b)
+#pragma unroll
+          for (int c = 0; c < PART; ++c) acc[a][b][part * PART + c] += w[c] * v[b * E_W + s][c];
+      }
+    }
+  }
+}
+
 template <class Bits, class Source>  // what one access brings, and how it becomes VEC channels
 __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& at, u32 weights, float (&acc)[TH][TW][VEC]) {
   const int channel = MULTIPLIED ? at.channel / p.multiplier : at.channel, chunk = channel & ~(VEC - 1);
   Source source;
   if (MULTIPLIED) source.init(at.channel, p.multiplier);
-  const int h0 = at.row * p.stride_h - p.pad_t, w0 = at.col * p.stride_w - p.pad_l;
-  u32 inside = 0;
-#pragma unroll
-  for (int j = 0; j < COLS; ++j) inside |= static_cast<u32>(static_cast<u32>(w0 + j * p.dil_w) < static_cast<u32>(p.w_in)) << j;
   const __half* from = p.x + p.in.at(at.image, chunk, 0);
-  const int column = p.dil_w * p.in.pixel;
-
   for (int i = 0; i < ROWS; ++i) {
-    const int h = h0 + i * p.dil_h;
+    const int h = at.row * p.stride_h - p.pad_t + i * p.dil_h;
     if (static_cast<u32>(h) >= static_cast<u32>(p.h)) continue;
-    const int offset = (h * p.w_in + w0) * p.in.pixel;
-    Bits x[COLS];
-#pragma unroll
-    for (int j = 0; j < COLS; ++j) x[j] = load_if(inside >> j & 1, from + (offset + j * column), source);
-    if (MULTIPLIED) {
-#pragma unroll
-      for (int j = 0; j < COLS; ++j) x[j] = source.apply(x[j]);
-    }
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      float v[COLS][PART];
-#pragma unroll
-      for (int j = 0; j < COLS; ++j) unpack_part(x[j], part, v[j]);
-#pragma unroll
-      for (int a = 0; a < TH; ++a) {
-        const int r = i - a * E_H;  // the filter row through which this input row enters output row a
-        if (static_cast<u32>(r) >= R) continue;
-#pragma unroll
-        for (int s = 0; s < S; ++s) {
-          float w[PART];
-          get(staged(weights, part, r * S + s, at.local), w);
-#pragma unroll
-          for (int b = 0; b < TW; ++b)
-#pragma unroll
-            for (int c = 0; c < PART; ++c) acc[a][b][part * PART + c] += w[c] * v[b * E_W + s][c];
-        }
-      }
-    }
+    for (int s0 = 0; s0 + SLICE <= S; s0 += SLICE) multiply_row<SLICE, Bits>(p, at, weights, source, from, i, h, s0, acc);
+    if constexpr (S % SLICE > 0) multiply_row<S % SLICE, Bits>(p, at, weights, source, from, i, h, S / SLICE * SLICE, acc);
   }
 }
 

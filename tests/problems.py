@@ -259,6 +259,11 @@ DEPTHWISE: dict[str, Problem] = {
     **{f"depthwise_x{m}": depthwise(1, 21, 6, 9, 3, 3, m, **SAME, act=PRELU) for m in (2, 3, 4, 5, 8, 11)},
     **{f"depthwise_{a.name}": depthwise(1, 12, 9, 3, 3, 1, bias=True, residual=True, act=a) for a in ACTS},
     "depthwise_tail": depthwise(2, 20, 9, 7, 3, 3, **SAME, act=PRELU, **TAILS[""]),
+    "depthwise_87_columns": depthwise(1, 20, 1, 61, 1, 87, pad=(0, 86, 0, 86), dilation=(1, 2), bias=True, act=RELU),
+    "depthwise_x2_of_37_columns": depthwise(
+        2, 10, 12, 40, 3, 37, 2, stride=(2, 3), pad=(1, 18, 1, 17), bias=True, act=PRELU, residual=True
+    ),
+    "depthwise_51x51": depthwise(1, 16, 9, 20, 51, 51, pad=(25, 25, 25, 25), act=SIGMOID, **TAILS["_after_residual"]),
 }
 
 _AVERAGE = PoolProblem(2, 20, 8, 7, "avg", 3, 3, (8, 7), pad=(1, 1, 1, 1))

@@ -29,6 +29,8 @@ from tactics.problems.operators import VIEWS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 
+FLATTENING = {("Gemm", 0), ("MatMul", 0)}  # operands that may be images: kernels are as large as they are
+
 
 def lower(fused: Fused) -> Network:
     """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
@@ -134,7 +136,7 @@ class _Views:
             self.shape[root] = after
         elif y.is_graph_output() and not y.uses():
             self._is_view(y, root)  # the caller receives the same elements in ONNX's shape
-        elif y.is_graph_output() or _flattened(y) is None or not all(u.node.op_type in ("Gemm", "MatMul") for u in y.uses()):
+        elif y.is_graph_output() or _flattened(y) is None or not {(u.node.op_type, u.idx) for u in y.uses()} <= FLATTENING:
             self.moving.add(node)
 
     def _is_view(self, value: Value, root: Value) -> None:

@@ -42,6 +42,9 @@ from tactics.step import (
 from tactics.tactic import Only, Patch, Tactic, restrict, tactic_of
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
+# At most: columns of input that registers hold at once, and taps of a channel that shared memory holds beside its vectors.
+MOST_COLUMNS, MOST_TAPS = 32, 12_000
+SLICE = {8: 8, 1: 16}  # columns of a larger filter at once, by a thread's channels
 # Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
@@ -118,7 +121,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     """Why this patch cannot or should not run, or an empty string."""
     patch = tactic.patch
-    columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
+    columns = (patch.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     registers, smem = _registers(p, tactic), _smem(p, tactic)
     if patch.mma and lattice(p)[1] != (1, 1):
         return f"tensor cores take stride 1 (over dilation), not {lattice(p)[1][0]} x {lattice(p)[1][1]}"
@@ -126,8 +129,8 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"tensor cores take filters of at most 7x7, not {p.r}x{p.s}"
     if (patch.mma or staged(tactic)) and p.k > p.c:
         return f"input in shared memory needs one output channel of each input channel, not {p.k // p.c}"
-    if columns > 32:
-        return f"a thread's window has {columns} columns, at most 32 are supported"
+    if columns > MOST_COLUMNS:
+        return f"a thread's window has {columns} columns, at most {MOST_COLUMNS} are supported"
     if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
     if (whole := smem + patch_bytes(p, tactic)) > device.smem_per_block:
@@ -136,7 +139,8 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
         limit = 4 * limit - 3
-    if limit < math.inf and not linear(tactic.ins[0]) and halo(p, patch) > limit:
+    often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # whose arithmetic takes longer
+    if often and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
@@ -150,6 +154,12 @@ def vector(tactic: Tactic) -> int:
 
 def staged(tactic: Tactic) -> bool:
     return tactic.patch in STAGED
+
+
+def sliced(p: ConvProblem, tactic: Tactic) -> int:
+    """Columns of the filter that a thread takes at once, with weights from L1, where the whole would not fit; else 0."""
+    fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
+    return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
 
 def threads(tactic: Tactic) -> int:
@@ -185,8 +195,12 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
         for phase in range(min(step, out)):
             for first in range(phase, out, step * extent):
                 outs = range(first, min(out, first + step * extent), step)
-                ins = {o * stride - pad + t * dil for o in outs for t in range(reach)} & set(range(size))
-                read, needed = read + len(ins), needed | ins
+                taps = reach
+                if step * stride <= reach * dil:  # the windows of all of them are one wider window
+                    outs, taps = outs[:1], reach + (outs[-1] - first) * stride // dil
+                ins = {at for o in outs for t in range(taps) if 0 <= (at := o * stride - pad + t * dil) < size}
+                read += len(ins)
+                needed |= ins
         covered, once = covered * read, once * len(needed)
     return covered, once
 
@@ -207,7 +221,7 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
     """Static shared memory as the kernel lays it out: taps, bias and slope in FP32, of tensor cores pairs of taps in FP16."""
     parts = 2 if vector(tactic) == 8 else 1
     row = tactic.patch.channels * 4 // parts
-    taps = 0 if tactic.patch.mma else p.r * p.s
+    taps = 0 if tactic.patch.mma or sliced(p, tactic) else p.r * p.s
     rows = p.r + (p.r % 4 == 3)  # of words, loaded four at a time
     filters = tactic.patch.channels * (rows * 32 + 16) if tactic.patch.mma else 0
     return parts * (-(-(taps + 2) * row // 128) * 128 + 64) + filters
@@ -255,7 +269,7 @@ def _staged_bytes(p: ConvProblem, t: Patch) -> int:
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
     """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
     t, vec = tactic.patch, vector(tactic)
-    columns = (t.tw - 1) * lattice(p)[1][1] + p.s
+    columns = (t.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     if staged(tactic):
         return next(bound for most, bound in STAGED_REGISTERS.items() if vec * (t.th * t.tw + columns) <= most)
     if t.mma:
@@ -290,6 +304,7 @@ def launches(
         "TW": t.tw,
         **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
+        **({"SLICE": sliced(p, tactic)} if sliced(p, tactic) else {}),
         **({"HIDDEN": 1} if share else {}),
     }
     args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
@@ -340,9 +355,13 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         clk = _staged(p, tactic, size, rows)
         alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch, together, and where the block lies
     else:
+        columns, turns = sliced(p, tactic), 1
+        if columns:  # in turns, for a slice's input and for its weights; rows outside of the image cost nothing
+            rows, turns = min(rows, p.h), 2 * math.ceil(p.s / columns)
         clk = _scalar(p, tactic, size, rows)
-        alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
+        alone = 2 * LATENCY_CLK + rows * turns * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
+    read += 2 * p.r * p.s * t.channels * (sliced(p, tactic) > 0)  # weights that shared memory does not keep
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
@@ -404,12 +423,15 @@ def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
     """Clocks of a block without tensor cores, by what they are spent on."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
-    columns, outputs, taps = (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
+    slices, outputs, taps, each_weight = math.ceil(p.s / (sliced(p, tactic) or p.s)), t.th * t.tw, float(p.r * p.s), 1.5
+    columns = slices * (t.tw - 1) * e_w + p.s
+    if sliced(p, tactic):  # weights have addresses and are converted; of filter rows those that lie over the image
+        taps, each_weight = min(p.r, rows * min(1, p.r / t.th)) * p.s, 3.5 + min(vec, 4)
     weight_loads = t.th * taps * (2 if vec == 8 else 1)
     extra = 15 if p.k > p.c and vec == 8 else 0
     columns_cost = rows * columns * (vec + 2 + extra)
     each = vec * (taps + 4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2)
-    instructions = outputs * each + columns_cost + weight_loads * 1.5 + 60
+    instructions = outputs * each + columns_cost + weight_loads * each_weight + 60
     return {
         "issue": size * instructions / 128,
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),

@@ -389,6 +389,14 @@ def test_refusals_say_why(nodes, message):
         network(model(nodes, inputs, "y", w, 13))
 
 
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+def test_a_flattened_image_as_the_second_operand(tmp_path, op):
+    """Only a first operand is taken as the image that it was."""
+    steps = [node("Relu", "x", "r"), node("Flatten", "r", "f"), node(op, "b f", "y")]
+    onnx.save(model(steps, {"x": (4, 5, 3, 3), "b": (7, 4)}, "y"), tmp_path / "m.onnx")
+    check_against_ort(tmp_path / "m.onnx")
+
+
 def test_refusals_are_listed_together():
     nodes = [node("ConvTranspose", "x z", "a"), node("Relu", "a", "b"), node("Pad", "b p", "y", mode="edge")]
     with pytest.raises(ModelError, match="2 nodes used in an unsupported way:\n  ConvTranspose a: .*\n  Pad y: "):
