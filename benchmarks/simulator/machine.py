@@ -150,7 +150,7 @@ LOADED = (400, 600)  # clocks of L2 latency
 LOADED_SWEEP = tuple(replace(point, l2_latency=clocks) for clocks in LOADED for point in SWEEP)
 # The noise of how warps happen to follow each other: by L2's latency, that of the machine first.
 SHIFTED = tuple(tuple(replace(CENTRE, l2_latency=n, shift=seed) for seed in range(1, 9)) for n in (0, *LOADED))
-BULK_SWEPT: Mapping[str, tuple] = {name: figures.SWEPT[name] for name in ("l2", "latency", "write_port")} | {"depth": (60, 17)}
+BULK_SWEPT: Mapping[str, tuple] = {"l2": (32, 41), "latency": (1500, 600), "write_port": (1, 0), "depth": (60, 17)}
 BULK_SWEEP = tuple(replace(CENTRE, bulk=Bulk(*values)) for values in product(*BULK_SWEPT.values()))
 BULK_SOURCES = {name: figures.SOURCES[name] for name in BULK_SWEPT if name != "depth"} | {
     "depth": "unpublished: as deep as mma.sync's, or 43 clocks deeper"

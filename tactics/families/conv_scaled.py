@@ -137,14 +137,14 @@ def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]:
-    """Of both launches, one after the other."""
+    """Of both launches, one after the other, each of code that nobody ran just before."""
     conv, family = _conv(tactic), AHEAD[tactic.kernel]
     threads, channels, _ = _block(tactic)
     outputs = channels * (tactic.tile.n if isinstance(tactic.tile, Tile) else tactic.patch.h * tactic.patch.w)
     steps = -(-p.second.first.k // (threads // (channels // 8)))
     turns = -(-steps // ROWS_AT_ONCE)
     once = ONCE - OF_STEP * max(0, ROWS_AT_ONCE - steps) + (0 if device.dependent_launch else EARLY)
-    clk = WAIT_CLK + TURN_CLK * (turns - 1)
+    clk = WAIT_CLK + TURN_CLK * (turns - 1) + squeeze_excite.COLD_CLK.get(device.sm, 0)
     more = 2 * outputs / threads + once + OF_TURN * (turns - 1), clk, _more_bytes(p, tactic)
     first = replace(family.counts(p.first, conv, device, more), kernel=conv.kernel)
     return [first, squeeze_excite.scaled_counts(p.second, tactic.out, family.blocks_of(p.first, conv), device)]

@@ -60,7 +60,7 @@ START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of
 LOADED_CLK = 620  # of loads of 2:4 weights under load
 STRIP_LOADED_CLK = 150  # the same behind a stage's products: of strips, where they wait behind copies of the stage just freed
 SUMMED_CLK = 450  # of a load or a store of partial sums in L2, behind another one
-# (rows, pixels, warps of a tile, ping-pong): benchmarks/hopper_tiles.py says which win in networks.
+# (rows, pixels, warps of a tile, ping-pong).
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
         *((128, 256, 8, False), (128, 192, 8, False), (128, 128, 4, True), (64, 256, 4, True), (64, 192, 4, True)),
@@ -302,7 +302,7 @@ def _mapped(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int
 def _model(t: Tile, sparse: bool) -> HopperTile:
     """What tactics/families/hopper/tiles.py estimates."""
     shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
-    box = Box(t.box[0], t.box[1], t.box[2], copies=WINDOW_ROWS, r=WINDOW_ROWS, s=WINDOW_ROWS) if t.box else None
+    box = Box(*t.box) if t.box else None
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 

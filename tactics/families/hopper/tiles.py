@@ -12,7 +12,6 @@ setmaxnreg: 168 each of 384 threads, then 40 and 232.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
 from tactics.families.hopper.figures import Figures
 
@@ -22,55 +21,45 @@ BARRIERS = 1024  # bytes: mbarriers, and alignment to the 1,024 of a swizzle's a
 STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
 # By the number of multiplying warpgroups: what setmaxnreg can give each of their threads; ptxas adds up to 65,536.
 REGISTERS = {1: 240, 2: 232, 3: 160}
-# Of a thread beside its sums: SS loops compile to 168 with 128 of them; RS ones of 2:4 (ptxas 13.0) to 190 with four k-steps
-# of two m64 in registers and 226 with eight: 4.5 registers each, values and metadata.
-OTHERS_SS, OTHERS_RS, OF_A_STEP = 40, 26, {False: 4.0, True: 4.5}
-MOST_SUMS = 128  # registers of a thread in every wgmma loop that is known to compile well: m64n256, or two m64n128
+# Of a thread of 2:4 loops beside its sums: ptxas 13.0 takes 190 registers with four k-steps of two m64, 226 with eight: 4.5
+# each, values and metadata.
+OTHERS, OF_A_STEP = 26, 4.5
 RINGS = (8, 6, 4, 3, 2)
 FEWEST_STAGES = 3
-CP_ASYNC_STAGES = 4  # of today's loader, and of the loops whose share of the peak is published
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A strip's pixels: `rows` x `cols` outputs of each of `images`, with what lies around them. 64 channels are copied
-    `copies` times: for each column of the window, rows a multiple of 8 apart, or once with `s - 1` columns more."""
+    """A strip's pixels: `rows` x `cols` outputs of each of `images`, with the rows around them. 64 channels are copied once for
+    each of the window's `s` columns: rows of each copy are a multiple of 8 apart."""
 
     images: int
     rows: int
     cols: int
-    copies: int
     r: int = 3
     s: int = 3
 
     @property
-    def pitch(self) -> int:
-        return self.cols if self.copies > 1 else self.cols + self.s - 1
-
-    @property
     def n(self) -> int:
         """Columns of the product, with those that are thrown away between rows."""
-        return self.images * -(-self.rows * self.pitch // 8) * 8
+        return self.images * -(-self.rows * self.cols // 8) * 8
 
     @property
     def copied(self) -> int:
         """Pixels of one copy."""
-        return self.images * (self.rows + self.r - 1) * self.pitch
+        return self.images * (self.rows + self.r - 1) * self.cols
 
     @property
     def per_tap(self) -> float:
         """Pixels that are copied for each tap."""
-        return self.copies * self.copied / (self.r * self.s)
-
-    def __str__(self) -> str:
-        return f"{self.images}x{self.rows}x{self.cols}" + ("" if self.copies > 1 else "+")
+        return self.copied / self.r
 
 
 @dataclass(frozen=True, slots=True)
 class HopperTile:
     """`m` output channels x `n` pixels. `weights`: smem (SS) or registers (RS, straight from L2). `shared`: what a cluster of
     two blocks copies once: pixels, weights or nothing. `groups`: warpgroups that multiply; `pingpong`: each a tile of its own.
-    `loader`: tma, or cp.async as today's kernels. `box`: of a strip."""
+    `box`: of a strip."""
 
     m: int
     n: int
@@ -79,19 +68,7 @@ class HopperTile:
     shared: str = ""
     groups: int = 2
     pingpong: bool = False
-    loader: str = "tma"
     box: Box | None = None
-
-    @property
-    def kind(self) -> str:
-        """Without what a cluster shares, and without a strip's shape."""
-        parts = ("2:4" if self.sparse else "dense", f"{self.m}x{self.n}", "RS" if self.weights == "registers" else "SS")
-        ends = ("pingpong" * self.pingpong, "cp.async" * (self.loader != "tma"), "strip" * (self.box is not None))
-        return " ".join((*parts, *filter(None, ends)))
-
-    def __str__(self) -> str:
-        shape = (f"{self.box}",) if self.box else ()
-        return " ".join((self.kind, *shape, *((f"{self.shared} x2",) if self.shared else ())))
 
     @property
     def m64(self) -> int:
@@ -129,12 +106,9 @@ def weight_bytes(m: int, sparse: bool) -> float:
 
 
 def ring(tile: HopperTile) -> int:
-    """How many k-steps of weights a thread's registers hold; 0: not even the fewest."""
-    most = REGISTERS[tile.groups] if tile.sums <= MOST_SUMS else 0
-    if tile.weights == "smem":
-        return 1 if tile.sums + OTHERS_SS <= most else 0
-    of_a_step = OF_A_STEP[tile.sparse] * tile.m64
-    return next((r for r in RINGS if tile.sums + OTHERS_RS + r * of_a_step <= most), 0)
+    """How many k-steps of weights a thread's registers hold beside its sums."""
+    of_a_step = OF_A_STEP * tile.m64
+    return next((r for r in RINGS if tile.sums + OTHERS + r * of_a_step <= REGISTERS[tile.groups]), 0)
 
 
 def copied_bytes(tile: HopperTile) -> float:
@@ -147,19 +121,9 @@ def stages(tile: HopperTile) -> int:
     weights = weight_bytes(tile.m, tile.sparse) if tile.weights == "smem" else 0.0
     room = SMEM - BARRIERS - STAGING * tile.groups
     if not tile.box:
-        fit = int(room // (tile.n * K_STAGE * 2 + weights))
-        return min(fit, CP_ASYNC_STAGES) if tile.loader == "cp.async" else fit
-    taps = tile.box.r * tile.box.s // tile.box.copies  # that a copy serves
+        return int(room // (tile.n * K_STAGE * 2 + weights))
+    taps = tile.box.r  # that a copy serves
     return int(room // (tile.box.copied * K_STAGE * 2 + min(taps, 2) * weights)) * taps
-
-
-def refused(tile: HopperTile) -> str:
-    """Why no block of it runs, or an empty string."""
-    if not ring(tile):
-        return f"{tile.sums} sums: expected at most {MOST_SUMS}, and room for weights in {REGISTERS[tile.groups]} registers"
-    if stages(tile) < FEWEST_STAGES * (tile.box.r * tile.box.s // tile.box.copies if tile.box and tile.box.copies > 1 else 1):
-        return f"fewer than {FEWEST_STAGES} stages fit shared memory"
-    return ""
 
 
 @lru_cache(maxsize=65536)
@@ -176,33 +140,9 @@ def stage(tile: HopperTile, figures: Figures, l2: float = 0.0) -> Stage:
     loaded = weights * figures.register_port if tile.weights == "registers" else 0
     once = {"pixels": (figures.shared_copy, 1.0), "weights": (1.0, figures.shared_copy), "": (1.0, 1.0)}[tile.shared]
     tensor = blocks * steps * tile.n / 2
-    if tile.loader == "cp.async":  # its issue, not its products, is what others' loops wait for
-        tensor = max(tensor, tile.m * tile.n * K_STAGE / 2048 / figures.cp_async)
     fit = stages(tile)
     latency = figures.latency / max(1, fit - 1)
     if tile.weights == "registers":
-        loads = figures.latency if tile.loader == "cp.async" else figures.register_latency
-        latency = max(latency, steps * loads / max(1, ring(tile) - 1))
+        latency = max(latency, steps * figures.register_latency / max(1, ring(tile) - 1))
     drawn = (pixels * once[0] + weights * once[1]) / (l2 or figures.l2)
     return Stage(tensor, (read + written + loaded) / figures.port, drawn, latency, fit)
-
-
-def over_dense(tile: HopperTile, figures: Figures) -> float:
-    """Products per clock over the dense tensor cores' peak, 2,048 of an SM, of a long loop; what a strip throws away counts."""
-    return tile.m * tile.n * K_STAGE / 2048 / stage(tile, figures).clocks
-
-
-def candidates() -> tuple[HopperTile, ...]:
-    """Every tile that runs, strips apart."""
-    found = []
-    for sparse, weights, m, n in product(
-        (False, True), ("smem", "registers"), (64, 128, 192, 256), (8, 16, 32, 64, 96, 128, 192, 256)
-    ):
-        for groups, pingpong in ((1, False), (2, False), (3, False), (2, True)):
-            if not pingpong and m % (64 * groups):
-                continue
-            for shared in ("", "pixels", *(("weights",) if weights == "smem" else ())):
-                found.append(HopperTile(m, n, sparse, weights, shared, groups, pingpong))
-            if weights == "registers" and not pingpong:
-                found.append(HopperTile(m, n, sparse, weights, "", groups, loader="cp.async"))
-    return tuple(t for t in found if not refused(t))

@@ -148,7 +148,11 @@ def test_it_compiles_without_spills(sm, r, stride, groups):
         takes(launch.kernel, launch.values, sm)
 
 
-@pytest.mark.parametrize("device", ["h200", "a100", "l4", "rtx4090"])
+# An H200 timed both forms in networks, where neither is ahead: see `test_code_that_nobody_ran_is_counted`.
+DEVICES = ("a100", "l4", "rtx4090")
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_it_is_predicted_to_save_a_launch_and_a_reading(device):
     """EfficientNet-B0's layer of 672 channels at 14x14 and RegNetY's of 208, beside the convolution and the scale apart."""
     gpu = named(device)
@@ -185,12 +189,11 @@ LAYERS = {
         (440, 7, 3, 1, 110, 8, 440, 5),
     ),
 }
-DEVICES = ("h200", "a100", "l4", "rtx4090")
-# What their squeeze-excites were predicted to take before tensor cores computed them, alone (benchmarks/NOTES.md).
+# Microseconds that their squeeze-excites were predicted to take before tensor cores computed them, alone (benchmarks/NOTES.md).
 BEFORE = {
-    "efficientnet_b0": (64.4, 98.0, 68.0, 57.2),
-    "mobilenet_v3_large": (39.8, 84.8, 61.0, 50.6),
-    "regnet_y_400mf": (59.6, 98.0, 68.9, 58.6),
+    "efficientnet_b0": (98.0, 68.0, 57.2),
+    "mobilenet_v3_large": (84.8, 61.0, 50.6),
+    "regnet_y_400mf": (98.0, 68.9, 58.6),
 }
 
 
@@ -207,6 +210,12 @@ def test_squeeze_excite_takes_half_of_what_it_took(name):
             least = [min(predict_us(q, t, gpu) for t in candidates(q, gpu)) for q in (p, p.first, gated, plain)]
             now, gates = now + times * (least[0] - least[1]), gates + times * (least[2] - least[3])
         assert now <= 0.5 * (before + gates), (device, now, before, gates)
+
+
+def test_code_that_nobody_ran_is_counted():
+    """EfficientNet-B0's layer of 480 channels at 14x14 on an H200: 8.6 us in its network, 4.8 alone (benchmarks/results)."""
+    p = problem(1, 480, 14, 14, 20, 3, 1, RELU, groups=480)
+    assert min(predict_us(p, t, named("h200")) for t in candidates(p, named("h200"))) == pytest.approx(8.6, rel=0.1)
 
 
 def block(prune: bool = False, groups: int = 96, gate_read: bool = False) -> onnx.ModelProto:

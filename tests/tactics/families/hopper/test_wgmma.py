@@ -130,7 +130,7 @@ def test_a_residual_waits_where_too_few_stages_are_left():
     assert residual_ahead(problem, crafted(NAMES[0], replace(wide, box=(1, 6, 32)), problem))[0] == 2
 
 
-# docs/hopper_tiles.md, the most that its model lets 2:4 gain over dense loops within the power limit.
+# The most that the model of tiles (tactics/families/hopper/tiles.py) lets 2:4 gain over dense loops within the power limit.
 CEILING = 1.84
 
 
