@@ -165,7 +165,7 @@ FAULTS = {
         GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"
     ),
     "two groups in flight": own(DENSE, "wgmma_wait<1>", "wgmma_wait<2>", "race"),
-    "weights loaded in flight": own(SPARSE, "wgmma_wait<1>", "wgmma_wait<2>", "wgmma: accesses a register"),
+    "weights loaded in flight": own(SPARSE, "wgmma_wait<1>", "wgmma_wait<2>", "wgmma: accesses a register|race"),
     "weights of another step": own(SPARSE, "k0 * TAPS + next)", "k0 * TAPS + next - 1)", "wrong"),
     "no swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32", "wrong|descriptor"),
     "another swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32 | 2ull << 62", "wrong|descriptor"),
