@@ -276,7 +276,7 @@ def launches(
         **{"BM": ROWS, "BN": ends.part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
         **{"TEAMS": ends.teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep},
-        **(_weights_values(p, tactic) if tactic.sparse else {}),
+        **(_weights_values(p, tactic, end) if tactic.sparse else {}),
         **({"SPLIT": 1} if deep > 1 else {}),
         **({"K_STEPS": -(-m.one.c // 16)} if not tactic.sparse and m.one.c <= K_STAGE - 16 else {}),
         **end.values,
@@ -306,18 +306,20 @@ def _model(t: Tile, sparse: bool) -> HopperTile:
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 
-def _weights_stay(p: ConvProblem, tactic: Tactic) -> bool:
-    """Whether all tiles of a block have the same 2:4 weights, which fit its registers: loaded once."""
+def _weights_stay(p: ConvProblem, tactic: Tactic, end: ends.End | None = None) -> bool:
+    """Whether all tiles of a block have the same 2:4 weights, which fit its registers beside an end by TMA (threads that
+    store take more): loaded once."""
     t = tactic.gemm
-    if not (tactic.sparse and t.persist and t.n >= LEAST_HELD):
-        return False
     columns = -(-_rows(p, tactic) // (t.m * t.cluster[0]))
-    return t.persist // math.prod(t.cluster) % columns == 0 and k_stages(p) <= held(_model(t, True))
+    same = t.persist and t.persist // math.prod(t.cluster) % columns == 0
+    if not (tactic.sparse and same and t.n >= LEAST_HELD and k_stages(p) <= held(_model(t, True))):
+        return False
+    return "OUT_TMA" in (end or ends.end(p, tactic, conv_gemm.own_store(p), None)).values
 
 
-def _weights_values(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+def _weights_values(p: ConvProblem, tactic: Tactic, end: ends.End) -> dict[str, int]:
     """Compile-time values of the loads of 2:4 weights."""
-    if _weights_stay(p, tactic):
+    if _weights_stay(p, tactic, end):
         return {"BATCH": k_stages(p), "WEIGHTS_STAY": 1}
     return {"BATCH": min(batch(_model(tactic.gemm, True)), max(2, k_stages(p)))}
 

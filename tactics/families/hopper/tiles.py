@@ -23,7 +23,7 @@ STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
 # By the number of multiplying warpgroups, of each of their threads: all, or what setmaxnreg can give; ptxas adds up to 65,536.
 REGISTERS = {1: 255, 2: 232, 3: 160}
 # Of a thread of 2:4 loops beside its sums: values and metadata of an m64 and 64 of K, and others (ptxas 13.0: nothing spills).
-OF_WEIGHTS, OTHERS = 8 + 2, 26
+OF_WEIGHTS, OTHERS = 8 + 2, 30
 MOST_BATCH = 4  # of tiles that are no strips: by then an L2 latency is hidden
 FEWEST_STAGES = 3
 
@@ -111,8 +111,8 @@ def held(tile: HopperTile) -> int:
 
 
 def batch(tile: HopperTile) -> int:
-    """So many times 64 of K, whole stages, a thread loads weights together; its registers hold two such batches. The larger one is,
-    the less often a thread waits for L2's latency."""
+    """So many times 64 of K, whole stages, a thread loads weights together; its registers hold two batches. The larger these,
+    the less often it waits for L2's latency."""
     taps = tile.box.r if tile.box else 1
     least, most = (taps, 2 * taps) if tile.box else (2, MOST_BATCH)
     return max(least, min(most, held(tile) // 2) // taps * taps)
