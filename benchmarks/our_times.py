@@ -12,6 +12,9 @@ batch 32, whose problems have several timed tactics. Prices are fitted to the ha
 by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in networks,
 those aside that are predicted to take less than half of what the events around them do, and the sums of plans at batch 1. Last,
 tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind there.
+
+Ends of Hopper tiles by TMA were never timed: rows of before are beside the prices of the ends that they had, which are those of
+tiles that threads store, so the fit can be checked still. What is preferred, is by today's prices.
 """
 
 import hashlib
@@ -22,6 +25,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +33,8 @@ from typing import NamedTuple
 from cuda_kernels import files
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
-from tactics.predict import predict_us
+from tactics.families.hopper import conv_wgmma, ends
+from tactics.predict import predict_alike, predict_us
 from tactics.problems import codec
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
@@ -41,6 +46,7 @@ TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
 WEIGHTED = ("resnet50:32", "tv_convnext_tiny:32", "tv_efficientnet_b0:32")
 CHANGED = ("conv_fp32", "gather", "reduce")  # kernels whose source is another one since layers were timed
 SHOWN = 3  # of the tactics that were never timed
+TMA_SINCE = "2026-11-28"  # rows of runs from then on have ends by TMA
 HALVES = {"judging half": False, "fitting half": True, "whole": None}
 
 
@@ -64,6 +70,33 @@ def read(gpu: str) -> list[Timed]:
     lines = file_of(gpu).read_text().splitlines()
     rows = map(json.loads, lines)
     return [Timed(codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"], r["run"]) for r in rows]
+
+
+@contextmanager
+def ends_as_timed() -> Iterator[None]:
+    """Prices of Hopper tiles that threads end, without stmatrix, and that multiply zeros too."""
+    today = ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps
+    ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = lambda *_: False, 1.0, lambda *_: conv_wgmma.K_STAGE // 16
+    try:
+        for cached in (conv_wgmma._limits, predict_alike):
+            cached.cache_clear()
+        yield
+    finally:
+        ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = today
+        for cached in (conv_wgmma._limits, predict_alike):
+            cached.cache_clear()
+
+
+def predictions(rows: list[Timed], device: Device) -> dict[Timed, float]:
+    """Microseconds of each row, with the ends that it was timed with."""
+    found = {row: 0.0 if is_before_tma(row) else predict_us(row.problem, row.tactic, device) for row in rows}
+    with ends_as_timed():
+        return found | {row: predict_us(row.problem, row.tactic, device) for row in rows if is_before_tma(row)}
+
+
+def is_before_tma(row: Timed) -> bool:
+    """Runs of before have numbers, or dates."""
+    return isinstance(row.run, int) or row.run < TMA_SINCE
 
 
 def by_kernel(rows: list[Timed], predicted: Mapping[Timed, float]) -> Iterator[str]:
@@ -146,11 +179,12 @@ def by_halves(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Laye
 def at_batch_1(of: list[Layer], device: Device) -> dict[str, tuple[float, float]]:
     """Of each network at batch 1, the sum of its layers as predicted and as measured, those of CHANGED left out."""
     sums: dict[str, tuple[float, float]] = {}
-    for layer in of:
-        if layer.network.endswith(":1") and layer.tactic.kernel not in CHANGED:
-            guess, us = sums.get(layer.network, (0.0, 0.0))
-            more = layer.alike * predict_us(layer.problem, layer.tactic, device), layer.alike * layer.us
-            sums[layer.network] = guess + more[0], us + more[1]
+    with ends_as_timed():
+        for layer in of:
+            if layer.network.endswith(":1") and layer.tactic.kernel not in CHANGED:
+                guess, us = sums.get(layer.network, (0.0, 0.0))
+                more = layer.alike * predict_us(layer.problem, layer.tactic, device), layer.alike * layer.us
+                sums[layer.network] = guess + more[0], us + more[1]
     return sums
 
 
@@ -177,7 +211,7 @@ def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
     """Of layers.jsonl, the times of layers in networks: beside predictions, and beside the same tactics alone."""
     found = {(layer.problem, layer.tactic): layer.us for layer in layers(gpu)}
     rows = [Timed(problem, tactic, max(us, LEAST_US), "") for (problem, tactic), us in found.items()]
-    predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
+    predicted = predictions(rows, device)
     yield from by_kernel([row for row in rows if predicted[row] >= LEAST_PREDICTED_US], predicted)
     times = {row[:2]: row.us for row in alone}
     both = sorted((row.us / times[row[:2]] for row in rows if row[:2] in times and row.tactic.kernel in TILED), key=float)
@@ -220,7 +254,7 @@ def main(argv: list[str]) -> None:
     if "--take" in argv:
         take(gpu, float(argv[argv.index("--take") + 1]))
     device, rows = named(gpu if is_kept(gpu) else "h200"), read(gpu)
-    predicted = {row: predict_us(row.problem, row.tactic, device) for row in rows}
+    predicted = predictions(rows, device)
     print("\n".join(by_kernel(rows, predicted)))
     if not is_kept(gpu) or not (RESULTS / gpu / "layers.jsonl").exists():
         print(chosen(rows, predicted))

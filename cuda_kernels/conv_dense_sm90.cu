@@ -8,11 +8,9 @@
 //   |   x64  |             |
 //   +--------+-------------+
 //
-// The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too.
+// The trick: no thread touches what is multiplied. Copies run STAGES ahead, into the next tile too. K_STEPS of 16 channels of a stage
+// are multiplied; the others of its 64 are zeros.
 #include "tma_gemm.cuh"
-#ifndef K_STEPS  // of 16 channels that a stage multiplies; the others of its 64 are zeros
-#define K_STEPS (BK / 16)
-#endif
 
 struct DenseProduct {
   static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;

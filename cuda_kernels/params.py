@@ -2,8 +2,7 @@
 
     members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
 
-Members of a nested struct are named after a dot, elements of an array by their index: `out.block`, `source[0].spread.n`. A base's
-members come first.
+A base's members come first; of a nested struct they are named after a dot, of an array by index: `out.block`, `from[0].spread.n`.
 Launch arguments have the same names. So a member that is added, renamed, moved or changed in type on one side only is an error
 when the launch is made, before anything runs.
 """

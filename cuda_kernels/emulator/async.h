@@ -152,11 +152,11 @@ inline void transaction(MBarrier& b, s64 bytes, u32 at, u32 lane, u32 pc) {
             (long long)b.bytes, at));
 }
 
-inline void arrive(Block& k, const Warp& w, MBarrier& b, u32 count, u32 at, u32 lane, u32 pc) {
+inline void arrive(Block& k, const Warp& w, MBarrier& b, u32 m, u32 count, u32 at, u32 lane, u32 pc) {
     if (count > b.pending)
         fault("mbarrier", pc, 1u << lane, format("%u arrivals at the mbarrier at shared address 0x%x, whose phase expects %u more", count,
             at, b.pending));
-    join(k, w, b.known, b.fenced);
+    join(k, w, b.known, b.fenced, m);
     b.pending -= count;
 }
 
@@ -182,7 +182,7 @@ inline After mbarrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64& foun
             if (in.sub == M_ARRIVE) {
                 if (in.o[0] >= 0) ((u64*)operand(k, w, in.o[0]))[lane] = b.phase;
                 if (in.o[3] >= 0) transaction(b, word(3), at, lane, pc);
-                if (in.o[2] >= 0) arrive(k, w, b, word(2), at, lane, pc);
+                if (in.o[2] >= 0) arrive(k, w, b, m, word(2), at, lane, pc);
                 settle(k, b, at, pc);
                 continue;
             }

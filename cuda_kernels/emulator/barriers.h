@@ -30,7 +30,7 @@ void barrier_done(Block& k, Barrier& b) {
     for (u32 m = b.waiting; m; m &= m - 1) {
         Warp& w = k.warps[__builtin_ctz(m)];
         w.state = RUNNABLE;
-        w.epoch = w.synced = epoch;
+        w.sync(epoch);
         learn(k, w, b.joined, b.fenced);
         const Ins& in = k.prog->ins[w.barrier_pc];
         if (in.sub >= 2) {  // bar.red

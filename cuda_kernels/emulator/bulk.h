@@ -94,17 +94,23 @@ inline Copy described_copy(Block& k, Warp& w, const Ins& in, u32 lane, u32 pc) {
     return c;
 }
 
-// use(addresses of all lanes, bytes): what a copy accesses in global memory, each time within a sector.
+// use(addresses of all lanes, bytes): what a copy accesses in global memory, each time a sector, or what of it lies together.
 template <class F>
 inline void each_global(const Copy& c, F use) {
-    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
-        for (u64 a = global + first, end = global + last, next; a < end; a = next) {
+    u64 a = 0, end = 0;  // of pieces that follow each other, what is left of the last sector
+    auto upto = [&](u64 stop) {
+        for (u64 next; a < stop; a = next) {
             next = std::min(end, (a | 31) + 1);
             u64 ad[LANES];
             for (u64& x : ad) x = a;
             use(ad, (u32)(next - a));
         }
+    };
+    each_piece(c, [&](u32, u64 global, u32 first, u32 last) {
+        if (global + first != end) upto(end), a = global + first;
+        end = global + last, upto(end & ~31ull);
     });
+    upto(end);
 }
 
 // Bounds of what it reads or writes in global memory, and with CHECK what is counted and known of it.

@@ -10,10 +10,12 @@
 
 namespace {
 
-// What a warp knows goes into a barrier.
-inline void join(const Block& k, const Warp& w, u32* known, u32* fenced) {
+// What a warp knows goes into a barrier, at which the lanes in m arrive. Others are not ordered ahead of that by having run ahead:
+// where they have accessed shared memory, only what lies before all lanes last met at a barrier counts.
+inline void join(const Block& k, const Warp& w, u32* known, u32* fenced, u32 m = ~0u) {
+    const u32 own = w.touched & ~m ? w.synced - 1 : w.epoch;
     for (u32 v = 0, n = k.cluster->clocks; v < n; v++) {
-        u32 epoch = v == w.number ? w.epoch : w.known[v];
+        u32 epoch = v == w.number ? own : w.known[v];
         known[v] = epoch > known[v] ? epoch : known[v];
         fenced[v] = w.fenced[v] > fenced[v] ? w.fenced[v] : fenced[v];
     }

@@ -108,7 +108,7 @@ inline After wait_cluster(Block& k, Warp& w, u32 m, u32 pc, u64& found) {
     learn(k, w, c.done_known, c.done_fenced);
     merge(k.known, c.done_fences);
     w.epoch = ++c.epochs, w.repeats = w.idle = 0;
-    if (m == w.alive) w.synced = w.epoch;
+    if (m == w.alive) w.sync(w.epoch);
     return NEXT;
 }
 

@@ -251,7 +251,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
                 if (!met(m, need)) continue;
-                if (CHECK && !(w.alive & ~need)) w.epoch = w.synced = ++k.cluster->epochs;  // all lanes' stores lie before what any of them does now
+                if (CHECK && !(w.alive & ~need)) w.sync(++k.cluster->epochs);  // all lanes' stores lie before what any of them does now
                 break;
             }
             case K_LD: {

@@ -148,8 +148,9 @@ struct Warp {
     // race detection: this warp's epoch, and up to which epoch of every other warp it is ordered after
     u32 epoch = 0, min_known = 0;
     u32* known = nullptr;
-    // the same for what the asynchronous proxy may read, see clocks.h; the epoch since all lanes were last together
-    u32 *fenced = nullptr, synced = 0;
+    // the same for what the asynchronous proxy may read, see clocks.h; since when all lanes were together, and who accessed memory since
+    u32 *fenced = nullptr, synced = 0, touched = 0;
+    void sync(u32 now) { epoch = synced = now, touched = 0; }
     // Lanes that have arrived at the cluster's barrier in its phase, or have not waited since; a fence for relaxed arrivals.
     u32 arrived = 0, unwaited = 0;
     std::vector<u32> released, released_fenced;

@@ -100,7 +100,7 @@ void start(Block& k) {
         w.index = i, w.regs = k.regs + (size_t)i * k.prog->warp_bytes;
         w.alive = w.active = threads - i * 32 >= 32 ? FULL : (1u << (threads - i * 32)) - 1;
         w.known = &k.knowledge[2 * i * c.numbers], w.fenced = w.known + c.numbers;
-        w.number = first + i, w.epoch = w.synced = epoch;
+        w.number = first + i, w.sync(epoch);
         w.known[w.number] = ~0u;  // always ordered after itself
         if (c.clocks == 1) w.min_known = ~0u;
         memset(w.regs, 0, k.prog->pred_bytes);

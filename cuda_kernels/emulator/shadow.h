@@ -149,6 +149,7 @@ struct Shadow {
     // The same for lanes in m, with what they share kept in registers.
     void read_lanes(const u64* ad, u32 m, u32 n, bool atomic) {
         const u32 epoch = w.epoch, least = w.min_known, me = 1u << (w.number & 31), *known = w.known;
+        w.touched |= m;
         const u8 bank = (u8)(w.number >> 5);
         Cell* lines = k.lines.data();
         for (u32 r = m; r; r &= r - 1) {
@@ -163,6 +164,7 @@ struct Shadow {
     }
     void write_lanes(const u64* ad, u32 m, u32 n, u8 flags) {
         const u32 least = w.min_known, *known = w.known;
+        w.touched |= m;
         const Cell fresh{w.epoch, 0, 0, (u8)w.number, flags, 0, 0};
         Cell* lines = k.lines.data();
         for (u32 r = m; r; r &= r - 1) {

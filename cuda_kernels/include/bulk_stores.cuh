@@ -3,8 +3,6 @@
 #pragma once
 #include "bulk.cuh"
 
-// 9.7.9.15 prefetch.tensormap: of a parameter, before a copy waits for it.
-__device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // 9.7.9.27.1.2 cp.async.bulk.tensor: to the map's box from pixel `at` on, the channels from `c` on.
 __device__ __forceinline__ void store_box(const TensorMap* map, int c, const FirstPixel& at, u32 smem) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c), "r"(at.w),

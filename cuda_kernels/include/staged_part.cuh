@@ -1,33 +1,20 @@
 // How a warpgroup's sums of 64 channels and BN pixels become outputs, of whole vectors: in registers, then by stmatrix in a staging
-// tile, [pixel][channel], where the residual lies (compare stage_results of include/conv.cuh, whose staging tile it is).
-//
-// Compile-time: WHOLE_ROWS   1: each of 64 rows is a channel, none is padding.
+// tile, [pixel][channel], where the residual lies (compare stage_results of include/conv.cuh). WHOLE_ROWS   1: none is padding.
 #pragma once
 #include "activation_pairs.cuh"
 #include "grouped.cuh"
 #include "wgmma.cuh"
-#ifndef WHOLE_ROWS
-#define WHOLE_ROWS 0
-#endif
 
-// Of a thread's two rows of its warp's sixteen, g and g + 8.
-struct Rows {
-  float bias[2], slope[2];
-  Tail tail[2];
-  bool real[2];
+// What a row of the product adds to its sums: of a thread's two rows, `row_of_thread` and eight further.
+struct Row {
+  float bias, slope;
+  Tail tail;
+  bool real;
 };
-__device__ __forceinline__ Rows rows_of(const ConvParams& p, int m0) {
-  Rows rows;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = m0 + THREAD / 32 * 16 + i * 8 + THREAD % 32 / 4;
-    rows.bias[i] = p.bias[row];
-    rows.slope[i] = ACT == ACT_PRELU ? p.slope[row] : 0.f;
-    rows.tail[i] = tail_of(p, row);
-    rows.real[i] = WHOLE_ROWS || real_row(p, row);
-  }
-  return rows;
+__device__ __forceinline__ Row row_of(const ConvParams& p, int row) {
+  return {p.bias[row], ACT == ACT_PRELU ? p.slope[row] : 0.f, tail_of(p, row), WHOLE_ROWS || real_row(p, row)};
 }
+__device__ __forceinline__ int row_of_thread(int m0) { return m0 + THREAD / 32 * 16 + THREAD % 32 / 4; }
 
 // Where this lane's row of four 8x8 matrices begins in a staging tile: of the warp's two eights of channels and of two eights of
 // pixels. The next two eights of pixels lie 16 rows further, as the swizzle counts rows modulo 8.
@@ -38,7 +25,7 @@ __device__ __forceinline__ u32 matrix_rows(u32 staging) {
 
 // Results of 64 rows, rounded, into a staging tile, [pixel][channel], where a residual lies; `at`: the lane's `matrix_rows`. A warp
 // reads and writes its own channels alone.
-__device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&acc)[NT][4], u32 at, const Rows& rows, Watch& watch) {
+__device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&acc)[NT][4], u32 at, const Row (&rows)[2], Watch& watch) {
   uint4 added[NT / 2];
 #pragma unroll
   for (int j = 0; j < NT / 2; ++j)  // together: none waits for another
@@ -49,28 +36,28 @@ __device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&ac
     u32 bits[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // rows g, then g + 8, of pixels 2t and 2t + 1; then those of the next eight pixels
-      const int i = k % 2;
-      const float* sums = &acc[2 * j + k / 2][2 * i];
+      const Row& row = rows[k % 2];
+      const float* sums = &acc[2 * j + k / 2][k % 2 * 2];
       const float2 residual = __half22float2(*reinterpret_cast<const __half2*>(&residuals[k]));
-      bits[k] = finish_pair<ACT, RES>(p, sums[0] + rows.bias[i], sums[1] + rows.bias[i], residual, rows.slope[i], rows.tail[i]);
-      if (!WHOLE_ROWS && !rows.real[i]) bits[k] = 0;  // padded channels stay zero, also of infinity times a weight of zero
+      bits[k] = finish_pair<ACT, RES>(p, sums[0] + row.bias, sums[1] + row.bias, residual, row.slope, row.tail);
+      if (!WHOLE_ROWS && !row.real) bits[k] = 0;  // padded channels stay zero, also of infinity times a weight of zero
       watch.see(*reinterpret_cast<const __half2*>(&bits[k]));
     }
     stmatrix_x4_trans(at + j * 16 * BM * 2, bits);
   }
 }
 
-// Results of a part into y, by its warpgroup's threads. `table`: where its pixels lie in y, or room for that; COPIED   BN: the
-// residual is under way to the staging tile; 0: it is copied here.
-template <int COPIED, class Offsets>
+// Results of a part into y, by its warpgroup's threads. `table`: room for where its pixels lie in y; RES_AHEAD: the residual is
+// under way to the staging tile.
+template <class Offsets>
 __device__ __forceinline__ void store_by_threads(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 table, int m0,
                                                  Offsets offset_of) {
-  static_assert(COPIED == 0 || COPIED == BN, "all of a part's residual, or none");
-  const Rows rows = rows_of(p, m0);
+  const int row = row_of_thread(m0);
+  const Row rows[2] = {row_of(p, row), row_of(p, row + 8)};
   cp_async_wait<0>();
   sync_threads();  // the last part's stores have read the staging tile, and this one's residual is there
-  if (!COPIED) tabulate(table, offset_of);
-  if (RES && !COPIED) {
+  tabulate(table, offset_of);
+  if (RES && !RES_AHEAD) {
     sync_threads();
     copy_residual<0, BN, true>(p, staging, table, m0);
     cp_async_commit();

@@ -12,9 +12,8 @@
 //                                     slot is staged  ----------------------> wait; store slot to y; wait: it is read
 //
 // Nobody who multiplies waits for memory: copies are STAGES ahead, in the next tile too, a residual and stores SLOTS parts of tiles.
-// Where TMA cannot store (2-byte and 4-byte outputs, planes, depth-to-space, blocks that split K), a warpgroup stores its parts by
-// itself, and RES_AHEAD is 1 where all of a tile's residual is copied before its products, each part to a staging tile of its own;
-// 0: there is one, to which a part's residual comes when it is stored.
+// Where TMA cannot store (tactics/families/hopper/ends.py), a warpgroup stores its parts by itself. RES_AHEAD   1: all of a tile's
+// residual is copied before its products, each part to a slot of its own; 0: to the only slot, when a part is stored.
 //
 // Compile-time: TILE_M x TILE_N, the tile: output channels, pixels; TEAMS warpgroups that multiply; PINGPONG   0: each a part of the
 // tile's channels; 1: each a tile of its own, so that one stores while the other multiplies. What one stores at a time, BM x BN, is
@@ -126,22 +125,17 @@ __device__ __forceinline__ u32 staging_of(u32 staging, int i, int part) {
   return staging + (RES_AHEAD ? i * STORED + part / CLUSTER_K : 0) * STAGING_BYTES;
 }
 
-// Begins to copy the residual of all that the warpgroup stores of a tile, whose rows begin at m0. Tables first: where pixels lie in
-// y, for the stores, then in the residual.
-__device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 staging, u32 tables, const Origin& tile,
-                                                    const FirstPixel& box, int m0, int rank) {
+// Begins to copy the residual of all that the warpgroup stores of a tile, whose rows begin at m0.
+__device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 staging, const Origin& tile, const FirstPixel& box, int m0,
+                                                    int rank) {
   sync_threads();  // the last tile's stores have read all of this
-  for (int n = THREAD; n < TILE_N; n += THREADS) {
-    const int offset = tile_offset(p, tile.column, box, n);
-    sts_32(tables + n * 4, offset);
-    sts_32(tables + (TILE_N + n) * 4, residual_offset(p, offset));
-  }
-  sync_threads();
 #pragma unroll 1
-  for (int part = 0; part < OWN * PARTS; ++part) {
-    const int m = m0 + part / PARTS * 64, which = part % PARTS;
-    if (!is_stored(p, tile, m, which, rank)) continue;
-    copy_residual<0, BN, false>(p, staging_of(staging, part / PARTS, which), tables + (PARTS + which) * ROW_TABLE_BYTES, m);
+  for (int id = THREAD; id < OWN * TILE_N * 8; id += THREADS) {
+    const int i = id / (TILE_N * 8), n = id / 8 % TILE_N, part = n / BN, m = id % 8 * 8, row = m0 + i * 64 + m;
+    if (!is_stored(p, tile, m0 + i * 64, part, rank)) continue;
+    const int offset = residual_offset(p, tile_offset(p, tile.column, box, n));
+    const bool ok = row < output_rows(p) && offset >= 0;
+    cp_async_16(staged(staging_of(staging, i, part), m, n % BN), p.residual + (ok ? offset + row_offset<true>(p, row) : 0), ok ? 16 : 0);
   }
   cp_async_commit();
 }
@@ -155,8 +149,8 @@ template <class Product>
 __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<Product>& ring) {
   const int team = threadIdx.x / THREADS, rank = CLUSTER * CLUSTER_K > 1 ? cluster_rank() : 0;
   const int first = PINGPONG ? 0 : team * OWN;  // of the tile's 64 rows
-  const u32 staging = ring.smem + ring.STAGING_AT + team * STAGINGS * STAGING_BYTES;
-  const u32 tables = ring.smem + ring.TABLE_AT + team * TABLES * ROW_TABLE_BYTES;
+  const u32 staging = ring.smem + ring.STAGING_AT + team * SLOTS * STAGING_BYTES;
+  const u32 table = ring.smem + ring.TABLE_AT + team * ROW_TABLE_BYTES;
   u32 turn = 0, parts = 0;
   int number = 0;
   bool begun = false;
@@ -174,12 +168,11 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     if (!begun || !(AHEAD || Product::RESIDENT)) product.begin(p, tile.m64 + first, share);
     if (!begun) wait_for_previous_launch();
     begun = true;
-    if (RES_AHEAD) copy_residual_ahead(p, staging, tables, tile, box, (tile.m64 + first) * 64, rank);
-#if OUT_TMA
-    Rows rows[OWN];  // on their way beside the products
+    if (RES_AHEAD) copy_residual_ahead(p, staging, tile, box, (tile.m64 + first) * 64, rank);
+    Row rows[OWN][2];  // on their way beside the products
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) rows[i] = rows_of(p, min((tile.m64 + first + i) * 64, p.m16 * 16 - 64));
-#endif
+    for (int i = 0; i < 2 * OWN; ++i)
+      rows[i / 2][i % 2] = row_of(p, row_of_thread(min((tile.m64 + first + i / 2) * 64, p.m16 * 16 - 64)) + i % 2 * 8);
     // A stage's barrier tells two phases apart, not three: nobody waits for a tile while the one before it is not all there.
     if (PINGPONG && number) wait_for_other_warpgroup(OTHERS_TURN + team);
     float acc[OWN][TILE_NT][4] = {};
@@ -208,19 +201,16 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
 #if OUT_TMA
         stage_part(p, ring, team, parts++, m0, sums[0], rows[i], watch);
 #else
-        const u32 table = tables + RES_AHEAD * part * ROW_TABLE_BYTES;
         const auto offset_of = [&](int n) { return tile_offset(p, tile.column, box, part * BN + n); };
         if constexpr (OUT_LINEAR)
           epilogue(p, sums, staging, table, m0, offset_of);
         else
-          store_by_threads<RES_AHEAD * BN>(p, sums, staging_of(staging, i, part), table, m0, offset_of);
+          store_by_threads(p, sums, staging_of(staging, i, part), table, m0, offset_of);
 #endif
       }
     }
   }
-#if OUT_TMA
   watch.report(p.nonfinite);
-#endif
 }
 
 template <class Product>

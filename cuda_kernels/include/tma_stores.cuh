@@ -7,9 +7,6 @@
 #include "bulk_stores.cuh"
 #include "staged_part.cuh"
 #include "tma_tile.cuh"
-#ifndef PIECE
-#define PIECE BN
-#endif
 static_assert(BN % PIECE == 0, "a part is whole pieces");
 
 struct TmaParams : ConvParams {
@@ -32,9 +29,9 @@ struct Parts {
   FirstPixel box;
 
   __device__ __forceinline__ Parts(const ConvParams& p, int team, int rank)
-      : p(p), team(team), rank(rank), share(first_share(p)), number(0), index(0) {
+      : p(p), team(team), rank(rank), share(first_share(p)), number(0), index(-1) {
     begin_tile();
-    if (share.count && !is_own()) next();
+    if (share.count) next();
   }
   __device__ __forceinline__ void begin_tile() {
     while (PINGPONG && share.count && number % TEAMS != team) share = after(p, share), ++number;
@@ -75,14 +72,12 @@ struct Stores {
   __device__ __forceinline__ Stores(const ConvParams& p, const TmaParams& all, const Ring<Product>& ring, int team, int rank)
       : all(all), ring(ring), team(team), part(p, team, rank), ahead(part) {}
   __device__ __forceinline__ void start() {
-    prefetch_map(&all.y_map);
     wait_for_previous_launch();
-    while (begun < STAGINGS) fill_slot();
+    while (begun < SLOTS) fill_slot();
   }
   // A slot is free: a residual comes there, or word that none does.
   __device__ __forceinline__ void fill_slot() {
-    const u32 ready = ring.ready(team, begun), slot = ring.slot(team, begun);
-    ++begun;
+    const u32 ready = ring.ready(team, begun), slot = ring.slot(team, begun++);
 #if RES
     if (!ahead.share.count) return;
     mbarrier_arrive_expecting(ready, STAGING_BYTES);
@@ -94,19 +89,16 @@ struct Stores {
   }
   __device__ __forceinline__ void store_all() {
     for (u32 number = 0; part.share.count; ++number) {
-      mbarrier_wait(ring.staged(team, number), number / STAGINGS % 2);
+      mbarrier_wait(ring.staged(team, number), number / SLOTS % 2);
       const u32 slot = ring.slot(team, number);
       part.for_each_piece([&](int c, const FirstPixel& at, int bytes) { store_box(&all.y_map, c, at, slot + bytes); });
       stores_commit();
       const int tile = part.number;
       part.next();
       // Where another part of the tile follows at once, this one's bytes need not be read before that is stored.
-      const bool is_last = STAGINGS == 1 || !part.share.count || part.number != tile;
-      if (is_last)
-        wait_for_reading_stores<0>();
-      else
-        wait_for_reading_stores<1>();
-      while (begun < number + is_last + STAGINGS) fill_slot();
+      const bool is_last = SLOTS == 1 || !part.share.count || part.number != tile;
+      is_last ? wait_for_reading_stores<0>() : wait_for_reading_stores<1>();
+      while (begun < number + is_last + SLOTS) fill_slot();
     }
   }
 };
@@ -114,8 +106,8 @@ struct Stores {
 // One part of 64 rows from m0 on into the slot of a warpgroup's `number`-th.
 template <class Product>
 __device__ __forceinline__ void stage_part(const ConvParams& p, const Ring<Product>& ring, int team, u32 number, int m0,
-                                           const float (&sums)[NT][4], const Rows& rows, Watch& watch) {
-  mbarrier_wait(ring.ready(team, number), number / STAGINGS % 2);
+                                           const float (&sums)[NT][4], const Row (&rows)[2], Watch& watch) {
+  mbarrier_wait(ring.ready(team, number), number / SLOTS % 2);
   const u32 at = matrix_rows(ring.slot(team, number));
   if (WHOLE_ROWS || m0 + THREAD / 32 * 16 < output_rows(p)) {
     stage_rows(p, sums, at, rows, watch);

@@ -4,15 +4,6 @@
 #include "bulk.cuh"
 #include "grouped.cuh"
 #include "wgmma.cuh"
-#ifndef OUT_TMA
-#define OUT_TMA 0
-#endif
-#ifndef SLOTS
-#define SLOTS 1
-#endif
-#ifndef RES_AHEAD
-#define RES_AHEAD 0
-#endif
 
 constexpr int M64 = TILE_M / 64, OWN = M64 / (PINGPONG ? 1 : TEAMS);  // 64 rows each: of a tile, of a warpgroup
 constexpr int TILE_NT = TILE_N / 8, PARTS = TILE_N / BN;
@@ -24,8 +15,6 @@ constexpr int TILE_TEAMS = PINGPONG ? 1 : TEAMS;  // that store a tile
 constexpr int OTHERS_TURN = 1 + TEAMS;            // the first barrier behind those of sync_threads
 constexpr int CLUSTER_M = CLUSTER / CLUSTER_N;    // blocks that have the same pixels; CLUSTER_N: the same weights
 constexpr int STORED = (PARTS + CLUSTER_K - 1) / CLUSTER_K;  // parts of 64 rows that a block stores
-constexpr int STAGINGS = OUT_TMA ? SLOTS : RES_AHEAD ? OWN * STORED : 1;  // staging tiles of a warpgroup
-constexpr int TABLES = OUT_TMA ? 0 : RES_AHEAD ? 2 * PARTS : 1;           // of pixels, in y and then in the residual
 
 static_assert(BK == 64, "a pixel's row is 128 bytes, a pattern of the swizzle 8 of them");
 static_assert(WGMMA && BM == 64 && THREADS == 128 && TILE_N % BN == 0, "a warpgroup stores 64 rows at a time");
@@ -34,7 +23,7 @@ static_assert(TAPS == 1 || (TILE_N == BOX_IMAGES * BOX_N && BOX_COLS % 8 == 0), 
 static_assert(STAGE_PIXELS / CLUSTER_M % 8 == 0, "each block copies whole patterns");
 static_assert(TAPS == 1 || CLUSTER_M == 1 || (IMAGES == 1 && (BOX_ROWS + TAPS - 1) % CLUSTER_M == 0), "and whole rows of a box");
 static_assert(CLUSTER_K == 1 || (CLUSTER == 1 && SPLIT == 1 && !PINGPONG), "each block of the cluster has one share");
-static_assert(!RES_AHEAD || (RES && !OUT_LINEAR && (!SPLIT || CLUSTER_K > 1)), "vectors of a tile that is sure to be stored");
+static_assert(!RES_AHEAD || (RES && SLOTS == OWN * STORED && !OUT_LINEAR && (!SPLIT || CLUSTER_K > 1)), "vectors of a tile that is sure to be stored");
 static_assert(!OUT_TMA || (!OUT_LINEAR && !D2S && !RES_AHEAD && (!SPLIT || CLUSTER_K > 1)), "vectors of a tile that is sure to be stored");
 static_assert(!IN_LINEAR && !PRO && !GATE && !NORM, "pixels go from memory to tensor cores as they are");
 
@@ -90,14 +79,14 @@ __device__ __forceinline__ Share after(const ConvParams& p, const Share& share) 
 //   begin(p, m64, share)                      begins to load what goes to registers
 //   multiply(ring, turn, first, count, acc)   adds the products of `count` stages from `turn` on, and leaves all but the last;
 //                                             `first`: of the tile's 64 rows, where the warpgroup's begin
-// Behind all stages: of each warpgroup the parts of the tile that it stores, and the tables of where pixels lie; barriers, of stages
-// and, OUT_TMA, of slots: a warpgroup's `number`-th part has slot(team, number).
+// Behind all stages: of each warpgroup the parts of the tile that it stores, and, where threads do, a table of where pixels lie;
+// barriers, of stages and, OUT_TMA, of slots: a warpgroup's `number`-th part has slot(team, number).
 template <class Product>
 struct Ring {
   static constexpr int B_AT = M64 * TAPS * Product::ARRIVING, BYTES = B_AT + STAGE_PIXELS * 128;
-  static constexpr int STAGING_AT = STAGES * BYTES, TABLE_AT = STAGING_AT + TEAMS * STAGINGS * STAGING_BYTES;
-  static constexpr int FULL_AT = TABLE_AT + TEAMS * TABLES * ROW_TABLE_BYTES, EMPTY_AT = FULL_AT + STAGES * 8;
-  static constexpr int READY_AT = EMPTY_AT + STAGES * 8, STAGED_AT = READY_AT + TEAMS * STAGINGS * 8;
+  static constexpr int STAGING_AT = STAGES * BYTES, TABLE_AT = STAGING_AT + TEAMS * SLOTS * STAGING_BYTES;
+  static constexpr int FULL_AT = TABLE_AT + (OUT_TMA ? 0 : TEAMS * ROW_TABLE_BYTES), EMPTY_AT = FULL_AT + STAGES * 8;
+  static constexpr int READY_AT = EMPTY_AT + STAGES * 8, STAGED_AT = READY_AT + TEAMS * SLOTS * 8;
   static constexpr int WARPS_READING = 4 * TILE_TEAMS * CLUSTER;  // which leave a stage
   static_assert(B_AT % 1024 == 0, "pixels begin at a pattern of the swizzle");
   static_assert(CLUSTER_K == 1 || TILE_M * TILE_N * 4 <= STAGING_AT, "all of a tile's sums fit over the stages");
@@ -108,12 +97,12 @@ struct Ring {
   __device__ __forceinline__ u32 empty(u32 turn) const { return smem + EMPTY_AT + turn % STAGES * 8; }
   __device__ __forceinline__ void wait_until_full(u32 turn) const { mbarrier_wait(full(turn), turn / STAGES % 2); }
   __device__ __forceinline__ void wait_until_empty(u32 turn) const { mbarrier_wait(empty(turn), turn / STAGES % 2 ^ 1); }
-  __device__ __forceinline__ u32 index(int team, u32 number) const { return team * STAGINGS + number % STAGINGS; }
+  __device__ __forceinline__ u32 index(int team, u32 number) const { return team * SLOTS + number % SLOTS; }
   __device__ __forceinline__ u32 slot(int team, u32 number) const { return smem + STAGING_AT + index(team, number) * STAGING_BYTES; }
   __device__ __forceinline__ u32 ready(int team, u32 number) const { return smem + READY_AT + index(team, number) * 8; }
   __device__ __forceinline__ u32 staged(int team, u32 number) const { return smem + STAGED_AT + index(team, number) * 8; }
   __device__ __forceinline__ void init() const {
-    for (int slot = 0; OUT_TMA && slot < TEAMS * STAGINGS; ++slot) {
+    for (int slot = 0; OUT_TMA && slot < TEAMS * SLOTS; ++slot) {
       mbarrier_init(smem + READY_AT + slot * 8, 1);
       mbarrier_init(smem + STAGED_AT + slot * 8, THREADS / 32);
     }

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import our_times, timeline
 from cuda_kernels.device import named
 from tactics.candidates import candidates
+from tactics.families.hopper import ends
 from tactics.families.squeeze_excite import CASES
 from tactics.predict import predict_us
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
@@ -21,11 +22,11 @@ H200 = named("h200")
 @pytest.mark.slow
 def test_tensor_core_tactics_are_predicted_within_a_tenth_in_the_median():
     """And with residuals, where ping-pong tiles were predicted to take two thirds of what they take."""
-    ratios = defaultdict(list)
-    for row in our_times.read("h200"):
+    ratios, rows = defaultdict(list), our_times.read("h200")
+    for row, us in our_times.predictions(rows, H200).items():
         if row.tactic.kernel in our_times.TILED and isinstance(row.problem, ConvProblem):
             kind = row.tactic.kernel, row.tactic.gemm.pingpong, row.problem.epilogue.residual and row.problem.n > 1
-            ratios[kind].append(row.us / predict_us(row.problem, row.tactic, H200))
+            ratios[kind].append(row.us / us)
     assert len(ratios) > 8 and all(0.9 < statistics.median(of) < 1.21 for of in ratios.values()), {
         kind: (len(of), statistics.median(of)) for kind, of in ratios.items()
     }
@@ -34,7 +35,7 @@ def test_tensor_core_tactics_are_predicted_within_a_tenth_in_the_median():
 @pytest.mark.slow
 def test_predictions_choose_tactics_that_are_near_the_best():
     rows = our_times.read("h200")
-    line = our_times.chosen(rows, {row: predict_us(row.problem, row.tactic, H200) for row in rows})
+    line = our_times.chosen(rows, our_times.predictions(rows, H200))
     assert float(line.split()[3]) < 1.06, line
 
 
@@ -42,7 +43,7 @@ def test_predictions_choose_tactics_that_are_near_the_best():
 def test_prices_that_one_half_of_the_problems_fits_choose_well_in_the_other():
     """All problems alike, and by the layers of three networks at batch 32; and over both halves."""
     rows, layers = our_times.read("h200"), our_times.layers("h200")
-    predicted = {row: predict_us(row.problem, row.tactic, H200) for row in rows}
+    predicted = our_times.predictions(rows, H200)
     for which, most, most_weighted in ((False, 1.04, 1.03), (None, 1.04, 1.04)):
         some = our_times.half(rows, which)
         sums = our_times.weighted(some, predicted, layers)
@@ -51,6 +52,15 @@ def test_prices_that_one_half_of_the_problems_fits_choose_well_in_the_other():
         assert set(sums) == {*our_times.WEIGHTED, "together"} and best == pytest.approx(
             sum(sums[name][1] for name in our_times.WEIGHTED)
         )
+
+
+def test_rows_are_beside_the_ends_that_they_were_timed_with():
+    """Rows of before TMA stored: the price of that day; a later one, and what follows: today's, which is the lower."""
+    rows = [row for row in our_times.read("h200") if row.tactic.kernel == "conv_dense_sm90" and row.problem.n == 32]
+    row = next(r for r in rows if ends.stored_by_tma(r.problem, r.tactic))
+    later = row._replace(run="2026-11-29T08:00+00:00")
+    found, today = our_times.predictions([row, later], H200), predict_us(row.problem, row.tactic, H200)
+    assert found[later] == today < found[row]
 
 
 def test_halves_are_stable_disjoint_and_alike_for_both_kinds_of_weights():

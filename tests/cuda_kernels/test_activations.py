@@ -78,17 +78,18 @@ BOTH = ("ex2", "rcp")
 ENDS = (((), ()), (BOTH, ()), ((), BOTH), (("ex2",), ("rcp",)), (("rcp",), ("ex2",)))
 
 
-def single(name: str, x: np.ndarray, low: tuple[str, ...] = (), high: tuple[str, ...] = ()) -> np.ndarray:
-    """The activation of FP32 numbers, unrounded."""
-    source, blocks = str(Path(__file__).parents[1] / "faulty" / "activations.cu"), -(-x.size // 256)
-    program = load(compile_kernel(source, {"ACT": list(ACTIVATIONS).index(name)}, "sm_80").ptx)
+def single(name: str, x: np.ndarray, low: tuple[str, ...] = (), high: tuple[str, ...] = (), pairs: bool = False) -> np.ndarray:
+    """The activation of FP32 numbers, unrounded; of `pairs` of neighbours, a multiple of 256, in FP16."""
+    source, blocks = str(Path(__file__).parents[1] / "faulty" / "activations.cu"), -(-x.size // (256 << pairs))
+    values = {"ACT": list(ACTIVATIONS).index(name), "PAIRS": int(pairs)}
+    program = load(compile_kernel(source, values, "sm_80").ptx)
     memory = Memory()
-    at, out = memory.upload(x), memory.alloc(x.nbytes)
+    at, out = memory.upload(x), memory.alloc(x.nbytes >> pairs)
     a, b = (*PARAMS[name], 0, 0)[:2]
     params = struct.pack("<QQiffi", at, out, x.size, a, b, 0)
     options = Options(checks=False, low_ends=low, high_ends=high)
     launch(program, (blocks, 1, 1), (256, 1, 1), 0, params, memory, options=options)
-    return memory.read(out, x.nbytes).view(np.float32)
+    return memory.read(out, x.nbytes >> pairs).view(np.float16 if pairs else np.float32)
 
 
 def numbers() -> np.ndarray:
@@ -140,3 +141,22 @@ def test_far_out(name):
     limit = 0 if math.isnan(below) else below
     expected = [below, *[limit] * 3, *([1] * 3 if above == 1 else [100, 1.5e38, 3e38]), above, math.nan]
     np.testing.assert_allclose(far, np.array(expected, np.float32), rtol=3e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("name, most", [("gelu", 0.64), ("silu", 0.502)])
+def test_pairs_that_are_rounded_next(name, most, shuffled):
+    """In units of FP16, of all its numbers and more, with any neighbour, and instructions that are as wrong as documented."""
+    x = numbers()
+    if shuffled:
+        x = x[np.random.default_rng(5).permutation(x.size)]
+    with np.errstate(all="ignore"):
+        exact = EXACT[name](x.astype(np.float64), *PARAMS[name])
+        fits = np.isfinite(x) & np.isfinite(exact.astype(np.float16))
+        for ends in ENDS:
+            y = single(name, x, *ends, pairs=True).astype(np.float64)
+            assert np.array_equal(np.isnan(y), np.isnan(x) | (np.isnan(exact) & (name != "silu"))), ends
+            assert np.array_equal(y[x == np.inf], [np.inf] * np.count_nonzero(x == np.inf))
+            units = np.abs(y - exact) / 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - 10)
+            units = np.where(fits, units, 0)
+            assert units.max() <= most, (ends, x[units.argmax()], units.max())

@@ -1,4 +1,4 @@
-// Warp 0 hands 32 numbers to warp 1 through an mbarrier, twice. FAULT names what is wrong; 0: nothing.
+// Warp 0 hands 32 numbers to warp 1 through an mbarrier, twice. FAULT names what is wrong; 0: nothing; 18: nothing either, a lane arrives for all.
 __device__ bool waited(unsigned at, unsigned parity) {
     unsigned ready;
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
@@ -13,7 +13,7 @@ extern "C" __global__ void kernel(const float* x, float* y) {
     __shared__ __align__(8) unsigned long long full, empty;
     const unsigned t = threadIdx.x, f = (unsigned)__cvta_generic_to_shared(&full), e = (unsigned)__cvta_generic_to_shared(&empty);
     if (t == 0 && FAULT != 1) {
-        init(f, FAULT == 2 ? 16 : FAULT == 3 ? 33 : FAULT == 4 ? (unsigned)x[0] : FAULT == 5 ? 1 << 20 : 32);
+        init(f, FAULT >= 17 ? 1 : FAULT == 2 ? 16 : FAULT == 3 ? 33 : FAULT == 4 ? (unsigned)x[0] : FAULT == 5 ? 1 << 20 : 32);
         if (FAULT == 6) init(f, 32);
         init(e, 32);
     }
@@ -24,7 +24,9 @@ extern "C" __global__ void kernel(const float* x, float* y) {
             s[t] = x[t] + round;
             if (FAULT == 9) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16;" ::"r"(f) : "memory");
             else if (FAULT == 10) asm volatile("mbarrier.expect_tx.shared::cta.b64 [%0], %1;" ::"r"(f), "r"(1 << 20) : "memory");
-            else arrive(f);
+            else if (FAULT < 17) arrive(f);
+            if (FAULT == 18) __syncwarp();
+            if (FAULT >= 17 && t == 0) arrive(f);
             if (FAULT == 11) s[t] = 0;
         } else {
             while (!waited(f, FAULT == 12 ? 1 : FAULT == 13 ? 0 : FAULT == 14 ? 2 : round & 1)) {}

@@ -270,20 +270,20 @@ def launches(
         args |= {"partial": NULL, "counters": NULL, **ints(splits=deep, tiles=units)}
     of_tile = t.threads // 128  # warpgroups
     sums = (blocks * (2 if t.stream else 1) * t.m * t.n * 4, units * across * along * of_tile * 4) if shared else (0, 0)
-    end = ends.end(p, tactic, store, strided)
-    args |= {name: ("map", stored) for name, stored in end.maps.items()}
+    end, smem, stored = ends.end(p, tactic, store, strided)
+    args |= {name: ("map", of) for name, of in stored.items()}
     values = conv_gemm.values(p, tactic, store) | {
         **{"BM": ROWS, "BN": ends.part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
         **{"TEAMS": ends.teams(t), "PINGPONG": int(t.pingpong)},
         **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep},
-        **(_weights_values(p, tactic, end) if tactic.sparse else {}),
+        **(_weights_values(p, tactic, bool(stored)) if tactic.sparse else {}),
         **({"SPLIT": 1} if deep > 1 else {}),
-        **({"K_STEPS": -(-m.one.c // 16)} if not tactic.sparse and m.one.c <= K_STAGE - 16 else {}),
-        **end.values,
+        **({} if tactic.sparse else {"K_STEPS": k_steps(p, tactic)}),
+        **end,
         **dict(zip(("TAPS", "BOX_IMAGES", "BOX_ROWS", "BOX_COLS"), (ends.taps(t), *(t.box or (1, 1, 1))), strict=True)),
     }
     threads = ends.teams(t) * 128 + COPYING
-    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, end.smem, args, *sums),)
+    return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem, args, *sums),)
 
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
@@ -306,20 +306,18 @@ def _model(t: Tile, sparse: bool) -> HopperTile:
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 
-def _weights_stay(p: ConvProblem, tactic: Tactic, end: ends.End | None = None) -> bool:
+def _weights_stay(p: ConvProblem, tactic: Tactic, by_tma: bool) -> bool:
     """Whether all tiles of a block have the same 2:4 weights, which fit its registers beside an end by TMA (threads that
     store take more): loaded once."""
     t = tactic.gemm
     columns = -(-_rows(p, tactic) // (t.m * t.cluster[0]))
-    same = t.persist and t.persist // math.prod(t.cluster) % columns == 0
-    if not (tactic.sparse and same and t.n >= LEAST_HELD and k_stages(p) <= held(_model(t, True))):
-        return False
-    return "OUT_TMA" in (end or ends.end(p, tactic, conv_gemm.own_store(p), None)).values
+    same = t.persist > 0 and t.persist // math.prod(t.cluster) % columns == 0
+    return tactic.sparse and by_tma and same and t.n >= LEAST_HELD and k_stages(p) <= held(_model(t, True))
 
 
-def _weights_values(p: ConvProblem, tactic: Tactic, end: ends.End) -> dict[str, int]:
+def _weights_values(p: ConvProblem, tactic: Tactic, by_tma: bool) -> dict[str, int]:
     """Compile-time values of the loads of 2:4 weights."""
-    if _weights_stay(p, tactic, end):
+    if _weights_stay(p, tactic, by_tma):
         return {"BATCH": k_stages(p), "WEIGHTS_STAY": 1}
     return {"BATCH": min(batch(_model(tactic.gemm, True)), max(2, k_stages(p)))}
 
@@ -376,6 +374,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     turns = math.ceil(tiles * ways / (deep * clusters_at_once(device, deep)))
     begun = conv_gemm.FILL_CLK + START_CLK + conv_gemm.once(device)
     begun += CLUSTER_CLK * (across * along * deep > 1) + SAME_WEIGHTS_CLK * (along > 1)
+    begun += conv_gemm.EPILOGUE_CLK * ends.stored_by_tma(p, tactic)  # nobody waits for stores but the last ones
     if t.stream:
         clk = tiles * steps / blocks * each + end
     elif t.pingpong and t.persist:  # a block with one tile has nothing that runs during its end
@@ -389,8 +388,15 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
 def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
     """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
     model = _model(tactic.gemm, tactic.sparse)
-    at = stage(replace(model, weights="held") if _weights_stay(p, tactic) else model, CENTRE, per_clk)
-    return {"mma": at.tensor, "smem": at.port, "l2": at.l2, "latency": at.latency}
+    stays = _weights_stay(p, tactic, ends.stored_by_tma(p, tactic))
+    at = stage(replace(model, weights="held") if stays else model, CENTRE, per_clk)
+    filled = k_steps(p, tactic) * 16 / K_STAGE  # the rest are zeros, which nobody draws or multiplies
+    return {"mma": at.tensor * filled, "smem": at.port, "l2": at.l2 * filled, "latency": at.latency}
+
+
+def k_steps(p: ConvProblem, tactic: Tactic) -> int:
+    """Of 16 channels of a tap, in a stage: all of 2:4 weights."""
+    return K_STAGE // 16 if tactic.sparse else min(K_STAGE // 16, -(-merged(p).one.c // 16))
 
 
 def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
@@ -402,7 +408,9 @@ def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: f
     rate += outputs * epilogue_instructions(p) / 128
     alone = conv_gemm.EPILOGUE_CLK + conv_gemm.epilogue_issue_clk(p, tactic) + conv_gemm.scattered_clk(p, tactic)
     alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else ends.teams(t))
-    end = in_parts(max(alone, rate), tactic, tiles, blocks, per_clk, SUMMED_CLK)
+    faster = 1 if linear(tactic.out) else ends.BY_STMATRIX
+    alone, rate = ends.clocks(p, tactic) if ends.stored_by_tma(p, tactic) else (max(alone, rate) * faster, rate * faster)
+    end = in_parts(alone, tactic, tiles, blocks, per_clk, SUMMED_CLK)
     if deep > 1:  # each block of the cluster stores its part of the sums that all of them send
         end = (end + conv_gemm.EPILOGUE_CLK * (deep - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / deep
         end += 2 * CENTRE.cluster_latency

@@ -7,14 +7,17 @@ channels are no multiple of 64, and of blocks that split K, which may have no ti
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cuda_kernels.tensor_maps import Map
+from tactics.families.conv_gemm import own_store
 from tactics.families.hopper import maps
 from tactics.families.hopper.tiles import FEWEST_STAGES, SMEM
 from tactics.families.merged import merged
-from tactics.format import Strides, padded_channels, strides
+from tactics.format import LAYOUTS, Strides, padded_channels, strides
+from tactics.main_loops import UNTIMED
+from tactics.problems.pointwise_ops import POINTWISE
 from tactics.problems.problem import ConvProblem
+from tactics.roofline import together
 from tactics.step import Store, linear
 from tactics.tactic import Tactic, Tile
 
@@ -23,15 +26,15 @@ MOST_STAGES = 12
 MOST_SLOTS = 8
 FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # with a residual or not, as far as FEWEST_STAGES are left
 WINDOW_ROWS = 3  # of strips: taps of a stage
+# Of an output of an end by TMA, counted in its machine code (NVRTC 13.0): instructions of a thread, with a residual or not, and
+# beside a ReLU's those of activations, with MUFU's among them; bytes that cross the port of shared memory, PORT in a clock. A
+# warpgroup that ends alone waits for itself. OVER_SIMULATED: what the ends before these took on an H200 over their simulation,
+# in which UNTIMED is, that a prediction multiplies all of it by.
+INSTRUCTIONS, PORT, ONE_WARPGROUP, OVER_SIMULATED = {False: 2.9, True: 5.1}, 128, 1.4, {False: 1.25, True: 1.4}
+OF_ACTIVATION = {name: (row.instructions - 2.0, 2.0 * (row.instructions >= 6)) for name, row in POINTWISE.items()}
+OF_ACTIVATION |= {"gelu": (9.2, 1.0), "silu": (8.2, 1.5)}
+BY_STMATRIX = 0.75  # of clocks of ends by threads with movmatrix, which were timed, those with stmatrix take: by simulation
 BARRIERS = 16  # bytes, two of a stage or of a slot
-
-
-class End(NamedTuple):
-    """Compile-time values, dynamic shared memory in bytes, tensor maps by the parameters' names: none where threads store."""
-
-    values: Mapping[str, int]
-    smem: int
-    maps: Mapping[str, Map]
 
 
 def taps(t: Tile) -> int:
@@ -63,9 +66,9 @@ def stage_bytes(t: Tile, sparse: bool) -> int:
     return ((0 if sparse else t.m * taps(t)) + pixels) * t.k * 2
 
 
-def rest_bytes(t: Tile, staged: int = 1, tables: int = 1) -> int:
-    """Behind the stages, where threads store: `staged` parts of each warpgroup, and its tables of their pixels; barriers."""
-    return teams(t) * part(t) * (ROWS * 2 * staged + 4 * tables) + BARRIERS * MOST_STAGES
+def rest_bytes(t: Tile) -> int:
+    """Behind the stages, where threads store: of each warpgroup a part, and a table of its pixels; barriers."""
+    return teams(t) * part(t) * (ROWS * 2 + 4) + BARRIERS * MOST_STAGES
 
 
 def smem(tactic: Tactic) -> int:
@@ -73,21 +76,54 @@ def smem(tactic: Tactic) -> int:
     return tactic.gemm.stages * stage_bytes(tactic.gemm, tactic.sparse) + rest_bytes(tactic.gemm)
 
 
-def end(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> End:
-    """Of a launch whose pixels go where `store` says, of tensors with these strides (tactics.families.conv_gemm.arguments)."""
-    whole = {"WHOLE_ROWS": 1} if not linear(tactic.out) and not store and merged(p).one.k % ROWS == 0 else {}
-    stages, many, size = slots(p, tactic)
-    if stages and not store and stores_whole_tiles(p, tactic) and (found := _stored_maps(p, tactic, strided)):
-        pieces = {"PIECE": math.prod(piece(tactic.gemm))} if tactic.gemm.box else {}
-        return End({"OUT_TMA": 1, "STAGES": stages, "SLOTS": many, **pieces, **whole}, size, found)
-    stages, size = residual_ahead(p, tactic)
-    return End(({"RES_AHEAD": 1, "STAGES": stages} if stages else {}) | whole, size or smem(tactic), {})
+def end(
+    p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None
+) -> tuple[dict[str, int], int, Mapping[str, Map]]:
+    """(compile-time values, dynamic shared memory in bytes, tensor maps by parameters' names: none where threads store) of a
+    launch whose pixels go where `store` says, of tensors with these strides (tactics.families.conv_gemm.arguments)."""
+    stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
+    values, size = room(p, tactic, bool(stored))
+    pixels = math.prod(piece(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
+    whole = not (linear(tactic.out) or store or merged(p).one.k % ROWS)
+    return {"OUT_TMA": int(bool(stored)), "PIECE": pixels, "WHOLE_ROWS": int(whole), **values}, size, stored
 
 
-def stores_whole_tiles(p: ConvProblem, tactic: Tactic) -> bool:
-    """Vectors of 64 channels of one group, by blocks that are sure to store their tile."""
-    t, m = tactic.gemm, merged(p)
-    return not (linear(tactic.out) or t.stream or t.split > 1) and (m.count == 1 or m.one.k % ROWS == 0)
+def room(p: ConvProblem, tactic: Tactic, by_tma: bool) -> tuple[dict[str, int], int]:
+    """(SLOTS of a warpgroup, STAGES beside them, RES_AHEAD; dynamic shared memory in bytes). By TMA: as few slots as a residual
+    on its way needs, and more where memory is left. By threads: all of a tile's, whose residual is then copied before its
+    products; or one, for 2-byte accesses are no copies, blocks that split K may not store their tile, or fewer than
+    FEWEST_STAGES, or than those that the sums of a cluster along K lie over, would be left."""
+    t, of_stage = tactic.gemm, stage_bytes(tactic.gemm, tactic.sparse)
+    of_slot = teams(t) * (part(t) * ROWS * 2 + BARRIERS * by_tma)
+    rest = BARRIERS * MOST_STAGES + (0 if by_tma else teams(t) * part(t) * 4)
+    m64, parts = t.m // ROWS // (1 if t.pingpong else teams(t)), -(-(t.n // part(t)) // t.cluster[2])
+    ahead = p.epilogue.residual and not (linear(tactic.out) or t.split > 1 or t.stream)
+    for few in FEWEST_SLOTS[p.epilogue.residual] if by_tma else (m64 * parts,) * ahead:
+        stages = min((SMEM - rest - few * of_slot) // of_stage, t.stages)
+        if stages >= min(t.stages, FEWEST_STAGES) and (t.cluster[2] == 1 or stages * of_stage >= t.m * t.n * 4):
+            size = stages * of_stage + rest
+            many = min((SMEM - size) // of_slot, MOST_SLOTS) if by_tma else few
+            return {"SLOTS": many, "STAGES": stages, "RES_AHEAD": int(not by_tma)}, size + many * of_slot
+    return {"SLOTS": 1, "STAGES": t.stages, "RES_AHEAD": 0}, smem(tactic)
+
+
+def stored_by_tma(p: ConvProblem, tactic: Tactic) -> bool:
+    """Where tensors lie as their formats say: pixels in their order with all channels together, 64 channels of one group at a
+    time, by blocks that are sure to store their tile."""
+    t, m, layout = tactic.gemm, merged(p), LAYOUTS[tactic.out.layout]
+    pixels = layout.vector >= p.k if layout.blocked else layout.vector >= 8
+    rows = m.count == 1 or m.one.k % ROWS == 0
+    return pixels and rows and not (t.stream or t.split > 1 or own_store(p))
+
+
+def clocks(p: ConvProblem, tactic: Tactic) -> tuple[float, float]:
+    """Of an end by TMA: of the tile's warpgroups, and of the SM where others multiply meanwhile. Not timed."""
+    t, acts = tactic.gemm, [act.name for act in (p.epilogue.act, p.epilogue.last)]
+    issued = INSTRUCTIONS[p.epilogue.residual] + p.epilogue.affine + sum(OF_ACTIVATION[act][0] for act in acts)
+    staged = (2 + 2 * p.epilogue.residual) * 2 / PORT  # bytes of FP16, written and read
+    of_output = together((issued / 128, staged, sum(OF_ACTIVATION[act][1] for act in acts) / 16))
+    rate = t.m * t.n * of_output * OVER_SIMULATED[p.epilogue.residual] / UNTIMED
+    return rate * (ONE_WARPGROUP if t.threads == 128 else 1), rate
 
 
 def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None) -> Mapping[str, Map]:
@@ -99,38 +135,3 @@ def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | 
         return {n: maps.stored_map(p, *view, channels, part(t), piece(t) if t.box else ()) for n, view in views.items()}
     except ValueError:
         return {}
-
-
-def slots(p: ConvProblem, tactic: Tactic) -> tuple[int, int, int]:
-    """(stages, slots of a warpgroup, dynamic shared memory in bytes) where TMA stores: as few slots as a residual on its way
-    needs, and more where memory is left; 0 where too few stages would be."""
-    t = tactic.gemm
-    of_slot, barriers = teams(t) * (part(t) * ROWS * 2 + BARRIERS), BARRIERS * MOST_STAGES
-    for few in FEWEST_SLOTS[p.epilogue.residual]:
-        if stages := _stages_beside(few * of_slot + barriers, tactic):
-            size = stages * stage_bytes(t, tactic.sparse) + barriers
-            many = min((SMEM - size) // of_slot, MOST_SLOTS)
-            return stages, many, size + many * of_slot
-    return 0, 0, 0
-
-
-def residual_ahead(p: ConvProblem, tactic: Tactic) -> tuple[int, int]:
-    """(stages, dynamic shared memory in bytes) where threads store, and all of a tile's residual is copied before its products,
-    which takes the room of some of the tactic's stages; stages 0: it is copied part by part when it is added, for 2-byte
-    accesses are no copies, blocks that split K may not store their tile, or too few stages are left."""
-    t = tactic.gemm
-    if not p.epilogue.residual or linear(tactic.out) or t.split > 1 or t.stream:
-        return 0, 0
-    parts, m64 = t.n // part(t), t.m // ROWS // (1 if t.pingpong else teams(t))
-    rest = rest_bytes(t, m64 * -(-parts // t.cluster[2]), 2 * parts)
-    stages = _stages_beside(rest, tactic)
-    return stages, (stages * stage_bytes(t, tactic.sparse) + rest) * bool(stages)
-
-
-def _stages_beside(rest: int, tactic: Tactic) -> int:
-    """Stages that fit beside `rest` bytes; 0 where copies would not run ahead far enough, or where a cluster shares K and the
-    sums of a tile would not fit over the stages."""
-    t, of_stage = tactic.gemm, stage_bytes(tactic.gemm, tactic.sparse)
-    stages = min((SMEM - rest) // of_stage, t.stages)
-    enough = stages >= min(t.stages, FEWEST_STAGES) and (t.cluster[2] == 1 or stages * of_stage >= t.m * t.n * 4)
-    return stages if enough else 0

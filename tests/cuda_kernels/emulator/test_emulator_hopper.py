@@ -87,6 +87,7 @@ FAULTS = {  # kernel, fault -> the beginning of the message, or several of which
     ("mbarrier", 14): "mbarrier: parity 2",
     ("mbarrier", 15): "mbarrier: read of shared address .* its bits are opaque",
     ("mbarrier", 16): "mbarrier: shared address .* holds no mbarrier",
+    ("mbarrier", 17): "race: read after write .* warp 0 wrote it",
     ("setmaxnreg", 1): "warpgroup: the warps of a warpgroup disagree",
     ("setmaxnreg", 2): "registers: setmaxnreg to 176 registers a thread, which has 168",
     ("setmaxnreg", 3): "warpgroup: .* some ended without executing it|deadlock: no warp .* for registers",
@@ -107,6 +108,11 @@ def test_a_fault_is_caught(name, fault):
 @pytest.mark.parametrize("name", RUNS)
 def test_without_a_fault_it_is_right(name, options):
     assert RUNS[name](0, options)
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_a_lane_may_arrive_for_its_warp_behind_a_syncwarp(options):
+    assert mbarrier(18, options)
 
 
 def test_the_check_of_proxy_fences_has_a_switch():

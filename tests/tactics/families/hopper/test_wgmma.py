@@ -14,7 +14,7 @@ from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts, candidates
 from tactics.families.hopper.conv_wgmma import TILES, counts, k_stages
-from tactics.families.hopper.ends import residual_ahead
+from tactics.families.hopper.ends import room
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
 from tactics.format import strides
@@ -70,6 +70,14 @@ slow = pytest.mark.slow
 )
 def test_it_is_right_in_every_order(name, tile, kernel):
     held(CASES[name], crafted(kernel, replace(tile, persist=2), CASES[name]))
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+def test_copies_and_stores_move_whole_sectors(kernel):
+    """Of pixels that are whole sectors: four for each 64 channels, in both directions."""
+    problem = conv_case(2, 64, 8, 8, 128, 1, 1, residual=True, bias=True, sparse24=True)
+    _, stats = run(problem, crafted(kernel, replace(TURNS, persist=1), problem))
+    assert stats.sectors == stats.ideal_sectors
 
 
 @pytest.mark.skipif(MOST_BLOCKS < 2, reason="the emulator starts no clusters")
@@ -134,29 +142,28 @@ def test_a_residual_is_copied_ahead(c, size, n):
     """In every tactic of ResNet-50's layers that stores vectors and whole tiles, with three stages at least: by TMA, where all
     channels of a pixel lie together, else by threads."""
     problem = conv_case(n, c, size, size, 4 * c, 1, 1, act=RELU, bias=True, residual=True, sparse24=True)
-    found = [t for kernel in NAMES for t in tactics(problem, kernel)]
-    ahead = {t: residual_ahead(problem, t)[0] for t in found}
-    assert any(ahead.values())
-    for tactic, stages in ahead.items():
-        whole = not linear(tactic.out) and tactic.gemm.split == 1 and not tactic.gemm.stream
-        (launch,) = launches(problem, tactic)
+    kinds = set()
+    for tactic in (t for kernel in NAMES for t in tactics(problem, kernel)):
+        t, (launch,) = tactic.gemm, launches(problem, tactic)
         values = dict(launch.values)
-        assert (3 <= stages <= tactic.gemm.stages) if whole else not stages
-        by_tma = whole and tactic.out.layout.startswith("hwc") and tactic.ins[1].layout.startswith("hwc")
-        assert values.get("OUT_TMA", 0) == int(by_tma)
-        if by_tma:
-            assert 3 <= values["STAGES"] <= tactic.gemm.stages and values["SLOTS"] >= 2
-        else:
-            assert (values.get("RES_AHEAD", 0), values["STAGES"]) == (int(whole), stages or tactic.gemm.stages)
+        whole = not linear(tactic.out) and t.split == 1 and not t.stream
+        by_tma = whole and tactic.out.layout.startswith("hwc")
+        assert (values["OUT_TMA"], values["RES_AHEAD"]) == (by_tma, whole and not by_tma)
+        assert values["STAGES"] == t.stages or (whole and 3 <= values["STAGES"] < t.stages)
+        assert values["SLOTS"] >= 2 if by_tma else values["SLOTS"] == 1 or whole
         assert launch.smem <= DEVICE.smem_per_block
+        kinds.add((values["OUT_TMA"], values["RES_AHEAD"]))
+    assert kinds == {(1, 0), (0, 1), (0, 0)}
 
 
 def test_a_residual_waits_where_too_few_stages_are_left():
-    """Strips of 128 x 192 have two stages, of which one alone would fit beside all of a residual."""
+    """Strips of 128 x 256 have two stages, beside which all of a residual does not fit, but two parts of it do."""
     problem = conv_case(1, 64, 56, 56, 128, 3, 3, pad=(1, 1, 1, 1), residual=True)
-    wide = Tile(128, 192, 64, 8, 1, 2, box=(1, 3, 64))
-    assert residual_ahead(problem, crafted(NAMES[0], wide, problem)) == (0, 0)
-    assert residual_ahead(problem, crafted(NAMES[0], replace(wide, box=(1, 6, 32)), problem))[0] == 2
+    wide = crafted(NAMES[0], Tile(128, 256, 64, 8, 1, 2, box=(1, 4, 64)), problem)
+    assert room(problem, wide, False)[0] == {"SLOTS": 1, "STAGES": 2, "RES_AHEAD": 0}
+    assert room(problem, wide, True)[0] == {"SLOTS": 2, "STAGES": 2, "RES_AHEAD": 0}
+    narrow = crafted(NAMES[0], Tile(128, 192, 64, 8, 1, 2, box=(1, 6, 32)), problem)
+    assert room(problem, narrow, False)[0] == {"SLOTS": 3, "STAGES": 2, "RES_AHEAD": 1}
 
 
 # The most that the model of tiles (tactics/families/hopper/tiles.py) lets 2:4 gain over dense loops within the power limit.

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulator.sass import program
 from cuda_kernels.compile import compile_kernel
+from tactics.families.hopper import ends
 from tactics.families.hopper.conv_wgmma import TILES, k_stages
 from tactics.format import Format
 from tactics.launches import launches
@@ -101,3 +103,32 @@ def test_other_epilogues_of_wgmma_compile(kernel, tile, name, out):
         pytest.skip("not offered: rows of 32 pixels are stored")
     taken = measured(compile_kernel(kernel, compiled_values(kernel, tile, out, OTHERS[name]), "sm_90a"))
     assert (taken.spills, taken.serialized, taken.in_flight) == (0, 0, 1)
+
+
+# Instructions of a thread for 64 x 64 outputs, at most; what they were before ends by TMA: 298, 417, 750.
+ENDS = {"relu": (False, 95), "none": (True, 170), "gelu": (False, 390), "silu": (False, 360)}
+
+
+def end_instructions(problem: ConvProblem, tile: Tile) -> int:
+    """From the wait for a tile's last products on, to the loop over tiles, no branch taken but those that always are."""
+    compiled = compile_kernel(NAMES[0], compiled_values(NAMES[0], tile, HWC8, problem), "sm_90a")
+    found = program(compiled.cubin, NAMES[0])
+    code, loop = found.instructions, found.main_loop
+    over_tiles = min((x for x in found.loops if loop in x), key=lambda x: x.last - x.first)
+    at = next(n for n in range(loop.last, len(code)) if code[n].pending == 0)
+    places, count = {ins.address: n for n, ins in enumerate(code)}, 1
+    while at != over_tiles.last:
+        jumps = code[at].opcode.startswith("BRA") and code[at].target is not None and not code[at].conditional
+        at = places[code[at].target] if jumps else at + 1
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_an_end_takes_the_instructions_that_its_price_counts(act):
+    residual, most = ENDS[act]
+    problem = conv_case(32, 96, 56, 56, 384, 1, 1, bias=True, act=Activation(act), residual=residual)
+    tile = next(t for t in TILES[NAMES[0]] if (t.m, t.n, max(t.cluster)) == (128, 192, 1))
+    found = end_instructions(problem, tile) / 3  # parts of a warpgroup
+    assert found <= most
+    assert found / 32 == pytest.approx(ends.INSTRUCTIONS[residual] + ends.OF_ACTIVATION[act][0], rel=0.04)

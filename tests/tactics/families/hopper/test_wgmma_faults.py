@@ -83,7 +83,7 @@ def of_end(source: str, text: str, other: str, error: str, problem: ConvProblem 
 
 
 LEFT, LAST_LEFT = "wgmma_wait<1>();\n      if (k) ring.leave(turn - 1);", "    wgmma_wait<0>();\n    keep_apart(acc);\n"
-READ = "wait_for_reading_stores<0>();\n      else\n        wait_for_reading_stores<1>();"
+READ = "      is_last ? wait_for_reading_stores<0>() : wait_for_reading_stores<1>();\n"
 # Of 2:4 weights: the next batch of a tile, and the first one of the next tile, here of other rows.
 LOADS = """            if (!RESIDENT && slot % BATCH + step == 0)
 #pragma unroll
@@ -125,11 +125,9 @@ FAULTS = {
     "no wait for the launch ahead: stores": of_threads(
         "    if (!begun) wait_for_previous_launch();\n", "", "dependent launch: global (load|store)"
     ),
-    "a residual over what is still stored": of_threads(
-        "  sync_threads();  // the last tile's stores have read all of this\n", "", "race"
-    ),
-    "places of a residual read too early": of_threads(
-        "  sync_threads();\n#pragma unroll 1", "#pragma unroll 1", "race|uninitialised"
+    "a residual of rows past the last": of_threads("ok = row < output_rows(p) &&", "ok =", "out of bounds"),
+    "a residual of pixels past the last": of_threads(
+        "ok = row < output_rows(p) && offset >= 0", "ok = row < output_rows(p)", "out of bounds|misaligned"
     ),
     "all parts of a residual in one place": of_threads(
         "i * STORED + part / CLUSTER_K : 0", "0 : 0", "cp.async: write", replace(ROUND, n=128)
@@ -143,22 +141,23 @@ FAULTS = {
     ),
     "a part stored before it is staged": of_threads("  sync_threads();\n  store_tile", "  store_tile", "race", SPLIT, PART),
     "no proxy fence": of_end(STORES, "  fence_proxy_async();\n", "", "proxy fence"),
-    "staged by fewer warps": of_end(TILES, "slot * 8, THREADS / 32)", "slot * 8, THREADS / 32 - 1)", EARLY),
-    "no wait for a ready slot": of_end(
-        STORES, "  mbarrier_wait(ring.ready(team, number), number / STAGINGS % 2);\n", "", EARLY
+    "a lane arrives for a warp that has not met": of_end(
+        STORES, "  __syncwarp();\n  if (threadIdx.x % 32 == 0)", "  if (threadIdx.x % 32 == 0)", "race"
     ),
+    "staged by fewer warps": of_end(TILES, "slot * 8, THREADS / 32)", "slot * 8, THREADS / 32 - 1)", EARLY),
+    "no wait for a ready slot": of_end(STORES, "  mbarrier_wait(ring.ready(team, number), number / SLOTS % 2);\n", "", EARLY),
     "no wait for a free slot": of_end(
-        STORES, "  mbarrier_wait(ring.ready(team, number), number / STAGINGS % 2);\n", "", EARLY, PLAIN
+        STORES, "  mbarrier_wait(ring.ready(team, number), number / SLOTS % 2);\n", "", EARLY, PLAIN
     ),
     "no wait for staged parts": of_end(
-        STORES, "      mbarrier_wait(ring.staged(team, number), number / STAGINGS % 2);\n", "", EARLY
+        STORES, "      mbarrier_wait(ring.staged(team, number), number / SLOTS % 2);\n", "", EARLY
     ),
-    "slots given back unread": of_end(STORES, READ, ";\n      else\n        ;", "race"),
-    "slots given back unread, without a residual": of_end(STORES, READ, ";\n      else\n        ;", "race", PLAIN),
-    "one store too few waited for": of_end(STORES, "stores<0>();\n      else", "stores<1>();\n      else", "race"),
-    "slots given back too early": of_end(STORES, "number + is_last + STAGINGS", "number + 1 + STAGINGS", "race"),
+    "slots given back unread": of_end(STORES, READ, "", "race"),
+    "slots given back unread, without a residual": of_end(STORES, READ, "", "race", PLAIN),
+    "one store too few waited for": of_end(STORES, "stores<0>() :", "stores<1>() :", "race"),
+    "slots given back too early": of_end(STORES, "number + is_last + SLOTS", "number + 1 + SLOTS", "race"),
     "parity of ready slots": of_end(
-        STORES, "ready(team, number), number / STAGINGS % 2)", "ready(team, number), number / STAGINGS % 2 ^ 1)", EARLY
+        STORES, "ready(team, number), number / SLOTS % 2)", "ready(team, number), number / SLOTS % 2 ^ 1)", EARLY
     ),
     "too few bytes of a residual expected": of_end(
         STORES, "expecting(ready, STAGING_BYTES)", "expecting(ready, STAGING_BYTES - 1024)", EARLY
