@@ -5,6 +5,7 @@
     python -m benchmarks.cycles conv_strip_sparse24 128x256x64 -D COPIES=1     # pixels of a strip that a thread copies per turn
     python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
     python -m benchmarks.cycles conv_dense_sm90 128x256x64_w8x1_s4             # Hopper's asynchronous products
+    python -m benchmarks.cycles conv_sparse24_sm90 128x224x64_w8x1_s7_b1x14x16 # the same of a strip
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
 Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
@@ -14,6 +15,7 @@ Compute's words; then the share of the tensor cores' peak, over what is not publ
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -37,14 +39,14 @@ from benchmarks.simulator.machine import (
     machine,
     residency,
 )
-from benchmarks.simulator.sass import Instruction, Program, ToolMissing, program
+from benchmarks.simulator.sass import GMMA, Instruction, Program, ToolMissing, program
 from benchmarks.simulator.simulate import Steady, points_of, steady, tile_clocks
 from benchmarks.simulator.state import REASONS
 from benchmarks.simulator.steps import GROUP_WARPS
 from benchmarks.simulator.warpgroups import Ring, ring
 from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, named
-from tactics.families.hopper import conv_wgmma
+from tactics.families.hopper import conv_wgmma, ends
 from tactics.format import HALF_FORMATS
 from tactics.kernels import KERNELS as EVERY_KERNEL
 from tactics.launches import launches
@@ -71,7 +73,7 @@ FEW = 10  # instructions at which warps wait longest, of the summary
 class Code:
     """A kernel's machine code, and what a block of it takes. `multiplying`: warpgroups that multiply at a time, where others
     copy, or multiply another tile in turn (ping-pong); 0: all. `drawn`: bytes of a stage of TMA's that the SM draws from L2, if
-    fewer than it holds."""
+    fewer than it holds. `stages`: by TMA, where they are known; else by the products that read one."""
 
     title: str
     program: Program
@@ -80,6 +82,7 @@ class Code:
     smem: int
     multiplying: int = 0
     drawn: int = 0
+    stages: Ring | None = None
 
     @property
     def warpgroups(self) -> int:
@@ -93,7 +96,15 @@ class Code:
 
     @property
     def ring(self) -> Ring | None:
+        if self.stages:
+            return replace(self.stages, drawn=self.drawn or self.stages.drawn)
         return ring(self.once, self.warpgroups, self.smem, self.drawn)
+
+    @property
+    def k64(self) -> float:
+        """How many times 64 of K an iteration multiplies, of all rows and pixels of a warpgroup."""
+        products = [(i.operands[0], int(m["k"])) for i in self.once if (m := GMMA.match(i.opcode))]
+        return sum(k for _, k in products) / len({sums for sums, _ in products}) / 64
 
     def simulated(self, r: Residency) -> Residency:
         """Without the warps that copy."""
@@ -101,7 +112,10 @@ class Code:
 
 
 def tile(kernel: str, text: str) -> Tile:
-    """The tile of that name, or of which it is the beginning. click.UsageError."""
+    """The tile of that name, a strip's among them, or of which it is the beginning. click.UsageError."""
+    if kernel in HOPPER:
+        with suppress(ValueError):
+            return Tactic.parse(f"{kernel}_{EVERY_KERNEL[kernel].mark}_{text}__fp16.hwc8_fp16.hwc8").gemm
     if found := NAME.fullmatch(text):
         m, n, k, warps_m, warps_n, stages = map(int, found.groups())
         return Tile(m, n, k, warps_m, warps_n, stages)
@@ -119,9 +133,9 @@ def tactic(kernel: str, at: Tile) -> Tactic:
     return Tactic(kernel, at, (VECTORS,), VECTORS)
 
 
-def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int]) -> Code:
-    """Our kernel as it is launched for a 3x3 convolution with bias and ReLU, with other values where `defined`."""
-    (launch,) = launches(LAYER, tactic(kernel, at))
+def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int], layer: ConvProblem = LAYER) -> Code:
+    """Our kernel as it is launched for a layer, a 3x3 convolution with bias and ReLU, with other values where `defined`."""
+    (launch,) = launches(layer, tactic(kernel, at))
     if not isinstance(launch, Launch):
         raise TypeError(f"{kernel} is a library's function: expected a kernel")
     values: dict[str, int | str] = {**dict(launch.values), **defined}
@@ -129,7 +143,11 @@ def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int]) -> Code:
     extra = "".join(f" {name}={value}" for name, value in defined.items())
     code = program(compiled.cubin, kernel)
     smem = launch.smem + compiled.static_smem
-    return Code(f"{kernel} {at}{extra}", code, launch.block[0], compiled.regs, smem, int(at.pingpong), from_l2(kernel, at))
+    stages = None
+    if kernel in HOPPER:
+        held = ends.stage_bytes(at, EVERY_KERNEL[kernel].sparse)
+        stages = Ring(held, from_l2(kernel, at), int(values["STAGES"]))
+    return Code(f"{kernel} {at}{extra}", code, launch.block[0], compiled.regs, smem, int(at.pingpong), stages=stages)
 
 
 def from_l2(kernel: str, at: Tile) -> int:
@@ -137,8 +155,8 @@ def from_l2(kernel: str, at: Tile) -> int:
     if kernel not in HOPPER:
         return 0
     along, across, _ = at.cluster
-    weights = 0 if EVERY_KERNEL[kernel].sparse else at.m // across  # those in registers are loads of the warps that multiply
-    return (weights + at.n // along) * at.k * 2
+    pixels = ends.stage_bytes(at, True)  # weights in registers are loads of the warps that multiply
+    return pixels // along + (ends.stage_bytes(at, EVERY_KERNEL[kernel].sparse) - pixels) // across
 
 
 def listing(found: Steady) -> str:
@@ -169,6 +187,7 @@ def summary(found: Steady, r: Residency, at: Machine, code: Code) -> str:
         f"{found.clocks_per_stage:.0f} clocks",
         f"Busy: tensor cores {found.mma_share:.1%}, port of shared memory {found.port_share:.1%}, issue slots "
         f"{found.issue_share:.1%}",
+        *([f"64 of K of a tile: {found.clocks_per_stage / code.k64:.0f} clocks"] if code.ring else []),
         "Clocks that a warp waits: " + (", ".join(f"{name} {x:.0f}" for name, x in per_warp.items() if x >= 1) or "none"),
         "Longest at, but for products that wait for products:",
     ]

@@ -13,8 +13,8 @@ by the other one; a problem and the same with 2:4 weights are in one half. Then 
 those aside that are predicted to take less than half of what the events around them do, and the sums of plans at batch 1. Last,
 tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind there.
 
-Ends of Hopper tiles by TMA were never timed: rows of before are beside the prices of the ends that they had, which are those of
-tiles that threads store, so the fit can be checked still. What is preferred, is by today's prices.
+Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: rows of before are
+beside the prices of the ends and loops that they had, so the fit can be checked still. What is preferred, is by today's prices.
 """
 
 import hashlib
@@ -26,7 +26,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,8 @@ from cuda_kernels import files
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.families.hopper import conv_wgmma, ends
+from tactics.families.hopper.figures import Figures
+from tactics.families.hopper.tiles import HopperTile, Stage, stage, weight_bytes
 from tactics.predict import predict_alike, predict_us
 from tactics.problems import codec
 from tactics.problems.protocol import Problem
@@ -46,7 +50,10 @@ TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
 WEIGHTED = ("resnet50:32", "tv_convnext_tiny:32", "tv_efficientnet_b0:32")
 CHANGED = ("conv_fp32", "gather", "reduce")  # kernels whose source is another one since layers were timed
 SHOWN = 3  # of the tactics that were never timed
-TMA_SINCE = "2026-11-28"  # rows of runs from then on have ends by TMA
+TMA_SINCE = "2026-11-28"  # rows of runs from then on have ends by TMA, and weights ahead of copies
+# Of loads of 2:4 weights in batches of two stages, under load; and behind a stage's products, of strips, where they waited
+# behind copies of the stage just freed.
+LOADED_CLK, STRIP_LOADED_CLK = 620, 150
 HALVES = {"judging half": False, "fitting half": True, "whole": None}
 
 
@@ -72,25 +79,35 @@ def read(gpu: str) -> list[Timed]:
     return [Timed(codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"], r["run"]) for r in rows]
 
 
+@lru_cache(maxsize=65536)
+def loop_as_timed(tile: HopperTile, figures: Figures, l2: float) -> Stage:
+    """2:4 weights came behind the copies of a stage that was left, and stayed nowhere."""
+    at = stage(tile, figures, l2)
+    waited = STRIP_LOADED_CLK + at.tensor if tile.box else LOADED_CLK / 2
+    return replace(at, latency=weight_bytes(tile.m, True) / l2 + waited) if tile.sparse else at
+
+
 @contextmanager
-def ends_as_timed() -> Iterator[None]:
-    """Prices of Hopper tiles that threads end, without stmatrix, and that multiply zeros too."""
+def tiles_as_timed() -> Iterator[None]:
+    """Prices of Hopper tiles that threads end, without stmatrix, that multiply zeros too, and of 2:4 loops of before."""
     today = ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps
     ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = lambda *_: False, 1.0, lambda *_: conv_wgmma.K_STAGE // 16
+    conv_wgmma.stage = loop_as_timed
     try:
         for cached in (conv_wgmma._limits, predict_alike):
             cached.cache_clear()
         yield
     finally:
         ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = today
+        conv_wgmma.stage = stage
         for cached in (conv_wgmma._limits, predict_alike):
             cached.cache_clear()
 
 
 def predictions(rows: list[Timed], device: Device) -> dict[Timed, float]:
-    """Microseconds of each row, with the ends that it was timed with."""
+    """Microseconds of each row, with the ends and loops that it was timed with."""
     found = {row: 0.0 if is_before_tma(row) else predict_us(row.problem, row.tactic, device) for row in rows}
-    with ends_as_timed():
+    with tiles_as_timed():
         return found | {row: predict_us(row.problem, row.tactic, device) for row in rows if is_before_tma(row)}
 
 
@@ -179,7 +196,7 @@ def by_halves(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Laye
 def at_batch_1(of: list[Layer], device: Device) -> dict[str, tuple[float, float]]:
     """Of each network at batch 1, the sum of its layers as predicted and as measured, those of CHANGED left out."""
     sums: dict[str, tuple[float, float]] = {}
-    with ends_as_timed():
+    with tiles_as_timed():
         for layer in of:
             if layer.network.endswith(":1") and layer.tactic.kernel not in CHANGED:
                 guess, us = sums.get(layer.network, (0.0, 0.0))

@@ -14,7 +14,8 @@
 
 struct DenseProduct {
   static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
-  __device__ __forceinline__ DenseProduct(const ConvParams&, int, const Share&) {}
+  static constexpr bool RESIDENT = false;
+  __device__ __forceinline__ void begin(const ConvParams&, int, const Share&) {}
 
   __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,
                                            float (&acc)[OWN][TILE_NT][4]) {

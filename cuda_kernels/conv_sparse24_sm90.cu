@@ -6,14 +6,19 @@
 //
 // The trick: the port of shared memory would bound tiles whose weights pass it twice, so that they never do. Weights of BATCH times
 // 64 channels are in registers while those of the next BATCH are on their way there: all together, for ptxas counts them on one
-// scoreboard, and who waits for one load waits for all. None goes to a register in flight. Each step is selector 0, which has
-// witnesses.
+// scoreboard, and who waits for one load waits for all. None goes to a register in flight. They are asked for ahead of the copies to
+// the stage that is left then, behind which they would wait in L2's queue. Each step is selector 0, which has witnesses.
+// WEIGHTS_STAY 1: all of K is BATCH times 64 channels of a tap, and a block's tiles have the same rows: loaded once.
 #include "addresses.cuh"
 #include "tma_gemm.cuh"
+#ifndef WEIGHTS_STAY
+#define WEIGHTS_STAY 0
+#endif
 
 struct SparseProduct {
   static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0;  // of 64 rows and 64 channels of a tap
-  static constexpr int RING = 2 * BATCH, UNROLLED = RING / TAPS;        // stages
+  static constexpr int RING = WEIGHTS_STAY ? BATCH : 2 * BATCH, UNROLLED = RING / TAPS;  // stages
+  static constexpr bool RESIDENT = WEIGHTS_STAY;
   static_assert(BATCH % TAPS == 0, "whole stages");
   const char* values[OWN];
   const char* metadata[OWN];
@@ -21,7 +26,7 @@ struct SparseProduct {
   uint4 a[RING][2][OWN];
   uint2 e[RING][OWN];
 
-  __device__ __forceinline__ SparseProduct(const ConvParams& p, int m64, const Share& share) {
+  __device__ __forceinline__ void begin(const ConvParams& p, int m64, const Share& share) {
     const int warp = THREAD / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {  // rows past the last are never stored: these are read again, for metadata must be legal
@@ -66,10 +71,10 @@ struct SparseProduct {
                              step ? e[slot][i].y : e[slot][i].x);
             wgmma_commit();
             wgmma_wait<1>();
-            if (r + step == 0 && k0 + k) ring.leave(turn - 1);
-            if (slot % BATCH + step) continue;
+            if (!RESIDENT && slot % BATCH + step == 0)
 #pragma unroll
-            for (int next = slot + BATCH; next < slot + RING; ++next) fetch(next % RING, k0 * TAPS + next);
+              for (int next = slot + BATCH; next < slot + RING; ++next) fetch(next % RING, k0 * TAPS + next);
+            if (r + step == 0 && k0 + k) ring.leave(turn - 1);
           }
         }
       }

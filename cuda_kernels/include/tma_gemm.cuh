@@ -140,6 +140,10 @@ __device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 sta
   cp_async_commit();
 }
 
+// The next tile's first weights go to registers beside this one's end, where no other warpgroup multiplies meanwhile, and where
+// threads that store by TMA need few registers.
+constexpr bool AHEAD = OUT_TMA && !PINGPONG && !SPLIT;
+
 // The products of a warpgroup, and its stores.
 template <class Product>
 __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<Product>& ring) {
@@ -152,6 +156,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
   bool begun = false;
   Watch watch;
   Share next;
+  Product product;
   for (Share share = first_share(p); share.count; share = next, ++number) {
     next = after(p, share);
     if (PINGPONG && number % TEAMS != team) {
@@ -160,7 +165,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     }
     const Origin tile = origin(p, share);
     const FirstPixel box = corner(p, tile.column);
-    Product product(p, tile.m64 + first, share);
+    if (!begun || !(AHEAD || Product::RESIDENT)) product.begin(p, tile.m64 + first, share);
     if (!begun) wait_for_previous_launch();
     begun = true;
     if (RES_AHEAD) copy_residual_ahead(p, staging, tile, box, (tile.m64 + first) * 64, rank);
@@ -178,6 +183,8 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     wgmma_wait<0>();
     keep_apart(acc);
     ring.leave(turn - 1);
+
+    if (AHEAD && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);
 
     if (CLUSTER_K > 1)
       publish_sums(ring, acc);

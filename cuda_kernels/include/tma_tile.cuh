@@ -75,7 +75,8 @@ __device__ __forceinline__ Share after(const ConvParams& p, const Share& share) 
 // The stages in shared memory; a turn is a stage that the block has come to, counted over all its tiles. A kernel's Product has
 //   A_BYTES, E_BYTES   of 64 rows of weights and 64 channels of a tap, and of their metadata
 //   ARRIVING           of A_BYTES, those that are copied to shared memory
-//   Product(p, m64, share)                    begins to load what goes to registers instead
+//   RESIDENT           what goes to registers instead is loaded once, for all tiles
+//   begin(p, m64, share)                      begins to load what goes to registers
 //   multiply(ring, turn, first, count, acc)   adds the products of `count` stages from `turn` on, and leaves all but the last;
 //                                             `first`: of the tile's 64 rows, where the warpgroup's begin
 // Behind all stages: of each warpgroup the parts of the tile that it stores, and, where threads do, a table of where pixels lie;

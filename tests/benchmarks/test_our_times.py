@@ -14,6 +14,7 @@ from tactics.families.hopper import ends
 from tactics.families.squeeze_excite import CASES
 from tactics.predict import predict_us
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
+from tactics.step import linear
 from tactics.tactic import Parts, Tactic
 
 H200 = named("h200")
@@ -54,10 +55,12 @@ def test_prices_that_one_half_of_the_problems_fits_choose_well_in_the_other():
         )
 
 
-def test_rows_are_beside_the_ends_that_they_were_timed_with():
-    """Rows of before TMA stored: the price of that day; a later one, and what follows: today's, which is the lower."""
-    rows = [row for row in our_times.read("h200") if row.tactic.kernel == "conv_dense_sm90" and row.problem.n == 32]
-    row = next(r for r in rows if ends.stored_by_tma(r.problem, r.tactic))
+@pytest.mark.parametrize("kernel, by_tma", [("conv_dense_sm90", True), ("conv_sparse24_sm90", False)])
+def test_rows_are_beside_the_ends_and_loops_that_they_were_timed_with(kernel, by_tma):
+    """Rows of before TMA stored: the price of that day; a later one, and what follows: today's, which is the lower. Of a 2:4
+    tile whose end is the same its loop's is."""
+    rows = [row for row in our_times.read("h200") if row.tactic.kernel == kernel and row.problem.n == 32]
+    row = next(r for r in rows if ends.stored_by_tma(r.problem, r.tactic) == by_tma != linear(r.tactic.out))
     later = row._replace(run="2026-11-29T08:00+00:00")
     found, today = our_times.predictions([row, later], H200), predict_us(row.problem, row.tactic, H200)
     assert found[later] == today < found[row]

@@ -28,7 +28,7 @@ from tactics.families.conv_gemm import alike as alike
 from tactics.families.hopper import ends, maps
 from tactics.families.hopper.ends import MOST_STAGES, ROWS, WINDOW_ROWS
 from tactics.families.hopper.figures import CENTRE
-from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, stage, weight_bytes
+from tactics.families.hopper.tiles import K_STAGE, SMEM, Box, HopperTile, batch, held, stage
 from tactics.families.merged import merged
 from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.kernels import KERNELS
@@ -57,9 +57,8 @@ SM_L2 = 64  # bytes a clock that an SM takes from L2 by TMA: 49 and more were se
 CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
 SAME_WEIGHTS_CLK = 1000  # beyond that, where a cluster's blocks share weights, not pixels
 START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
-LOADED_CLK = 620  # of loads of 2:4 weights under load
-STRIP_LOADED_CLK = 150  # the same behind a stage's products: of strips, where they wait behind copies of the stage just freed
 SUMMED_CLK = 450  # of a load or a store of partial sums in L2, behind another one
+LEAST_HELD = 128  # pixels of a tile whose weights stay: fewer take the issue of products, which is not priced
 # (rows, pixels, warps of a tile, ping-pong).
 SHAPES: Mapping[str, tuple[tuple[int, int, int, bool], ...]] = {
     NAMES[0]: (
@@ -276,7 +275,8 @@ def launches(
     values = conv_gemm.values(p, tactic, store) | {
         **{"BM": ROWS, "BN": ends.part(t), "WARPS_M": 4, "WARPS_N": 1, "WGMMA": 1, "TILE_M": t.m, "TILE_N": t.n},
         **{"TEAMS": ends.teams(t), "PINGPONG": int(t.pingpong)},
-        **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep, **({"BATCH": _batch(t)} if tactic.sparse else {})},
+        **{"CLUSTER": across * along, "CLUSTER_N": along, "CLUSTER_K": deep},
+        **(_weights_values(p, tactic, bool(stored)) if tactic.sparse else {}),
         **({"SPLIT": 1} if deep > 1 else {}),
         **({} if tactic.sparse else {"K_STEPS": k_steps(p, tactic)}),
         **end,
@@ -306,11 +306,20 @@ def _model(t: Tile, sparse: bool) -> HopperTile:
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 
-def _batch(t: Tile) -> int:
-    """Of 2:4 weights, how often 64 channels of a tap are loaded together. Two batches of one m64 fit a thread's registers; of
-    two m64 they compile too, but ptxas then waits for loads as soon as they are issued (benchmarks.cycles: 256x128 at 1.06 of
-    the dense peak, 128x256 at 1.17)."""
-    return ends.taps(t) if t.box else 2
+def _weights_stay(p: ConvProblem, tactic: Tactic, by_tma: bool) -> bool:
+    """Whether all tiles of a block have the same 2:4 weights, which fit its registers beside an end by TMA (threads that
+    store take more): loaded once."""
+    t = tactic.gemm
+    columns = -(-_rows(p, tactic) // (t.m * t.cluster[0]))
+    same = t.persist > 0 and t.persist // math.prod(t.cluster) % columns == 0
+    return tactic.sparse and by_tma and same and t.n >= LEAST_HELD and k_stages(p) <= held(_model(t, True))
+
+
+def _weights_values(p: ConvProblem, tactic: Tactic, by_tma: bool) -> dict[str, int]:
+    """Compile-time values of the loads of 2:4 weights."""
+    if _weights_stay(p, tactic, by_tma):
+        return {"BATCH": k_stages(p), "WEIGHTS_STAY": 1}
+    return {"BATCH": min(batch(_model(tactic.gemm, True)), max(2, k_stages(p)))}
 
 
 def _rows64(p: ConvProblem, tactic: Tactic) -> int:
@@ -378,13 +387,11 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
 
 def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
     """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
-    t = tactic.gemm
-    at = stage(_model(t, tactic.sparse), CENTRE, per_clk)
-    latency = at.latency
-    if tactic.sparse:  # a batch of weights is under way while the one before it is multiplied, and no other
-        latency = weight_bytes(t.m, True) / per_clk + (STRIP_LOADED_CLK + at.tensor if t.box else LOADED_CLK / _batch(t))
+    model = _model(tactic.gemm, tactic.sparse)
+    stays = _weights_stay(p, tactic, ends.stored_by_tma(p, tactic))
+    at = stage(replace(model, weights="held") if stays else model, CENTRE, per_clk)
     filled = k_steps(p, tactic) * 16 / K_STAGE  # the rest are zeros, which nobody draws or multiplies
-    return {"mma": at.tensor * filled, "smem": at.port, "l2": at.l2 * filled, "latency": latency}
+    return {"mma": at.tensor * filled, "smem": at.port, "l2": at.l2 * filled, "latency": at.latency}
 
 
 def k_steps(p: ConvProblem, tactic: Tactic) -> int:

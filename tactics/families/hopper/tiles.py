@@ -4,7 +4,8 @@
     port           128 bytes a clock: pixels once for each 64 rows of weights, weights of shared memory or loaded to registers,
                    and what TMA writes; of a dense instruction alone max(N / 2, (2048 + 32 N) / 128), as that table has it
     L2             the stage's bytes, of what a cluster of two shares half
-    latency        of copies that the stages do not hide, and of loads that the registers do not hide
+    latency        of copies that the stages do not hide; of a batch of weights on its way to registers while the one before it
+                   is multiplied, and no other
 
 A block has one to three warpgroups that multiply and one that copies: 128 threads each. Its registers are shared out anew by
 setmaxnreg: 168 each of 384 threads, then 40 and 232.
@@ -19,12 +20,11 @@ K_STAGE = 64
 SMEM = 227 * 1024
 BARRIERS = 1024  # bytes: mbarriers, and alignment to the 1,024 of a swizzle's atom
 STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
-# By the number of multiplying warpgroups: what setmaxnreg can give each of their threads; ptxas adds up to 65,536.
-REGISTERS = {1: 240, 2: 232, 3: 160}
-# Of a thread of 2:4 loops beside its sums: ptxas 13.0 takes 190 registers with four k-steps of two m64, 226 with eight: 4.5
-# each, values and metadata.
-OTHERS, OF_A_STEP = 26, 4.5
-RINGS = (8, 6, 4, 3, 2)
+# By the number of multiplying warpgroups, of each of their threads: all, or what setmaxnreg can give; ptxas adds up to 65,536.
+REGISTERS = {1: 255, 2: 232, 3: 160}
+# Of a thread of 2:4 loops beside its sums: values and metadata of an m64 and 64 of K, and others (ptxas 13.0: nothing spills).
+OF_WEIGHTS, OTHERS = 8 + 2, 30
+MOST_BATCH = 4  # of tiles that are no strips: by then an L2 latency is hidden
 FEWEST_STAGES = 3
 
 
@@ -57,9 +57,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class HopperTile:
-    """`m` output channels x `n` pixels. `weights`: smem (SS) or registers (RS, straight from L2). `shared`: what a cluster of
-    two blocks copies once: pixels, weights or nothing. `groups`: warpgroups that multiply; `pingpong`: each a tile of its own.
-    `box`: of a strip."""
+    """`m` output channels x `n` pixels. `weights`: smem (SS), registers (RS, straight from L2), or held (RS, all of K,
+    loaded once for all tiles). `shared`: what a cluster of two blocks copies once: pixels, weights or nothing. `groups`:
+    warpgroups that multiply; `pingpong`: each a tile of its own. `box`: of a strip."""
 
     m: int
     n: int
@@ -105,10 +105,17 @@ def weight_bytes(m: int, sparse: bool) -> float:
     return m * K_STAGE * (9 / 8 if sparse else 2)
 
 
-def ring(tile: HopperTile) -> int:
-    """How many k-steps of weights a thread's registers hold beside its sums."""
-    of_a_step = OF_A_STEP * tile.m64
-    return next((r for r in RINGS if tile.sums + OTHERS + r * of_a_step <= REGISTERS[tile.groups]), 0)
+def held(tile: HopperTile) -> int:
+    """So many times 64 of K a thread's registers hold weights beside its sums."""
+    return (REGISTERS[tile.groups] - OTHERS - tile.sums) // (OF_WEIGHTS * tile.m64)
+
+
+def batch(tile: HopperTile) -> int:
+    """So many times 64 of K, whole stages, a thread loads weights together; its registers hold two batches. The larger these,
+    the less often it waits for L2's latency."""
+    taps = tile.box.r if tile.box else 1
+    least, most = (taps, 2 * taps) if tile.box else (2, MOST_BATCH)
+    return max(least, min(most, held(tile) // 2) // taps * taps)
 
 
 def copied_bytes(tile: HopperTile) -> float:
@@ -131,7 +138,7 @@ def stage(tile: HopperTile, figures: Figures, l2: float = 0.0) -> Stage:
     """`l2`: bytes a clock of this SM where others leave it more or less than `figures` has."""
     step = 32 if tile.sparse else 16
     blocks, steps = tile.m // 64, K_STAGE // step
-    pixels, weights = copied_bytes(tile), weight_bytes(tile.m, tile.sparse)
+    pixels, weights = copied_bytes(tile), 0.0 if tile.weights == "held" else weight_bytes(tile.m, tile.sparse)
     read = float(blocks * steps * tile.n * step * 2)  # once for each 64 rows
     if tile.weights == "smem":  # an instruction's A, once for each image of a strip, and metadata by threads
         times = tile.box.images if tile.box else 1
@@ -142,7 +149,8 @@ def stage(tile: HopperTile, figures: Figures, l2: float = 0.0) -> Stage:
     tensor = blocks * steps * tile.n / 2
     fit = stages(tile)
     latency = figures.latency / max(1, fit - 1)
+    per_clk = l2 or figures.l2
     if tile.weights == "registers":
-        latency = max(latency, steps * figures.register_latency / max(1, ring(tile) - 1))
-    drawn = (pixels * once[0] + weights * once[1]) / (l2 or figures.l2)
+        latency = max(latency, figures.register_latency / batch(tile) + weights / per_clk)
+    drawn = (pixels * once[0] + weights * once[1]) / per_clk
     return Stage(tensor, (read + written + loaded) / figures.port, drawn, latency, fit)

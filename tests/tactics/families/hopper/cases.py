@@ -74,6 +74,20 @@ STRIPPED = (
     conv_case(5, 64, 4, 7, 200, 3, 2, pad=(1, 0, 1, 1), bias=True, act=Activation("silu"), sparse24=True),
 )
 
+# Weights that stay in registers: of 3 x 3 windows of 64 channels by im2col and by boxes, of 1 x 1 ones, of rows that a cluster
+# shares. (problem, tile); blocks have one tile, some or all.
+WIDE_TURNS = replace(TURNS, n=128)
+KEPT = conv_case(2, 64, 13, 18, 64, 3, 3, pad=ONE, bias=True, act=RELU, residual=True, sparse24=True)
+KEPT_1X1 = conv_case(3, 136, 9, 21, 128, 1, 1, bias=True, act=RELU, sparse24=True)
+STAY = {
+    "turns": (KEPT, replace(WIDE_TURNS, persist=3)),
+    "turns of a block": (KEPT, replace(WIDE_TURNS, persist=1)),
+    "boxes": (KEPT, replace(WIDE_TURNS, n=192, box=(1, 24, 8), persist=2)),
+    "two warpgroups": (KEPT_1X1, replace(TWO, n=192, persist=2)),
+    "two columns of rows": (replace(KEPT_1X1, k=256), replace(TWO, n=128, persist=4)),
+    "a cluster": (replace(KEPT_1X1, k=256), replace(TWO, n=128, cluster=(2, 1, 1), persist=4)),
+}
+
 
 def named_tiles(kernels: tuple[str, ...] = NAMES) -> list:
     """(kernel, tile) of every tile that plans may have, strips apart."""

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from tactics.families.hopper.figures import CENTRE, SOURCES, Figures
-from tactics.families.hopper.tiles import REGISTERS, Box, HopperTile, ring, stage, stages
+from tactics.families.hopper.tiles import REGISTERS, Box, HopperTile, batch, held, stage, stages
 
 FREE = replace(CENTRE, l2=math.inf, write_port=0, latency=0, register_latency=0)  # an instruction alone
 
@@ -36,7 +36,7 @@ def test_weights_in_registers_leave_the_port_to_pixels():
         (HopperTile(128, 256), 0.79),  # (128 + 256) * 128 bytes at 38 a clock: 1,293 for 1,024 clocks of products
         (HopperTile(128, 256, shared="pixels"), 1.0),
         (HopperTile(256, 128, True, "registers"), 1.12),  # 256 * 72 + 128 * 128 bytes: 916 for dense products' 1,024
-        (HopperTile(256, 128, True, "registers", "pixels"), 1.31),  # port: 65,536 + 16,384 + 18,432 bytes at 128: 784
+        (HopperTile(128, 256, True, "registers", "pixels"), 1.22),  # port: 65,536 + 32,768 + 9,216 bytes at 128: 840
     ],
 )
 def test_the_tiles_that_hopper_was_planned_with(tile, share):
@@ -47,9 +47,13 @@ def test_where_the_clocks_of_a_stage_are():
     at = stage(HopperTile(128, 256), CENTRE)
     assert (at.tensor, at.port, at.stages, at.bound) == (1024, (8 * (8192 + 2048) + 49152) / 128, 4, "l2")
     assert at.port == 1024 and at.l2 == pytest.approx(49152 / 38) and at.latency == 1080 / 3
-    at = stage(HopperTile(256, 128, True, "registers", "pixels"), CENTRE)
-    assert (at.tensor, at.port, at.bound) == (512, 784, "port") and at.l2 == pytest.approx((18432 + 8192) / 38)
-    assert stage(HopperTile(256, 128, True, "registers"), replace(CENTRE, register_port=2)).port == 784 + 144
+    sparse = HopperTile(128, 256, True, "registers", "pixels")
+    at = stage(sparse, CENTRE)
+    assert (at.tensor, at.port, at.bound) == (512, 840, "port") and at.l2 == pytest.approx((9216 + 16384) / 38)
+    assert batch(sparse) == 3 and at.latency == pytest.approx(600 / 3 + 9216 / 38)
+    assert stage(sparse, replace(CENTRE, register_port=2)).port == 840 + 72
+    at = stage(replace(sparse, weights="held"), CENTRE)
+    assert at.port == 840 - 72 and at.l2 == pytest.approx(16384 / 38) and at.latency == 1080 / (at.stages - 1)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,10 @@ def test_a_copy_for_each_column():
 
 
 def test_registers_are_what_ptxas_gives():
-    """190 with a ring of four k-steps of two m64n128k32, 226 with eight. A block has 384 threads of 168, then 40
-    and 232, or 32 and 160 for three warpgroups that multiply."""
+    """A block has 384 threads of 168, then 40 and 232, or 32 and 160 for three warpgroups that multiply. Weights of two m64 are
+    20 of them for 64 of K, beside 128 sums."""
     sparse = HopperTile(256, 128, True, "registers")
-    assert (sparse.m64, sparse.sums, ring(sparse)) == (2, 128, 8)
+    assert (sparse.m64, sparse.sums, held(sparse)) == (2, 128, 3)
     assert 384 * 168 <= 65536 and 128 * 40 + 2 * 128 * REGISTERS[2] <= 65536 and 128 * 32 + 3 * 128 * REGISTERS[3] <= 65536
 
 

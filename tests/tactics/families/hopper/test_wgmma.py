@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cuda_kernels.launch import Emulated
 from cuda_kernels.sparse24 import prune
 from tactics.candidates import accepts, candidates
-from tactics.families.hopper.conv_wgmma import TILES, counts
+from tactics.families.hopper.conv_wgmma import TILES, counts, k_stages
 from tactics.families.hopper.ends import room
 from tactics.families.hopper.maps import pixels_in_order
 from tactics.families.merged import merged
@@ -41,6 +41,7 @@ from tests.tactics.families.hopper.cases import (
     SINGLE,
     SMALL,
     SPARSE,
+    STAY,
     STRIPPED,
     TURNS,
     TWO,
@@ -91,6 +92,34 @@ def test_a_cluster_is_right_in_every_order(cluster, kernel):
 @pytest.mark.parametrize("way", WAYS[2:7:2], ids=str)
 def test_tiles_are_shared_by_blocks(way, kernel):
     held(CASES["parts_of_a_stage"], crafted(kernel, replace(SMALL, **way), CASES["parts_of_a_stage"]))
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_weights_stay_in_registers(name):
+    """Loaded once, where all tiles of a block have the same rows."""
+    problem, tile = STAY[name]
+    if math.prod(tile.cluster) > MOST_BLOCKS:
+        pytest.skip("the emulator starts no clusters")
+    tactic = crafted(SPARSE, tile, problem)
+    values = dict(launches(problem, tactic)[0].values)
+    assert (values["WEIGHTS_STAY"], values["BATCH"]) == (1, k_stages(problem))
+    held(problem, tactic)
+
+
+def test_weights_stay_only_where_rows_and_registers_allow_it():
+    """Two columns of rows by an odd number of blocks, blocks of one tile, shares of K, narrow tiles, planes, which
+    threads store, and K that is too long."""
+    problem, tile = STAY["two columns of rows"]
+    longest = replace(problem, c=(232 - 30 - 64) // 10 * 64)
+    narrow, wrong = (
+        replace(tile, n=64),
+        ({"persist": 3}, {"persist": 0}, {"persist": 0, "split": 2}, {"persist": 0, "stream": 4}),
+    )
+    others = ((problem, replace(tile, **other), HWC8) for other in wrong)
+    more = ((problem, narrow, HWC8), (problem, tile, CHW32), (replace(longest, c=longest.c + 1), tile, HWC8))
+    for p, t, out in (*others, *more):
+        assert "WEIGHTS_STAY" not in dict(launches(p, crafted(SPARSE, t, p, out))[0].values)
+    assert "WEIGHTS_STAY" in dict(launches(longest, crafted(SPARSE, tile, longest))[0].values)
 
 
 def test_plans_hold_every_tile():

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.simulator.sass import program
 from cuda_kernels.compile import compile_kernel
 from tactics.families.hopper import ends
-from tactics.families.hopper.conv_wgmma import TILES
+from tactics.families.hopper.conv_wgmma import TILES, k_stages
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems.pointwise_ops import Activation
@@ -61,6 +61,28 @@ def test_wgmma_compiles_without_spills(kernel, tile, out):
     assert taken.bulk - copies in ((2, values["SLOTS"] + 1) if values["OUT_TMA"] else (0,))
     assert (taken.in_flight, taken.serialized) == (1, 0)
     assert taken.regs * (tile.threads * (1 + tile.pingpong) + 128) <= 65536
+
+
+# With as much of K as stays beside the sums of 256, 192 and 128 columns, and with less.
+KEPT = [replace(PROBLEM, k=128, c=c, r=1, s=1, pad=(0, 0, 0, 0)) for c in (64, 448, 640, 832)]
+KEPT += [replace(PROBLEM, k=64, c=64, h=56, w=56)]
+
+
+def staying() -> list[tuple[ConvProblem, Tile]]:
+    """Of each problem the tiles whose weights stay in registers, in blocks of many tiles."""
+    found = []
+    for problem in KEPT:
+        tiles = {replace(alone(t), persist=132) for t in tactics(problem, SPARSE) if max(t.gemm.cluster) == 1}
+        found += [(problem, tile) for tile in sorted(tiles) if "WEIGHTS_STAY" in compiled_values(SPARSE, tile, HWC8, problem)]
+    return found
+
+
+@pytest.mark.parametrize("problem, tile", staying(), ids=str)
+def test_wgmma_whose_weights_stay_compiles_without_spills(problem, tile):
+    """Products of all of K stand in the loop once."""
+    taken = takes(SPARSE, compiled_values(SPARSE, tile, HWC8, problem), "sm_90a")
+    products = 2 * k_stages(problem) * (tile.m // 64 // (tile.threads // 128)) * (tile.box or (1,))[0]
+    assert (taken.mma, taken.mma_sp, taken.in_flight, taken.serialized) == (0, products, 1, 0)
 
 
 OTHERS = {

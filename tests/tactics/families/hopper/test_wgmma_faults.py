@@ -25,6 +25,7 @@ from tests.tactics.families.hopper.cases import (
     DEEPER,
     DENSE,
     HWC8,
+    KEPT,
     MOST_BLOCKS,
     NAMES,
     ONE,
@@ -33,6 +34,7 @@ from tests.tactics.families.hopper.cases import (
     SPARSE,
     TURNS,
     TWO,
+    WIDE_TURNS,
     crafted,
     run,
 )
@@ -82,6 +84,13 @@ def of_end(source: str, text: str, other: str, error: str, problem: ConvProblem 
 
 LEFT, LAST_LEFT = "wgmma_wait<1>();\n      if (k) ring.leave(turn - 1);", "    wgmma_wait<0>();\n    keep_apart(acc);\n"
 READ = "      is_last ? wait_for_reading_stores<0>() : wait_for_reading_stores<1>();\n"
+# Of 2:4 weights: the next batch of a tile, and the first one of the next tile, here of other rows.
+LOADS = """            if (!RESIDENT && slot % BATCH + step == 0)
+#pragma unroll
+              for (int next = slot + BATCH; next < slot + RING; ++next) fetch(next % RING, k0 * TAPS + next);
+"""
+NEXT = "    if (AHEAD && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);\n"
+OTHER_ROWS = replace(ROUND, persist=1)
 SPLIT = replace(ROUND, n=128, split=2, persist=0)
 PAIR, PAIR_K = replace(TWO, cluster=(2, 1, 1), persist=2), replace(DEEPER, cluster=(1, 1, 2))
 FAULTS = {
@@ -164,7 +173,24 @@ FAULTS = {
         GEMM, "wgmma_wait<0>", "wgmma_wait<1>", "wgmma: accesses a (sum|register)|race: .* a wgmma read it"
     ),
     "two groups in flight": own(DENSE, "wgmma_wait<1>", "wgmma_wait<2>", "race"),
-    "weights loaded in flight": own(SPARSE, "wgmma_wait<1>", "wgmma_wait<2>", "wgmma: accesses a register"),
+    "weights loaded in flight": own(SPARSE, "wgmma_wait<1>", "wgmma_wait<2>", "wgmma: accesses a register|race"),
+    "weights loaded ahead of the wait": own(
+        SPARSE, f"            wgmma_wait<1>();\n{LOADS}", f"{LOADS}            wgmma_wait<1>();\n", "wgmma: accesses a register"
+    ),
+    "the next tile's weights ahead of the last wait": Fault(
+        GEMM,
+        f"{LAST_LEFT}    ring.leave(turn - 1);\n\n{NEXT}",
+        f"{NEXT}{LAST_LEFT}    ring.leave(turn - 1);\n\n",
+        "wgmma: accesses a register",
+        (SPARSE,),
+        OTHER_ROWS,
+    ),
+    "the same tile's weights again": Fault(
+        GEMM, "begin(p, origin(p, next).m64 + first, next)", "begin(p, tile.m64 + first, next)", "wrong", (SPARSE,), OTHER_ROWS
+    ),
+    "weights that are never loaded again": Fault(
+        GEMM, "(AHEAD || Product::RESIDENT)", "(AHEAD || true)", "wrong", (SPARSE,), replace(TURNS, persist=1), problem=WIDE
+    ),
     "weights of another step": own(SPARSE, "k0 * TAPS + next)", "k0 * TAPS + next - 1)", "wrong"),
     "no swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32", "wrong|descriptor"),
     "another swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32 | 2ull << 62", "wrong|descriptor"),
@@ -276,6 +302,15 @@ def test_without_a_fault_nothing_is_seen(tile, out, kernel):
     for problem in {fault.problem for fault in FAULTS.values() if (fault.tile, fault.out) == (tile, out)}:
         for options in ({}, *ORDERS):
             run(problem, crafted(kernel, tile, problem, out), **options)
+
+
+def test_weights_that_stay_where_rows_change_are_wrong(monkeypatch):
+    """By one block, of tiles of three columns of rows."""
+    problem = replace(KEPT, k=136)
+    tile = replace(WIDE_TURNS, persist=1)
+    run(problem, crafted(SPARSE, tile, problem))
+    monkeypatch.setattr(conv_wgmma, "_weights_stay", lambda *_: True)
+    assert seen(Fault("", "", "", "wrong", tile=tile, problem=problem), SPARSE) == "wrong"
 
 
 @pytest.mark.parametrize("kernel", NAMES)
