@@ -24,7 +24,6 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from cuda_kernels.tensor_maps import Map
 from tactics.families import conv_gemm
-from tactics.families.conv_gemm import alike as alike
 from tactics.families.hopper import ends, maps
 from tactics.families.hopper.ends import MOST_STAGES, ROWS, WINDOW_ROWS
 from tactics.families.hopper.figures import CENTRE
@@ -383,6 +382,12 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
         clk = turns * (of_tile + end)
     begun *= 1 if t.persist or t.stream else turns
     return {max(clocks, key=clocks.__getitem__): (begun + clk) / device.clock_mhz}
+
+
+def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
+    """One tactic for all that take the same time, TMA storing their outputs or threads."""
+    same = conv_gemm.alike(p, tactic)
+    return same if ends.stored_by_tma(p, same) == ends.stored_by_tma(p, tactic) else replace(same, out=tactic.out)
 
 
 def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
