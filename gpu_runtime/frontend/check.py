@@ -5,6 +5,7 @@ Every complaint is a ModelError of one clear message.
 
 import graphlib
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -38,6 +39,8 @@ INTS = {
     ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
 }
 SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
+EQUATION = re.compile(f"(?=.){TERM}(,{TERM})*(->{TERM})?")  # of an Einsum
 SIZES = ("Shape", "Size")  # operators that read no value
 FLOATS = {
     TensorProto.FLOAT: "fp32",
@@ -182,7 +185,7 @@ def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeP
         read = node.input[:1] if like else node.input
         if known and not nested and (node.op_type in SIZES or all(n in constant for n in read if n)):
             constant.update(node.output)
-        elif not is_control(node) and (not known or ("Cast" if like else node.op_type) not in ops):
+        elif not is_control(node) and (not known or ("Cast" if like else node.op_type) not in ops or _not_a_product(node)):
             bad.append(node)
     return bad
 
@@ -248,12 +251,23 @@ def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
     by_type: dict[str, list[str]] = {}
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
-        by_type.setdefault(domain + node.op_type, []).append(node.name or ", ".join(node.output))
+        by_type.setdefault(domain + node.op_type + _not_a_product(node), []).append(node.name or ", ".join(node.output))
     texts = []
     for op, names in by_type.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         texts.append(f"{op} ({', '.join(names[:3])}{more})")
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more operators" if len(texts) > 8 else "")
+
+
+def _not_a_product(node: onnx.NodeProto) -> str:
+    """Of an Einsum that is no product of one or two tensors, its equation and why; else nothing. Onnx's inference hangs on some
+    that are no equations."""
+    equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "")
+    sides, terms = EQUATION.fullmatch(equation.replace(" ", "")), re.split(",|->", equation.replace("...", "").replace(" ", ""))
+    if node.op_type != "Einsum" or (sides and len(node.input) < 3 and all(len({*term}) == len(term) for term in terms)):
+        return ""
+    why = "that is no equation of its inputs" if not sides else "with a diagonal" if len(node.input) < 3 else "of more tensors"
+    return f" {equation!r} {why}"
 
 
 def check_values(graph: onnx.GraphProto) -> None:

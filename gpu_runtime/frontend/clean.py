@@ -72,7 +72,7 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
                 stage(model)
             caught.clear()
             common.ShapeInferencePass()(model)
-    except ModuleNotFoundError:  # the installation's fault, not the model's
+    except (ModuleNotFoundError, ModelError):  # the installation's fault, or said already
         raise
     except Exception as e:
         raise ModelError(f"its constants cannot be folded: {first_line(e.__cause__ or e)}") from e

@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
 
+from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.queries import attribute, constant, is_static, name_of, operand, operands, row, shape_of
 
 LOWEST_HALF = -65504.0
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+MOST_RUNS = 4  # of axes along which two tensors repeat alike: elementwise kernels take no more
 MOST_FOLDED = 2**27  # elements of all constants that an import computes: those of the largest classifiers' weights
 
 
@@ -264,6 +267,67 @@ def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: 
     return own[first:] != over[first:] if stored else len(over) > 2 or not both
 
 
+def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
+    """Einsum of one or two tensors -> sums, moves, and one product: of matrices for each batch, or of elements.
+
+    bhwc,hkc->bhwk: batch h, rows b w, summed c, columns k; [h, b w, c] @ [h, c, k] = [h, b w, k], which is moved to b h w k.
+    Axes that one tensor alone has and the result lacks are summed first.
+    """
+    if not all(map(is_static, node.inputs)):
+        return None
+    tensors, (written, result), y = operands(node), _sides_of(attribute(node, "equation")), node.outputs[0]
+    dots = [len(shape_of(v)) - len(t.replace("...", "")) for v, t in zip(tensors, written, strict=True)]
+    named, out = [_axes_of(t, n) for t, n in zip(written, dots, strict=True)], _axes_of(result, max(dots))
+    given = [dict(zip(names, shape_of(v), strict=True)) for names, v in zip(named, tensors, strict=True)]
+    sizes = {a: max(each.get(a, 1) for each in given) for a in {**given[0], **given[-1]}}
+    if any(size not in (1, sizes[a]) for each in given for a, size in each.items()):
+        raise ModelError(f"Einsum {node.name}: {attribute(node, 'equation')!r} does not fit {[shape_of(v) for v in tensors]}")
+    own = [[a for a, size in each.items() if size == sizes[a]] for each in given]  # one element repeats, as without the axis
+
+    def laid(i: int, *groups: list[str]) -> ir.Value:
+        """Tensor i with one axis for each group of axes, its others summed."""
+        order = [a for group in groups for a in group if a in own[i]]
+        shape = [math.prod(sizes[a] for a in group if a in own[i]) for group in groups]
+        x, array, at = tensors[i], constant(tensors[i]), [*sizes].index
+        if array is not None:
+            moved = np.einsum(array, [at(a) for a in named[i]], [at(a) for a in order])
+            return build.stored(f"_{i}", moved.reshape(shape), array.dtype.type)
+        if gone := [n for n, a in enumerate(named[i]) if a not in order]:
+            x = build.add(f"_sum_{i}", "ReduceSum", x, build.stored(f"_axes_{i}", np.array(gone), np.int64), keepdims=0)
+        left = [a for a in named[i] if a in order]
+        if left != order:
+            x = build.add(f"_turn_{i}", "Transpose", x, perm=[left.index(a) for a in order])
+        x = build.add(f"_{i}", "Reshape", x, build.stored(f"_shape_{i}", np.array(shape), np.int64))
+        return shaped(x, tuple(shape), y)
+
+    alone = [[a] for a in out]
+    if len(own) == 1:
+        return laid(0, *alone)
+    both = [a for a in own[0] if a in own[1]]
+    summed, batch = [a for a in both if a not in out], [a for a in both if a in out]
+    turns = sum([a in axes for axes in own] != [b in axes for axes in own] for a, b in pairwise(out))
+    if not summed and turns < MOST_RUNS:
+        return build.add("", "Mul", laid(0, *alone), laid(1, *alone))
+    rows, columns = ([a for a in axes if a in out and a not in both] for axes in own)
+    head, order = [batch] if batch else [], [*batch, *rows, *columns]
+    whole = build.add("", "MatMul" if summed else "Mul", laid(0, *head, rows, summed), laid(1, *head, summed, columns))
+    whole = build.add("_shape", "Reshape", whole, build.stored("_sizes", np.array([sizes[a] for a in order]), np.int64))
+    return build.add("_turn", "Transpose", whole, perm=[order.index(a) for a in out])
+
+
+def _sides_of(equation: str) -> tuple[list[str], str]:
+    """(the axes of each tensor, those of the result), as written or as it follows: what stands once, in order."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    once = "".join(sorted(a for a in {*left} - {*".,"} if left.count(a) == 1))
+    return left.split(","), right if arrow else "..." * ("..." in left) + once
+
+
+def _axes_of(term: str, dots: int) -> list[str]:
+    """One name for each axis: a letter, and of an ellipsis how many axes of it stand behind."""
+    before, ellipsis, behind = term.partition("...")
+    return [*before, *map(str, reversed(range(dots if ellipsis else 0))), *behind]
+
+
 class Steps:
     """Nodes that together do what one did, and their constants; every name begins with that node's."""
 
@@ -281,7 +345,7 @@ class Steps:
 
 Rule = Callable[[Steps, ir.Node], ir.Value | None]  # what the last of the steps gives; None: the node stays
 SPLIT: Mapping[str, Rule] = dict.fromkeys(("Sum", "Mean", "Max", "Min"), _sum) | {"Swish": _swish}
-PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm, "Pow": _power}
+PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm, "Pow": _power, "Einsum": _einsum}
 JOINED: Mapping[str, Rule] = {"Concat": _joined, "MatMul": _whole_batches}
 
 

@@ -57,7 +57,7 @@ def test_unsupported_operators_are_all_listed(tmp_path):
     nodes = [
         node("Conv", "x w", "a"),
         node("Det", "a", "b"),
-        node("Einsum", "b", "c", equation="nchw->nhwc", name="mix"),
+        node("Einsum", "b", "c", equation="ncii->nc", name="mix"),
         node("Magic", "c", "d", domain="com.example"),
         node("Nothing", "d", "y"),
         node("Exp", "w", "folds"),
@@ -66,7 +66,7 @@ def test_unsupported_operators_are_all_listed(tmp_path):
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
     message = refused(tmp_path, proto, "4 nodes have an operator that is not supported: ")
     first, second, third = message.splitlines()
-    assert first.endswith(": Det (b), Einsum (mix), com.example.Magic (d), Nothing (y)")
+    assert first.endswith(": Det (b), Einsum 'ncii->nc' with a diagonal (mix), com.example.Magic (d), Nothing (y)")
     assert second.startswith("export the model without them, or compute them outside it; ") and "['x'], ['a'])" in third
 
 
