@@ -225,7 +225,7 @@ def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
-    """What makes a model of all that needs none of these nodes; empty where that is nothing."""
+    """A command that makes a model of all nodes that need none of these; empty where no node is left."""
     constant = {t.name for t in graph.initializer}
     inputs = [v.name for v in graph.input if v.name not in constant]
     made, behind = {*inputs}, {t for node in bad for t in node.output if t}

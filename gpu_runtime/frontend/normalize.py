@@ -316,7 +316,7 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _sides_of(equation: str) -> tuple[list[str], str]:
-    """(the axes of each tensor, those of the result), as written or as it follows: what stands once, in order."""
+    """(the axes of each tensor, the axes of the result: as written, else the letters that stand once, in order)."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     once = "".join(sorted(a for a in {*left} - {*".,"} if left.count(a) == 1))
     return left.split(","), right if arrow else "..." * ("..." in left) + once

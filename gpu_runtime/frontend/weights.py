@@ -52,7 +52,7 @@ class Stored:
 
 
 def as_stored(w: np.ndarray, axis: int, before: Stored | None = None) -> Stored:
-    """`before`: what has the energies, where the weights were pruned."""
+    """`before`: of the same weights ahead of pruning, whose energies stay as they were."""
     ok = sparse24.fits(w, axis)
     return Stored(ok.size, int(ok.sum()), *((before.lost, before.energy) if before else sparse24.energy(w, axis)))
 

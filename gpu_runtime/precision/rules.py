@@ -178,7 +178,7 @@ def _differences(found: _Found, known: intervals.Known) -> None:
 
 
 def _statistics(network: Network) -> set[str]:
-    """What reductions give, and what is computed element by element from such tensors alone."""
+    """Outputs of reductions, and tensors that are computed element by element from such outputs alone."""
     found: set[str] = set()
     for op in network.ops:
         computed = isinstance(op.problem, (PointwiseProblem, ViewProblem)) and found.issuperset(op.inputs)
