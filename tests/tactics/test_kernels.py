@@ -107,8 +107,10 @@ def test_convolution(name):
 
 def check_counters(problem: ConvProblem, tactic, stats):
     t = tactic.tile
-    blocks = np.prod(launches(problem, tactic)[0].grid)
-    mmas = blocks * padded_k(merged(problem).one) * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
+    first = launches(problem, tactic)[0]
+    steps = dict(first.values).get("K_STEPS", t.k // 16)  # of a stage's 16 channels each, the others are zeros
+    multiplied = padded_k(merged(problem).one) * steps * 16 // t.k
+    mmas = np.prod(first.grid) * multiplied * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
     assert (stats.mma_sp, stats.mma) == ((mmas, 0) if tactic.sparse else (0, mmas))
     assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
     if problem.c % 16 == 0 and problem.k % 16 == 0 and not linear(tactic.ins[0]) and not linear(tactic.out):
