@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.driver, timed]
 
 def built(cache: Path) -> gr.Engine:
     rng = np.random.default_rng(0)
-    weights = {"a": rng.standard_normal((32, 16, 3, 3)) * 0.1, "b": rng.standard_normal((32, 32, 3, 3)) * 0.1}
+    weights = {"a": rng.standard_normal((32, 64, 3, 3)) * 0.1, "b": rng.standard_normal((32, 32, 3, 3)) * 0.1}
     pads = {"pads": [1, 1, 1, 1]}
     layers = [node("Conv", "x a", "c", **pads), node("Relu", "c", "r"), node("Conv", "r b", "y", **pads)]
-    proto = model(layers, {"x": (1, 16, 8, 8)}, "y", {k: w.astype(np.float32) for k, w in weights.items()})
+    proto = model(layers, {"x": (1, 64, 8, 8)}, "y", {k: w.astype(np.float32) for k, w in weights.items()})
     with fewer_tactics():
         return gr.build(proto, sparsity="force", timing_cache=cache)
 
