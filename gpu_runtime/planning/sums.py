@@ -20,7 +20,7 @@ APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing u
 SUMS = frozenset("Conv CumSum GlobalLpPool LpNormalization ScatterElements ScatterND".split())
 PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
 # Arguments that count images, or say where they lie: by name, and all members of a struct.
-COUNTS = frozenset("n c.n tiles units map im2col batch inner a_outer b_outer rows".split())
+COUNTS = frozenset("n c.n tiles units map y_map r_map im2col batch inner a_outer b_outer rows".split())
 PLACES = ("kept.", "out.", "x.spread.", "added.", "source[", "q_at.", "k_at.", "v_at.", "y_at.", "mask_at.")
 
 

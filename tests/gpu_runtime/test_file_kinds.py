@@ -115,19 +115,19 @@ def test_a_quantized_model_says_what_to_do_in_two_lines(tmp_path, cli):
     )
 
 
-def test_unsupported_operators_take_two_lines_however_many_there_are(tmp_path, cli):
+def test_unsupported_operators_take_three_lines_however_many_there_are(tmp_path, cli):
     nodes = [node("Det", "x", f"d{i}") for i in range(200)]
     nodes += [node(f"Odd{i}", "x", f"o{i}", domain="com.example") for i in range(20)] + [node("Relu", "x", "y")]
     proto = model(nodes, {"x": (1, 4, 3, 3)}, "y")
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
     onnx.save(proto, tmp_path / "odd.onnx")
     code, _, err = cli("build odd.onnx --device h200")
-    first, second = err.splitlines()
+    first, second, third = err.splitlines()
     assert (
         code == 1
         and "220 nodes have an operator that is not supported: Det (d0, d1, d2 and 197 more), com.example.Odd0 (o0)," in first
     )
-    assert first.endswith(" and 13 more operators") and "docs/operators.md" in second
+    assert first.endswith(" and 13 more operators") and "docs/operators.md" in second and len(third) < 1000
     out = cli("inspect odd.onnx")[1]
     assert "missing   220 nodes have no kernel here: Det d0," in out and "cannot be built: 220 nodes" in out
     flat = out.replace("\n          ", " ")

@@ -117,7 +117,8 @@ def test_drawn_networks_with_squeeze_excite(device, monkeypatch, tmp_path):
     rules = (*ALL, *(squeeze_excite,) * 6)
     agree(range(10, 20), rules, tmp_path)
     tactics = [layer.tactic for layer in gr.build(network(11, rules), device=device).plan.layers]
-    assert any(tactic.kernel == "depthwise_scaled" for tactic in tactics if tactic)
+    fused = device != "h200"  # which has timed the fused form in networks: it is not ahead there
+    assert any(tactic.kernel == ("depthwise_scaled" if fused else "squeeze_excite") for tactic in tactics if tactic)
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ def test_light(name, tmp_path):
     assert not copies(engine.plan)
     written = [out for layer in engine.plan.layers if layer.type == "conv" for out in layer.outputs]
     pieces = {str(out.inside.format) for out in written if out.inside}  # of Concats, written where they are joined
-    assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
+    assert pieces <= {"fp16:hwc8", "fp16:hwc16", "fp16:chw32"} and bool(pieces) == (name in JOINING)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n in LARGE)) for n in FULL])
