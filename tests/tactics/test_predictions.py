@@ -96,7 +96,7 @@ def test_dense_products_of_libraries(device, most):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["a100", "h100", "h200", "b200", "l40s", "rtx_pro_6000"])
 def test_our_estimates_rarely_promise_to_beat_cublas(device):
-    """Of rows of 10 us and more at most 5 % by more than a tenth; 5.5 % on an H200, whose ends by TMA are not timed yet; 7 % on an
+    """Of rows of 10 us and more at most 5 % by more than a tenth; 5.5 % on an H200, whose ends by TMA are not timed; 7 % on an
     L40S, where outputs of half of L2 and more, of products that its library's estimate misses too, were timed at DRAM's rate,
     and those of kernels in a chain at L2's."""
     rows = [r for r in by_device(JUDGED, "gemm")[device] if r.us >= LONG_US]

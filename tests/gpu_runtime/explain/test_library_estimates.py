@@ -128,7 +128,7 @@ def test_sentences(digits, dense, library, sentence):
 
 def test_where_it_is_said(digits, files, cli):
     """In the first fact of a build, in the accounts, the page, the layer information, and before a model is pruned."""
-    code, out, _ = cli("build sparse.onnx --device h200 --sparsity=enable --shapes=x:2048x1x8x8")
+    code, out, _ = cli("build sparse.onnx --device b200 --sparsity=enable --shapes=x:2048x1x8x8")
     assert code == 0 and re.search(r"\n\npruning +gains nothing: this plan runs at 0\.\d\dx the estimated speed", out)
     assert "\nlibrary   dense kernels of a library (cuBLAS, CUTLASS) would take an estimated ~" in out
     digits.save(files / "a100.engine")
@@ -139,9 +139,9 @@ def test_where_it_is_said(digits, files, cli):
     assert (info["LibraryEstimateUs"], info["LibraryEstimateTimed"]) == (found.us, 1)
     layer = next(x for x in info["Layers"] if "block4/conv2" in x["Metadata"])
     assert 0 < layer["LibraryEstimateSparseMs"] < layer["LibraryEstimateMs"]
-    code, out, _ = cli(f"inspect-sparsity {DIGITS / 'digits_dense.onnx'} --device h200 --shapes=x:2048x1x8x8")
+    code, out, _ = cli(f"inspect-sparsity {DIGITS / 'digits_dense.onnx'} --device b200 --shapes=x:2048x1x8x8")
     assert "All of it together gains nothing: this plan runs at" in " ".join(out.split())
-    code, out, _ = cli("plan sparse.onnx --devices a100,h200 --shapes=x:2048x1x8x8")
+    code, out, _ = cli("plan sparse.onnx --devices a100,b200 --shapes=x:2048x1x8x8")
     assert re.search(r"\ngain over our dense +1\.\d+x +1\.\d+x\n", out)
     assert re.search(r"\ngain over fastest dense +1\.\d+x +0\.\d+x\n", out)
     assert re.search(r"\nlibrary dense \(estimate\) +~\d+\.\d\d us +~\d+", out)

@@ -99,7 +99,7 @@ def test_a_pattern_holds_all_layers_that_can_grant_the_wish(digits):
     assert what_if.what_if(digits, {"{stem,block1}/conv*": "sparse"}).status == "proven"
 
 
-@pytest.mark.parametrize("wishes", [{"*": "dense"}, {"stem/conv": "hwc8"}, {"stem/conv": "chw->hwc8", "block2/*": "sparse"}])
+@pytest.mark.parametrize("wishes", [{"*": "dense"}, {"stem/conv": "hwc8"}, {"stem/conv": "chw->hwc8", "block2/*": "dense"}])
 def test_what_moves_adds_up_to_what_is_shown(digits, wishes):
     found = what_if.what_if(digits, wishes)
     moved = sum((c.after.us if c.after else 0) - (c.before.us if c.before else 0) for c in found.layers)
