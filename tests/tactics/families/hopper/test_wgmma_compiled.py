@@ -132,4 +132,5 @@ def test_an_end_takes_the_instructions_that_its_price_counts(act):
     tile = next(t for t in TILES[NAMES[0]] if (t.m, t.n, max(t.cluster)) == (128, 192, 1))
     found = end_instructions(problem, tile) / 3  # parts of a warpgroup
     assert found <= most
-    assert found / 32 == pytest.approx(ends.INSTRUCTIONS[residual] + ends.OF_ACTIVATION[act][0], rel=0.04)
+    # Up to 8 instructions of a part are the next tile's, which the price leaves out.
+    assert found / 32 == pytest.approx(ends.INSTRUCTIONS[residual] + ends.OF_ACTIVATION[act][0], rel=0.06)
