@@ -209,8 +209,8 @@ def tensors(graph: Graph, model: Model, i: int) -> list[int]:
 
 
 def _free(model: Model, variables: Iterable[int]) -> list[int]:
-    """Those of several states. The others are in no table of ops or reformats: an array has at most 64 axes, and elimination
-    would bring together all that a tensor of one format is near."""
+    """The variables with several states. Tensors of one format are in no table: an array has at most 64 axes, and elimination
+    would bring together all ops that such a tensor is near."""
     return [v for v in variables if model.sizes[v] > 1]
 
 

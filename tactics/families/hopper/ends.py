@@ -26,10 +26,10 @@ MOST_STAGES = 12
 MOST_SLOTS = 8
 FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # with a residual or not, as far as FEWEST_STAGES are left
 WINDOW_ROWS = 3  # of strips: taps of a stage
-# Of an output of an end by TMA, counted in its machine code (NVRTC 13.0): instructions of a thread, with a residual or not, and
-# beside a ReLU's those of activations, with MUFU's among them; bytes that cross the port of shared memory, PORT in a clock. A
-# warpgroup that ends alone waits for itself. OVER_SIMULATED: what the ends before these took on an H200 over their simulation,
-# in which UNTIMED is, that a prediction multiplies all of it by.
+# An output of an end by TMA, counted in its machine code (NVRTC 13.0). INSTRUCTIONS: of a thread, without and with a residual.
+# OF_ACTIVATION: (instructions more than a ReLU has, MUFU among them). PORT: bytes a clock that cross shared memory's port.
+# ONE_WARPGROUP: a warpgroup that ends alone waits for itself. OVER_SIMULATED: an H200's times of the ends before these over
+# their simulated times; it holds UNTIMED, by which a prediction multiplies the whole.
 INSTRUCTIONS, PORT, ONE_WARPGROUP, OVER_SIMULATED = {False: 2.9, True: 5.1}, 128, 1.4, {False: 1.25, True: 1.4}
 OF_ACTIVATION = {name: (row.instructions - 2.0, 2.0 * (row.instructions >= 6)) for name, row in POINTWISE.items()}
 OF_ACTIVATION |= {"gelu": (9.2, 1.0), "silu": (8.2, 1.5)}
