@@ -14,7 +14,7 @@
 
 struct DenseProduct {
   static constexpr int A_BYTES = 64 * 128, E_BYTES = 0, ARRIVING = A_BYTES;
-  static constexpr bool RESIDENT = false;
+  static constexpr bool LOADS = false, RESIDENT = false;
   __device__ __forceinline__ void begin(const ConvParams&, int, const Share&) {}
 
   __device__ __forceinline__ void multiply(const Ring<DenseProduct>& ring, u32 turn, int first, int count,

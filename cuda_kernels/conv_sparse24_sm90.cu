@@ -18,7 +18,7 @@
 struct SparseProduct {
   static constexpr int A_BYTES = 64 * 64, E_BYTES = 512, ARRIVING = 0;  // of 64 rows and 64 channels of a tap
   static constexpr int RING = WEIGHTS_STAY ? BATCH : 2 * BATCH, UNROLLED = RING / TAPS;  // stages
-  static constexpr bool RESIDENT = WEIGHTS_STAY;
+  static constexpr bool LOADS = true, RESIDENT = WEIGHTS_STAY;
   static_assert(BATCH % TAPS == 0, "whole stages");
   const char* values[OWN];
   const char* metadata[OWN];

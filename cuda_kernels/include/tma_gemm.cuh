@@ -142,7 +142,8 @@ __device__ __forceinline__ void copy_residual_ahead(const ConvParams& p, u32 sta
 
 // The next tile's first weights go to registers beside this one's end, where no other warpgroup multiplies meanwhile, and where
 // threads that store by TMA need few registers.
-constexpr bool AHEAD = OUT_TMA && !PINGPONG && !SPLIT;
+template <class Product>
+constexpr bool AHEAD = Product::LOADS && OUT_TMA && !PINGPONG && !SPLIT;
 
 // The products of a warpgroup, and its stores.
 template <class Product>
@@ -165,7 +166,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     }
     const Origin tile = origin(p, share);
     const FirstPixel box = corner(p, tile.column);
-    if (!begun || !(AHEAD || Product::RESIDENT)) product.begin(p, tile.m64 + first, share);
+    if (!begun || !(AHEAD<Product> || Product::RESIDENT)) product.begin(p, tile.m64 + first, share);
     if (!begun) wait_for_previous_launch();
     begun = true;
     if (RES_AHEAD) copy_residual_ahead(p, staging, tile, box, (tile.m64 + first) * 64, rank);
@@ -184,7 +185,7 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     keep_apart(acc);
     ring.leave(turn - 1);
 
-    if (AHEAD && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);
+    if (AHEAD<Product> && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);
 
     if (CLUSTER_K > 1)
       publish_sums(ring, acc);

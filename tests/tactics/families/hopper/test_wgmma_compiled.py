@@ -105,9 +105,8 @@ def test_other_epilogues_of_wgmma_compile(kernel, tile, name, out):
     assert (taken.spills, taken.serialized, taken.in_flight) == (0, 0, 1)
 
 
-# Instructions of a thread for 64 x 64 outputs, at most; what they were before ends by TMA: 298, 417, 750. The aims of 95, 170
-# and 390 are missed by up to 3 instructions since a tile begins beside the end ahead.
-ENDS = {"relu": (False, 98), "none": (True, 171), "gelu": (False, 393), "silu": (False, 360)}
+# Instructions of a thread for 64 x 64 outputs, at most; what they were before ends by TMA: 298, 417, 750.
+ENDS = {"relu": (False, 95), "none": (True, 170), "gelu": (False, 390), "silu": (False, 360)}
 
 
 def end_instructions(problem: ConvProblem, tile: Tile) -> int:
@@ -132,5 +131,4 @@ def test_an_end_takes_the_instructions_that_its_price_counts(act):
     tile = next(t for t in TILES[NAMES[0]] if (t.m, t.n, max(t.cluster)) == (128, 192, 1))
     found = end_instructions(problem, tile) / 3  # parts of a warpgroup
     assert found <= most
-    # Up to 8 instructions of a part are the next tile's, which the price leaves out.
-    assert found / 32 == pytest.approx(ends.INSTRUCTIONS[residual] + ends.OF_ACTIVATION[act][0], rel=0.06)
+    assert found / 32 == pytest.approx(ends.INSTRUCTIONS[residual] + ends.OF_ACTIVATION[act][0], rel=0.04)

@@ -89,7 +89,7 @@ LOADS = """            if (!RESIDENT && slot % BATCH + step == 0)
 #pragma unroll
               for (int next = slot + BATCH; next < slot + RING; ++next) fetch(next % RING, k0 * TAPS + next);
 """
-NEXT = "    if (AHEAD && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);\n"
+NEXT = "    if (AHEAD<Product> && !Product::RESIDENT && next.count) product.begin(p, origin(p, next).m64 + first, next);\n"
 OTHER_ROWS = replace(ROUND, persist=1)
 SPLIT = replace(ROUND, n=128, split=2, persist=0)
 PAIR, PAIR_K = replace(TWO, cluster=(2, 1, 1), persist=2), replace(DEEPER, cluster=(1, 1, 2))
@@ -189,7 +189,7 @@ FAULTS = {
         GEMM, "begin(p, origin(p, next).m64 + first, next)", "begin(p, tile.m64 + first, next)", "wrong", (SPARSE,), OTHER_ROWS
     ),
     "weights that are never loaded again": Fault(
-        GEMM, "(AHEAD || Product::RESIDENT)", "(AHEAD || true)", "wrong", (SPARSE,), replace(TURNS, persist=1), problem=WIDE
+        GEMM, "(AHEAD<Product> || Product::RESIDENT)", "(AHEAD<Product> || true)", "wrong", (SPARSE,), replace(TURNS, persist=1), problem=WIDE
     ),
     "weights of another step": own(SPARSE, "k0 * TAPS + next)", "k0 * TAPS + next - 1)", "wrong"),
     "no swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32", "wrong|descriptor"),
