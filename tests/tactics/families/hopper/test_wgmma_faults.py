@@ -189,7 +189,13 @@ FAULTS = {
         GEMM, "begin(p, origin(p, next).m64 + first, next)", "begin(p, tile.m64 + first, next)", "wrong", (SPARSE,), OTHER_ROWS
     ),
     "weights that are never loaded again": Fault(
-        GEMM, "(AHEAD<Product> || Product::RESIDENT)", "(AHEAD<Product> || true)", "wrong", (SPARSE,), replace(TURNS, persist=1), problem=WIDE
+        GEMM,
+        "(AHEAD<Product> || Product::RESIDENT)",
+        "(AHEAD<Product> || true)",
+        "wrong",
+        (SPARSE,),
+        replace(TURNS, persist=1),
+        problem=WIDE,
     ),
     "weights of another step": own(SPARSE, "k0 * TAPS + next)", "k0 * TAPS + next - 1)", "wrong"),
     "no swizzle": Fault(PTX, "| 64ull << 32 | 1ull << 62", "| 64ull << 32", "wrong|descriptor"),
