@@ -21,7 +21,7 @@ import click
 import gpu_runtime as gr
 from benchmarks.bench_plan import MODELS
 from cuda_kernels.device import Device
-from gpu_runtime import pipeline
+from gpu_runtime.building import build as building
 from gpu_runtime.text import table
 from tactics.launches import binaries
 from tactics.measure.lazy import LEVELS, Lazy
@@ -80,7 +80,7 @@ def built(name: str, level: int, factor: float) -> tuple[float, Truth, float]:
         return Lazy(made[0], device, LEVELS[level]) if level in LEVELS else made[0]
 
     begun = time.process_time()
-    with mock.patch.object(pipeline, "make_timer", make):
+    with mock.patch.object(building, "make_timer", make):
         engine = gr.build(path, sparsity="force", shapes=shapes, device="h200", risk=0.5)
     return engine.plan.solution.total_us, made[0], time.process_time() - begun
 

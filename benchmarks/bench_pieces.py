@@ -29,12 +29,16 @@ from benchmarks.bench_plan import find
 from benchmarks.plan_records import everything
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
+from gpu_runtime.building.fit import fit
+from gpu_runtime.building.load import lowered
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.planner import Planner
+from gpu_runtime.building.target import make_timer
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.planning import io_formats, stages
+from gpu_runtime.planning import io_formats
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.progress import ignore
-from gpu_runtime.rewrites.alternatives import alternatives
-from gpu_runtime.target import make_timer
 from gpu_runtime.text import table
 
 RESULTS = Path(__file__).resolve().parent / "results" / "pieces.jsonl"
@@ -71,10 +75,10 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
         path = Path(folder) / "m.onnx"
         onnx.save(model, path)
         loaded = importer.load(path)
-        network, _ = stages.fit(loaded, stages.lowered(loaded, shapes), None, ignore)
+        network, _ = fit(loaded, lowered(loaded, shapes), None, ignore)
         network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    planner = stages.Planner(named(device), "disable", make_timer(named(device), None), ends, ignore)
+    planner = Planner(named(device), make_timer(named(device)), BuildOptions(), ends)
     row: Row = {"network": name, "batch": batch, "device": device}
     plans, begun = {}, time.process_time()
     plan = planner(network)

@@ -28,7 +28,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import counterfactuals, io_formats, tables
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning.alternatives import alternatives
 from tactics.format import Key
 from tactics.measure import timing
 from tactics.planner import plan

@@ -34,8 +34,8 @@ def opened(name: str) -> onnx.ModelProto:
 def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False) -> dict[str, Any]:
     """An engine for one batch, or for a range of three: what it took, and what it holds."""
     import gpu_runtime as gr
+    from gpu_runtime.building import points as choice
     from gpu_runtime.explain import points
-    from gpu_runtime.planning import points as choice
 
     proto = opened(name)
     value = proto.graph.input[0]

@@ -32,14 +32,14 @@ STAGES = {
     "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
     "lower": ("gpu_runtime.lowering.lower", "lower"),
     "ranges": ("gpu_runtime.precision.ranges", "fit"),
-    "alternatives": ("gpu_runtime.pipeline", "alternatives"),
+    "alternatives": ("gpu_runtime.building.settle", "alternatives"),
     "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
-    "solve": ("tactics.planner.plan", "solve"),
+    "solve": ("gpu_runtime.building.planner", "solve"),
     "rivals": ("gpu_runtime.planning.tables", "rivals"),
     "reasons": ("gpu_runtime.explain.reasons", "sparsity"),
     "assemble": ("gpu_runtime.assembly.assemble", "assemble"),
     "store": ("gpu_runtime.explain.what_if", "store"),
-    "seal": ("gpu_runtime.pipeline", "seal"),
+    "seal": ("gpu_runtime.building.build", "seal"),
 }
 
 

@@ -23,7 +23,7 @@ import gpu_runtime as gr
 from benchmarks import hardware
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Emulated
-from gpu_runtime import pipeline
+from gpu_runtime.building import build as building
 from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
@@ -141,13 +141,13 @@ class Collecting(Predicted):
 
 
 @contextlib.contextmanager
-def fewer_tactics(small: bool = True, make: Callable[..., Timer] = pipeline.make_timer) -> Iterator[None]:
+def fewer_tactics(small: bool = True, make: Callable[..., Timer] = building.make_timer) -> Iterator[None]:
     """Builds use the timers of `make` while this lasts, for few tactics where `small`."""
 
     def timer(*args: Any, **options: Any) -> Any:
         return Few(make(*args, **options)) if small else make(*args, **options)
 
-    with mock.patch.object(pipeline, "make_timer", timer):
+    with mock.patch.object(building, "make_timer", timer):
         yield
 
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import digest, held
+from gpu_runtime.building.load import load, lowered
 from gpu_runtime.frontend.source import source_of
 from gpu_runtime.network import Network, Op
-from gpu_runtime.planning import stages
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning.alternatives import alternatives
 
 RECORDS = Path(__file__).parents[1] / "tests" / "golden" / "networks.json"
 
@@ -58,8 +58,8 @@ def networks(name: str) -> dict[str, Network]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         path, shapes = find(name, Path(folder))
-        loaded, (sizes,) = stages.load(source_of(path), lambda model: [shapes], False)
-        plain = stages.lowered(loaded, sizes)
+        loaded, (sizes,) = load(source_of(path), lambda model: [shapes], False)
+        plain = lowered(loaded, sizes)
         return {"lowered": plain, "alternatives": alternatives(plain)}
 
 

@@ -24,14 +24,18 @@ import click
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import everything
 from cuda_kernels.device import named
-from gpu_runtime import pipeline
+from gpu_runtime.building.fit import fit
+from gpu_runtime.building.load import lowered
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.planner import Planner
+from gpu_runtime.building.target import make_timer
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
-from gpu_runtime.planning import io_formats, stages
+from gpu_runtime.planning import io_formats
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.progress import ignore
-from gpu_runtime.rewrites.alternatives import alternatives
-from gpu_runtime.target import make_timer
+from gpu_runtime.runtime.findings import Sparsity
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -52,8 +56,8 @@ WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     **{name: (f"gpu_runtime.rewrites.{name}", function, same) for name, function in OFFERS.items()},
     "gates": ("gpu_runtime.rewrites.squeeze_excite", "gates", same),
     "scaled": ("gpu_runtime.rewrites.squeeze_excite", "scaled", same),
-    "off_grid": ("gpu_runtime.off_grid.grid", "offer", same),
-    "off_grid sums": ("gpu_runtime.off_grid.grid", "summed", same),
+    "padded_channels": ("gpu_runtime.padded_channels.padding", "offer", same),
+    "padded_channels sums": ("gpu_runtime.padded_channels.padding", "summed", same),
 }
 # Those of a graph, or of its layers.
 IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -90,16 +94,16 @@ def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator
         setattr(home, function, before)
 
 
-def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = False) -> dict[str, Any]:
+def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool = False) -> dict[str, Any]:
     """The row of one network; `fires`: without plans."""
 
     def read() -> Network:
         loaded = importer.load(path, prune=sparsity == "force")
-        return stages.fit(loaded, stages.lowered(loaded, shapes), None, ignore)[0]
+        return fit(loaded, lowered(loaded, shapes), None, ignore)[0]
 
     def total(network: Network) -> float:
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-        planner = stages.Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, ignore)
+        planner = Planner(target, make_timer(target), BuildOptions(sparsity=sparsity), ends)
         return planner(network)[1].total_ps / 1e6
 
     target, plain = named(device), read()
@@ -141,7 +145,7 @@ def table(networks: dict[str, Any]) -> Iterator[str]:
 @click.option("--fires", is_flag=True, help="Plan nothing: only which rewrites change the network.")
 @click.option("--table", "only_table", is_flag=True, help="Print what the file says of each rewrite.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
-def main(names: Sequence[str], device: str, sparsity: str, fires: bool, only_table: bool, out: Path) -> None:
+def main(names: Sequence[str], device: str, sparsity: Sparsity, fires: bool, only_table: bool, out: Path) -> None:
     known = json.loads(out.read_text()) if out.exists() else {"networks": {}}
     networks = known["networks"]
     for name in () if only_table else everything() if names == ("all",) else names:

@@ -11,7 +11,6 @@ effect, and say so; what onnxruntime has besides is refused, with what to do ins
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from cuda_kernels import device as devices
 from cuda_kernels import extras
 from gpu_runtime import file_kinds
 from gpu_runtime.engine import Engine, load
+from gpu_runtime.progress import warn
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.fields import Batch, TensorSpec
@@ -123,7 +123,7 @@ class InferenceSession:
         if not all(isinstance(a, np.ndarray) for a in found.values()):  # a run does not wait for its outputs on the GPU
             found = {name: a.get() for name, a in found.items()}
             if text := warning(self.context.plan, self.context.nonfinite(), {}, found):
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn(text)
         return [found[name] for name in wanted]
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class InferenceSession:
 def _no_effect(name: str, given: object) -> None:
     if given:
         text = f"{name}: gpu_runtime ignores them; the options of gpu_runtime.build control how a model is built"
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warn(text, UserWarning)
 
 
 def _place(providers: Sequence[Any] | None) -> str | None:
@@ -162,7 +162,7 @@ def _place(providers: Sequence[Any] | None) -> str | None:
         if name not in there:
             why = "no GPU is found" if name in PROVIDERS else "it is unknown"
             text = f"providers: {name!r} is not available, {why}; available: {', '.join(sorted(there))}"
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warn(text, UserWarning)
     return next((PROVIDERS[n] for n in names if n in there), "emulator" if names else None)
 
 

@@ -18,7 +18,7 @@ from polygraphy.tools.args.base import BaseRunnerArgs
 from polygraphy.tools.script import Script, make_invocable
 
 import gpu_runtime
-from gpu_runtime.pipeline import SPARSITY
+from gpu_runtime.building.options import SPARSITY
 from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.fields import Batch

@@ -1,6 +1,8 @@
 """What a long call tells while it works: to a listener, and to the logger `gpu_runtime`."""
 
 import logging
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,6 +67,14 @@ def report(text: Callable[[], str]) -> None:
     """Tell the logger what a command prints at its end."""
     if LOGGER.isEnabledFor(logging.INFO):
         LOGGER.info("%s", text())
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn at the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gpu_runtime":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(printable(text), category, stacklevel=level)
 
 
 def compiling(listener: Listener) -> Callable[[int, int], None]:

@@ -226,9 +226,9 @@ def build_command(asked: Asked) -> None:
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     progress = listening(asked.verbose)
+    from gpu_runtime.building.target import is_here
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build  # where the extra that it needs is missing, nothing else is said
-    from gpu_runtime.target import is_here
 
     target, spread = _target(asked.device, asked.ray)
     if target.measured and asked.cache is not False:
@@ -264,10 +264,10 @@ def _built(
     build: Callable[..., Engine], asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO
 ) -> Engine:
     """The engine; Ctrl-C ends the timing of tactics first."""
-    from gpu_runtime.target import tuning
+    from gpu_runtime.building.options import deadline
 
     pools, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
-    with Interrupts(progress, tuning(asked.level, asked.tuning_time).ended) as told:
+    with Interrupts(progress, deadline(asked.tuning_time)) as told:
         return build(
             source,
             sparsity=asked.sparsity,
@@ -365,13 +365,14 @@ def _source(model: str | None, onnx: str | None) -> str:
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
     """The GPU that is planned for, and the cluster of such ones that it is timed on."""
     from cuda_kernels import device as devices
-    from gpu_runtime.target import Tuning, pick_device, placed
+    from gpu_runtime.building.options import BuildOptions
+    from gpu_runtime.building.target import pick_device, placed
 
     if ray is not None:
         if device is not None:
             raise click.UsageError("--ray measures on the GPUs of a cluster: leave --device out")
-        target, tuning = placed(Tuning(), None, ray)
-        return target, tuning.spread
+        target, on = placed(BuildOptions(ray=ray))
+        return target, on.spread
     try:
         if device is not None and device.isdecimal():
             devices.only(int(device))

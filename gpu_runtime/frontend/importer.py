@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_o
 from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
-from gpu_runtime.text import printable
+from gpu_runtime.progress import warn
 from tactics.problems.library_problem import EXACT
 from tactics.problems.operators import OPERATORS
 
@@ -271,7 +270,7 @@ def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tupl
         cure = ",".join(f"{name}:{declared.example}" for name, declared in missing)
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
     if batches:
-        warnings.warn(printable(_batches_text(batches)), stacklevel=2)
+        warn(_batches_text(batches), UserWarning)
 
 
 def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:

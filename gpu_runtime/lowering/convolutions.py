@@ -1,7 +1,6 @@
 """Conv, ConvTranspose, Gemm and MatMul -> problems, weights in FP32. A tensor of rank 3 has one row of pixels."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.frontend.queries import Node, attribute, constant, name_of, operand, operands, shape_of
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights
-from gpu_runtime.text import printable
+from gpu_runtime.progress import warn
 from tactics.problems.epilogue import VECTORS, Epilogue
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
@@ -282,7 +281,7 @@ def window(
         if total < 0 and mode == "SAME_LOWER" and node.op_type in ("AveragePool", "LpPool"):
             cut = f"SAME_LOWER with a stride above the window cuts {-begins(total, mode)} before the image, as ONNX has it"
             text = f"{node.op_type} {name_of(node)}: {cut}; onnxruntime cuts one less"
-            warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
+            warn(text)
         begin.append(begins(total, mode))
         end.append(total - begin[i])
     return stride, dilation, (*begin, *end)

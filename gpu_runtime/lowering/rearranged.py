@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
+from gpu_runtime.element_maps.joins import Ops, commons, followed
+from gpu_runtime.element_maps.strides import sources
 from gpu_runtime.lowering.moves import transposed
-from gpu_runtime.movement.joins import Ops, commons, followed
-from gpu_runtime.movement.strides import sources
 from gpu_runtime.network import Network, Op, Options, unique
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem

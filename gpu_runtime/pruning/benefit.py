@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_kernels.device import relative
-from gpu_runtime import pipeline
+from gpu_runtime.building import build as building
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.target import pick_device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import gain_text, library_text, us_text
@@ -15,9 +17,7 @@ from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.target import pick_device
 from gpu_runtime.text import lost_text, shapes_text, table, wrap
-from tactics import predict
 
 NO_DEVICE = "none"
 
@@ -64,7 +64,8 @@ def forecast(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes that were guessed are in the texts, FP16's range is no matter of times
-            return Forecast(pipeline.outlooks(model, [name], (), "force", shapes, predict.RISK, progress)[0])
+            options = BuildOptions(sparsity="force", shapes=shapes, progress=progress)
+            return Forecast(building.plan(model, name, (), options)[0])
     except ModelError as e:
         if device:
             raise

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from gpu_runtime.movement.strides import INDEX, Fits, backwards, farthest, fitted, forwards
+from gpu_runtime.element_maps.strides import INDEX, Fits, backwards, farthest, fitted, forwards
 from gpu_runtime.network import Network, Op, Options, computes, joined, unique
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem

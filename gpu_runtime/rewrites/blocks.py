@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.movement.joins import Ops, commons, followed
-from gpu_runtime.movement.strides import sources
+from gpu_runtime.element_maps.joins import Ops, commons, followed
+from gpu_runtime.element_maps.strides import sources
 from gpu_runtime.network import APART, ONE, Network, Op, Options, computes, joined
 from gpu_runtime.rewrites.drafts import has_own_type
 from tactics.problems.convolution import with_epilogue

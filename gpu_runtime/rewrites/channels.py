@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.movement.orders import Order, composed
+from gpu_runtime.element_maps.orders import Order, composed
 from gpu_runtime.network import Network, Op, computes, unique
 from gpu_runtime.rewrites import drafts
 from tactics.problems.gather import GatherProblem, ResizeProblem

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.movement import strides
+from gpu_runtime.element_maps import strides
 from gpu_runtime.network import Network, Op, Options, computes, joined
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue

@@ -18,6 +18,7 @@ import numpy as np
 from cuda_kernels.driver_errors import is_fatal
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
+from gpu_runtime.progress import warn
 from gpu_runtime.runtime.arrays import check_names, kind
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.fields import Batch, TensorSpec
@@ -80,7 +81,7 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
     here, built = context.device, engine.record.device
     if here.model != built.model:
         text = f"{path}: its tactics were chosen for {built.title}, this is {here.title}: build it here to be faster"
-        warnings.warn(printable(text), UserWarning, stacklevel=2)
+        warn(text, UserWarning)
     return engine, context
 
 

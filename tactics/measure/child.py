@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tactics.measure import faults
-from tactics.measure.faults import Fault
+from tactics.sampling import faults
+from tactics.sampling.faults import Fault
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 

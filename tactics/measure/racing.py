@@ -16,14 +16,14 @@ from cuda_kernels.compile import Counter
 from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import binaries
-from tactics.measure import faults
 from tactics.measure.cache import are_times, is_over
 from tactics.measure.child import Helper, command_of
 from tactics.measure.compiling import Compiling
-from tactics.measure.faults import Fault
 from tactics.measure.race import Race, quantiles
 from tactics.problems import codec
 from tactics.problems.problem import Problem
+from tactics.sampling import faults
+from tactics.sampling.faults import Fault
 from tactics.tactic import Tactic
 
 WORKER = command_of("tactics.measure.worker")

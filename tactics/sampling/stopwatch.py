@@ -9,7 +9,7 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda
 from cuda_kernels.params import arrange, pack_params
-from tactics.measure.faults import Overloaded
+from tactics.sampling.faults import Overloaded
 from tactics.sampling.trial import Run
 from tactics.step import Args
 

@@ -68,7 +68,7 @@ def test_a_folder_without_results_is_an_error(tmp_path, capsys):
 
 
 def test_a_plan_of_emulated_times_says_so(driver):
-    from gpu_runtime.target import timing_record
+    from gpu_runtime.building.target import timing_record
 
     device = replace(H200, measured=True)
     driver("580.00.emulated")

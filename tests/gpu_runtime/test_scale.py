@@ -19,7 +19,7 @@ from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import tables
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning.alternatives import alternatives
 from tactics.format import Format
 from tactics.measure import timing
 from tests.conftest import ROOT

@@ -9,8 +9,8 @@ import pytest
 from cuda_kernels.device import named
 from gpu_runtime.network import HALF, SINGLE, WIDE, Network, Options, Type
 from gpu_runtime.planning import batch_pieces
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import cliffs
-from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.problems.batches import PiecesProblem
 from tactics.problems.problem import ConcatProblem
 from tests.reference_run import model, network, node

@@ -16,8 +16,8 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import io_formats, tables
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.planning.counterfactuals import ops_by_layer
-from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.measure import timing
 from tactics.planner import plan
 from tests.engines import emulated

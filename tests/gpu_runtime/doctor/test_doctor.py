@@ -14,7 +14,7 @@ import gpu_runtime as gr
 from cuda_kernels import device as devices
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import target
+from gpu_runtime.building import target
 from gpu_runtime.doctor import examine, findings, wording
 from gpu_runtime.doctor.cases import PROBLEMS, able, cases
 from gpu_runtime.doctor.findings import Failure

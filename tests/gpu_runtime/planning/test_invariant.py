@@ -8,10 +8,11 @@ import pytest
 
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
+from gpu_runtime.building.record import engine_record, plan_record, solution_of
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import ModelError
-from gpu_runtime.planning import invariant, stages, sums, tables
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning import invariant, sums, tables
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, Model
 from tactics.candidates import candidates
@@ -56,8 +57,8 @@ def table(proto, device: str = "h200", timer=None) -> tables.Table:
 
 def assembled(t: tables.Table, chosen: plan.Plan) -> Engine:
     data, arena = assemble.assemble(t, chosen)
-    record = stages.plan_record(data, (SparsityRecord("disable", (), (), ()), stages.solution_of(chosen)))
-    return Engine(stages.engine_record(Model("m"), t.device, Flags("disable"), data.sections, (record,)), arena)
+    record = plan_record(data, (SparsityRecord("disable", (), (), ()), solution_of(chosen)))
+    return Engine(engine_record(Model("m"), t.device, Flags("disable"), data.sections, (record,)), arena)
 
 
 def outputs(engine: Engine, images: np.ndarray) -> np.ndarray:

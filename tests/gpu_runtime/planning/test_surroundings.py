@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import named
+from gpu_runtime.building.load import lowered
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.source import source_of
 from gpu_runtime.network import Network, Op
-from gpu_runtime.planning import stages
 from gpu_runtime.planning.surroundings import half_zeros, stays_in_l2
 from tests.problems import conv_case
 from tests.reference_run import model, node
@@ -20,7 +20,7 @@ H200 = named("h200")
 def network(*nodes, batch=1):
     w = np.random.default_rng(0).standard_normal((16, 16, 1, 1)).astype(np.float32)
     weights = {name: w for name in "ab" if any(name in n.input for n in nodes)}
-    return stages.lowered(importer.load(source_of(model(list(nodes), {"x": (batch, 16, 8, 8)}, "y", weights))), None)
+    return lowered(importer.load(source_of(model(list(nodes), {"x": (batch, 16, 8, 8)}, "y", weights))), None)
 
 
 CONVS = node("Conv", "x a", "c"), node("Conv", "r b", "y")

@@ -6,10 +6,10 @@ import warnings
 import numpy as np
 import pytest
 
+from gpu_runtime.building import settle
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
-from gpu_runtime.planning import stages
 from gpu_runtime.precision import cliffs, execution, intervals
 from tactics.problems import array_functions, reductions
 from tactics.problems.intervals import NEAR, Interval
@@ -135,7 +135,7 @@ def test_a_large_plan_is_not_run(tmp_path, monkeypatch):
 
 
 def test_what_fp32_does_not_mend_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "ROUNDS", 0)
+    monkeypatch.setattr(settle, "ROUNDS", 0)
     proto, feeds = network_of("convolved")
     with pytest.warns(RuntimeWarning, match="on the calibration input, 's' is infinite or NaN where FP32 is not"):
         assert build(tmp_path, proto, calibration=feeds).plan.range.compared.far == ("s", "y")

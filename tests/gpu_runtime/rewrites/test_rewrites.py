@@ -5,6 +5,7 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime.network import Options, exists
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites import (
     back_to_back,
     blocks,
@@ -14,7 +15,6 @@ from gpu_runtime.rewrites import (
     squeeze_excite,
     upsampling,
 )
-from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tests.reference_run import check_against_ort, model, network, node
 

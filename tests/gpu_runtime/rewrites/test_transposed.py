@@ -5,8 +5,8 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites import transposed
-from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tests.engines import check_engine
 from tests.reference_run import check_against_ort, model, network, node

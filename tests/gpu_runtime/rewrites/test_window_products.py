@@ -5,8 +5,8 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites import windows
-from gpu_runtime.rewrites.alternatives import alternatives
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tests.engines import build, emulated

@@ -17,7 +17,7 @@ from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op
 from gpu_runtime.planning import places, tables
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.runtime import dataflow
 from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, TensorPlace
 from tactics.format import DTYPES, Format, padded_channels, strides

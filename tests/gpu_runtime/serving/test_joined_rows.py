@@ -11,8 +11,8 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import DRIVER_NAMES, Device, named
 from cuda_kernels.driver_errors import DriverError
+from gpu_runtime.building import points
 from gpu_runtime.errors import EngineError
-from gpu_runtime.planning import points
 from gpu_runtime.runtime import steps
 from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.serving.rows import Failure, answer, checked, opened, point, sizes

@@ -12,7 +12,7 @@ from cuda_kernels.device import ARCHITECTURES, MAX_GRID, named
 from cuda_kernels.launch import Emulated
 from cuda_kernels.params import members
 from gpu_runtime.explain import wording
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites.squeeze_excite import SCALED
 from tactics.candidates import accepts, candidates, rejected
 from tactics.families import conv_scaled

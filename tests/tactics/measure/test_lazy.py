@@ -11,7 +11,7 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
-from gpu_runtime import pipeline
+from gpu_runtime.building import build as building
 from gpu_runtime.engine import encode
 from gpu_runtime.explain import report
 from gpu_runtime.runtime.plan_record import Timing
@@ -70,7 +70,7 @@ def built(truth, level, path, ended=lambda: False, **options):
         timers.append(Lazy(truth, device, LEVELS[level], ended) if level in LEVELS else truth)
         return timers[-1]
 
-    with mock.patch.object(pipeline, "make_timer", make):
+    with mock.patch.object(building, "make_timer", make):
         return gr.build(path, sparsity="force", device="h200", risk=0.5, optimization_level=level, **options), timers[0]
 
 

@@ -9,7 +9,8 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import named
-from gpu_runtime.target import Tuning, make_timer
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.target import make_timer, runs_whole
 from tactics.measure import spread
 from tactics.measure.racing import RaceRequest
 from tactics.measure.spread import Found, Spread, agreed
@@ -202,6 +203,6 @@ def test_the_argument_ray_is_checked_before_ray_is_needed():
 
 def test_a_build_elsewhere_has_the_clusters_driver_and_runs_no_plan_as_a_whole():
     gpus = Spread(Cluster(([FOUND], [])), here)
-    tuning = Tuning(spread=gpus)
-    assert make_timer(H200, False, tuning=tuning).driver == "580"
-    assert Tuning().whole(H200) and not tuning.whole(H200)
+    on = BuildOptions(timing_cache=False, ray=gpus)
+    assert make_timer(H200, on).driver == "580"
+    assert runs_whole(H200, BuildOptions()) and not runs_whole(H200, on)

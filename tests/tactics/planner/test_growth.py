@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpu_runtime.off_grid.layouts import Link, Pieces
+from gpu_runtime.padded_channels.layouts import Link, Pieces
 from gpu_runtime.rewrites.drafts import Together
 from tactics.format import Key
 from tactics.planner.eliminate import minimise

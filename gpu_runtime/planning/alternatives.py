@@ -1,7 +1,7 @@
 """Every way to run a network that a plan may choose: all rewrites, in the order in which they offer theirs."""
 
 from gpu_runtime.network import Network, named_shortly
-from gpu_runtime.off_grid import grid
+from gpu_runtime.padded_channels import padding
 from gpu_runtime.rewrites import (
     attention,
     back_to_back,
@@ -32,7 +32,7 @@ def alternatives(network: Network) -> Network:
         siblings.merge,
         pieces.offer,
         squeeze_excite.offer,
-        grid.offer,
+        padding.offer,
         back_to_back.offer,
         squeeze_excite.gates,
         squeeze_excite.scaled,

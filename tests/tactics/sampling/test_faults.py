@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from cuda_kernels.driver_errors import FATAL, DriverError
-from tactics.measure import faults
-from tactics.measure.faults import Fault, Overloaded
+from tactics.sampling import faults
+from tactics.sampling.faults import Fault, Overloaded
 
 
 def driver_error(code: int) -> DriverError:

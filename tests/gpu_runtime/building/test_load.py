@@ -7,11 +7,15 @@ import pytest
 
 from benchmarks.networks import resnet50
 from cuda_kernels.device import named
+from gpu_runtime.building.fit import fit
+from gpu_runtime.building.load import lowered
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.planner import Planner
+from gpu_runtime.building.target import make_timer
 from gpu_runtime.frontend import importer
-from gpu_runtime.planning import io_formats, stages
+from gpu_runtime.planning import io_formats
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.progress import ignore
-from gpu_runtime.rewrites.alternatives import alternatives
-from gpu_runtime.target import make_timer
 
 
 @pytest.mark.filterwarnings("ignore:.*range is not checked:RuntimeWarning")
@@ -19,9 +23,9 @@ def test_plans_leave_nothing_to_collect(tmp_path):
     path = tmp_path / "resnet50.onnx"
     onnx.save(resnet50(batch=32), path)
     loaded = importer.load(path)
-    network, _ = stages.fit(loaded, stages.lowered(loaded, None), None, ignore)
+    network, _ = fit(loaded, lowered(loaded, None), None, ignore)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    planner = stages.Planner(named("l4"), "enable", make_timer(named("l4"), None), ends, ignore)
+    planner = Planner(named("l4"), make_timer(named("l4")), BuildOptions(sparsity="enable"), ends)
     network = alternatives(network)
     gc.collect()
     gc.disable()

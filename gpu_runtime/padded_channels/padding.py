@@ -15,8 +15,8 @@ from itertools import accumulate, product
 import numpy as np
 
 from gpu_runtime.network import FP16_MAX, Network, Op, computes
-from gpu_runtime.off_grid.layouts import Link, Piece, Pieces
-from gpu_runtime.off_grid.sums import summed
+from gpu_runtime.padded_channels.layouts import Link, Piece, Pieces
+from gpu_runtime.padded_channels.sums import summed
 from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.channels import of_channels
 from gpu_runtime.rewrites.drafts import (

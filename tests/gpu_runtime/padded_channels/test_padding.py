@@ -10,8 +10,8 @@ import pytest
 
 from gpu_runtime.explain import reasons, wording
 from gpu_runtime.network import Network
-from gpu_runtime.off_grid import grid
-from gpu_runtime.rewrites.alternatives import alternatives
+from gpu_runtime.padded_channels import padding
+from gpu_runtime.planning.alternatives import alternatives
 from tests.engines import build, judge
 from tests.reference_run import choices, feeds_for, model, network, node, ort_run, relative_error, run
 
@@ -172,22 +172,22 @@ def check(seed: int, rewrite, bound: float) -> Network:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn_networks_compute_the_same_in_every_option(seed):
-    check(seed, grid.offer, 1e-5)
+    check(seed, padding.offer, 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60, 400))
 def test_more_drawn_networks(seed):
-    check(seed, alternatives if seed % 3 == 0 else grid.offer, 1e-5 if seed % 3 else 2e-3)
+    check(seed, alternatives if seed % 3 == 0 else padding.offer, 1e-5 if seed % 3 else 2e-3)
 
 
-OFFER = grid.offer
+OFFER = padding.offer
 
 
 def changed(net: Network) -> Network:
     """The network with the last option of each group that grid offers, and no other."""
     more = OFFER(net)
-    last = {group: options[-1] for group, options in more.groups if group.startswith(grid.TITLE)}
+    last = {group: options[-1] for group, options in more.groups if group.startswith(padding.TITLE)}
     ops = [
         replace(op, when=tuple(pair for pair in op.when if pair[0] not in last))
         for op in more.ops
@@ -199,7 +199,7 @@ def changed(net: Network) -> Network:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kernels_compute_the_same_over_padded_pieces(seed, tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "offer", changed)
+    monkeypatch.setattr(padding, "offer", changed)
     proto = Drawn(seed).model
     engine = build(tmp_path, proto)
     judge(engine, proto, {"x": np.random.default_rng(seed).uniform(-1, 1, (1, 8, 6, 6)).astype(np.float32)})
@@ -232,8 +232,8 @@ def test_a_block_of_res2net_is_five_launches_without_copies(tmp_path):
 
 def test_rows_that_give_no_zeros_take_no_sums():
     """A sigmoid of zero is one half: beside a piece it would be added."""
-    asked = {first: {o for _, options in grid.offer(network(block(first=first))).groups for o in options} for first in ACTS}
-    assert grid.GRID in asked["Sigmoid"] and grid.SUMS not in asked["Sigmoid"] and grid.SUMS in asked["Relu"]
+    asked = {first: {o for _, options in padding.offer(network(block(first=first))).groups for o in options} for first in ACTS}
+    assert padding.GRID in asked["Sigmoid"] and padding.SUMS not in asked["Sigmoid"] and padding.SUMS in asked["Relu"]
 
 
 def test_a_form_that_loses_the_pattern_says_so(tmp_path):

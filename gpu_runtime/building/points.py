@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from gpu_runtime.building.load import lowered
+from gpu_runtime.building.planner import Planned
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
-from gpu_runtime.planning import stages
-from gpu_runtime.planning.stages import Planned
+from gpu_runtime.planning import invariant, rows
 from gpu_runtime.runtime.bounds import MOST_PLANS
 from gpu_runtime.runtime.plan_record import Profile
 from gpu_runtime.text import dims
@@ -181,8 +182,6 @@ def check_first(source: object, wanted: Sequence[Asked], plain: Sequence[Network
 def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Network]) -> list[str | None]:
     """For each profile, why images of a batch depend on each other, so that none may be padded: found in the networks of its
     two largest batches, as lowered; `plain`: of all cells."""
-    from gpu_runtime.planning import rows
-
     found: list[str | None] = []
     for number, asked in enumerate(wanted):
         pairs = zip(cells(wanted), plain, strict=True)
@@ -190,7 +189,7 @@ def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Ne
         why = None
         if asked.ranged and len(of) < 2:
             try:
-                of.append(stages.lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
+                of.append(lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
             except ModelError as e:  # nobody asked for that batch
                 why = f"at batch {asked.max + 1}, where images are looked at, {e}"
         found.append(why or rows.meeting(*of) if asked.ranged else None)
@@ -222,8 +221,6 @@ def kept(
 
 def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Planned]:
     """The plans of each profile with one tactic per layer for all its batches."""
-    from gpu_runtime.planning import invariant
-
     found = list(planned)
     for p in profiles:
         tables = [planned[i].table for i in p.plans]

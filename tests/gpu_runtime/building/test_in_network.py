@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 from cuda_kernels.device import named
+from gpu_runtime.building import in_network
+from gpu_runtime.building.load import lowered
+from gpu_runtime.building.options import BuildOptions
+from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.record import trial
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.source import source_of
-from gpu_runtime.planning import in_network, io_formats, stages
-from gpu_runtime.planning.stages import Planned, Planner
+from gpu_runtime.planning import io_formats
+from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import ranges
-from gpu_runtime.progress import ignore
-from gpu_runtime.rewrites.alternatives import alternatives
-from gpu_runtime.target import Tuning
 from tactics.measure.timing import Predicted, Time, quantiles
 from tests.conftest import MODELS
 
@@ -38,7 +40,7 @@ class Fake:
     extra, slow, open, fails = {}, {}, 0, None
 
     def __init__(self, planned, planner):
-        self.planned, self.engine = planned, stages.trial(planned.table, planned.chosen, planner.target)
+        self.planned, self.engine = planned, trial(planned.table, planned.chosen, planner.target)
         self.name = " ".join(e.name for e in planned.chosen.entries.values())
         self.loaded = False
 
@@ -63,10 +65,14 @@ class Fake:
 @pytest.fixture(scope="module")
 def planned():
     loaded = importer.load(source_of(MODELS / "resnet20_cifar10.onnx"))
-    network = alternatives(stages.lowered(loaded, {"input": (4, 3, 32, 32)}))
+    network = alternatives(lowered(loaded, {"input": (4, 3, 32, 32)}))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    planner = Planner(H200, "disable", Remembering(), ends, ignore)
+    planner = Planner(H200, Remembering(), BuildOptions(), ends)
     return Planned(*planner(network), ranges.Ranges("nothing")), planner
+
+
+def until(planner: Planner, ended) -> Planner:
+    return replace(planner, options=BuildOptions(tuning_time=ended))
 
 
 @pytest.fixture
@@ -112,9 +118,10 @@ def test_a_rival_that_is_faster_in_the_whole_is_taken(planned, settled):
 def test_a_rival_that_takes_more_memory_than_it_may_is_not_run(planned, settled):
     op, entry = in_network._rivals(planned[0])[0]
     rival = in_network._changed(op, entry, planned[0])
-    takes = stages.trial(rival.table, rival.chosen, H200).plan.memory.activation_bytes
+    takes = trial(rival.table, rival.chosen, H200).plan.memory.activation_bytes
     for less in (0, 1):
-        found = settled(of=(planned[0], replace(planned[1], activations=takes - less)), extra={entry.name: -3.0})
+        limited = replace(planned[1], options=BuildOptions(activations=takes - less))
+        found = settled(of=(planned[0], limited), extra={entry.name: -3.0})
         assert (op in {r.op for r in found.replaced}) == (not less)
 
 
@@ -122,9 +129,9 @@ def test_the_end_of_tuning_ends_the_turns(planned, settled):
     """Behind the first plan that was tried: the better of the two is taken, and its time is known."""
     op, entry = in_network._rivals(planned[0])[0]
     ended = iter([False, *[True] * 100])
-    found = settled(of=(planned[0], replace(planned[1], tuning=Tuning(ended=lambda: next(ended)))), extra={entry.name: -3.0})
+    found = settled(of=(planned[0], until(planned[1], lambda: next(ended))), extra={entry.name: -3.0})
     assert [r.op for r in found.replaced] == [op] and next(ended) and found.measured_us
-    at_once = settled(of=(planned[0], replace(planned[1], tuning=Tuning(ended=lambda: True))), extra={entry.name: -3.0})
+    at_once = settled(of=(planned[0], until(planned[1], lambda: True)), extra={entry.name: -3.0})
     assert not at_once.replaced and at_once.chosen == planned[0].chosen and at_once.measured_us
 
 

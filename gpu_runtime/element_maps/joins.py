@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from gpu_runtime.movement.strides import INDEX, MOVES, sources
+from gpu_runtime.element_maps.strides import INDEX, MOVES, sources
 from gpu_runtime.network import Network, Op, computes
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpu_runtime.movement.strides import MOVES, sources
+from gpu_runtime.element_maps.strides import MOVES, sources
 from gpu_runtime.network import Network, Op, Options, unique
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import MoveProblem

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,17 +21,17 @@ import numpy as np
 
 from cuda_kernels.launch import Cuda
 from gpu_runtime.benchmark.inputs import random_inputs
-from gpu_runtime.planning import batch_pieces, stages
+from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.record import trial
+from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.entries import addresses
-from gpu_runtime.planning.stages import Planned, Planner
-from gpu_runtime.progress import Progress, compiling
+from gpu_runtime.progress import Progress, compiling, warn
 from gpu_runtime.runtime.findings import Apart, Replaced
-from gpu_runtime.text import printable
 from tactics.kernels import KERNELS
-from tactics.measure import faults
 from tactics.measure.timing import Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
 from tactics.planner.plan import solve
+from tactics.sampling import faults
 
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
@@ -53,7 +52,7 @@ class Running:
 
     def __init__(self, planned: Planned, planner: Planner):
         self.planned, self._planner, self._stack = planned, planner, ExitStack()
-        self.engine = stages.trial(planned.table, planned.chosen, planner.target)
+        self.engine = trial(planned.table, planned.chosen, planner.target)
         self.name = hashlib.sha256(repr(self.engine.plan.layers).encode()).hexdigest()[:24]
         self._count = max(1, round(SAMPLE_US / max(planned.chosen.us, 1.0)))  # runs in a sample
 
@@ -63,7 +62,9 @@ class Running:
 
     @cached_property
     def _context(self) -> Context:
-        context = self._stack.enter_context(self.engine.context(device="cuda", progress=compiling(self._planner.progress)))
+        context = self._stack.enter_context(
+            self.engine.context(device="cuda", progress=compiling(self._planner.options.progress))
+        )
         context.run(self._inputs)
         return context
 
@@ -135,7 +136,7 @@ class _InPlace:
 def settle(planned: Planned, planner: Planner) -> Planned:
     """The plan that takes the least time as a whole, of those that are tried, and what was found; see the module. Where the GPU
     has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far."""
-    planner.progress(Progress("network", planned.table.network.name))
+    planner.options.progress(Progress("network", planned.table.network.name))
     search = _Search(Running(planned, planner), planner)
     try:
         search.run()
@@ -143,7 +144,7 @@ def settle(planned: Planned, planner: Planner) -> Planned:
         if not (fault := faults.of_error(e)).passing:
             raise
         name = planned.table.network.name
-        warnings.warn(printable(f"{name} was not run as a whole to the end: {fault.text}"), RuntimeWarning, stacklevel=4)
+        warn(f"{name} was not run as a whole to the end: {fault.text}")
     finally:
         search.best.close()
     found = search.best.planned
@@ -167,13 +168,13 @@ class _Search:
         if (whole := batch_pieces.without(self.best.planned.table.graph)) is not None:
             others.insert(0, lambda planned: replace(planned, chosen=solve(whole)))
         for change in others:
-            if planner.tuning.ended():
+            if planner.options.ended():
                 break
             rival = Running(change(self.best.planned), planner)
             if timer.early:  # while a plan was made again: it may hold what was never verified
                 break
             takes = rival.engine.plan.memory.activation_bytes
-            if rival.name not in self._tried and (planner.activations is None or takes <= planner.activations):
+            if rival.name not in self._tried and (planner.options.activations is None or takes <= planner.options.activations):
                 self._tried.add(rival.name)
                 try:
                     self._compare(rival)

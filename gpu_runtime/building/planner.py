@@ -1,0 +1,127 @@
+"""A network's tables for one device, and the best plan of them."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cuda_kernels.device import Device
+from gpu_runtime.assembly import assemble
+from gpu_runtime.building.options import DEFAULTS, BuildOptions
+from gpu_runtime.errors import ModelError
+from gpu_runtime.network import Network
+from gpu_runtime.planning import batch_pieces, tables
+from gpu_runtime.planning.counterfactuals import launched, quoted
+from gpu_runtime.planning.surroundings import half_zeros
+from gpu_runtime.precision import ranges
+from gpu_runtime.progress import Progress
+from gpu_runtime.runtime.findings import Apart, Replaced
+from gpu_runtime.text import size_text
+from tactics.format import Format
+from tactics.measure.timing import Timer
+from tactics.planner.plan import Plan, solve
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan that was chosen, and what the network's tensors reach; `own`: the batch's own plan, where one was chosen
+    for all batches, and `dense_us`: the time of that one without sparse kernels; `measured_us`, `apart`, `replaced`: of the
+    plan as a whole, where it ran on a GPU; `whole`: microseconds of the plan without pieces and bytes of its activations, where
+    a limit of these is why there are others."""
+
+    table: tables.Table
+    chosen: Plan
+    reached: ranges.Ranges
+    own: Plan | None = None
+    dense_us: float | None = None
+    measured_us: float | None = None
+    apart: tuple[Apart, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    whole: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
+    all that is said of it are. `options`: checked; `ends`: the formats that inputs and outputs may have."""
+
+    target: Device
+    timer: Timer
+    options: BuildOptions = DEFAULTS
+    ends: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
+
+    @property
+    def risk(self) -> float | None:
+        """The least P(sparse kernel faster) of predicted times; measured times need none."""
+        return None if self.target.measured else self.options.risk
+
+    @property
+    def pieces(self) -> bool:
+        """Whether batches may run in pieces."""
+        return not self.options.batch_invariant
+
+    def __call__(self, network: Network) -> tuple[tables.Table, Plan]:
+        self.timer.zeros.update(half_zeros(network))
+        while True:
+            table = tables.tabulate(
+                network,
+                self.target,
+                self.timer,
+                sparse=self.options.sparsity != "disable",
+                io=self.ends,
+                exhaustive=self.options.exhaustive,
+                scratch=self.options.workspace,
+                risk=self.risk,
+                progress=lambda *op: self.options.progress(Progress("time", *op)),
+            )
+            self.options.progress(Progress("plan", network.name))
+            chosen = solve(table.graph)
+            plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
+            if not any(map(self.timer.refine, plans)):
+                return table, chosen
+
+    def in_pieces(self, table: tables.Table, chosen: Plan) -> tuple[tables.Table, Plan]:
+        """The best plan with layers that run pieces of the batch, where that takes less time than the one given."""
+        pieces = batch_pieces.worthwhile(table, chosen) if self.pieces else None
+        if pieces is None:
+            return table, chosen
+        found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
+        return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
+
+    def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> Planned:
+        """The plan that is taken, `in_pieces` or not. Where its activations take more than they may, the fastest one found in
+        pieces that fits, see docs/plans.md; ModelError where none does."""
+        free = self.in_pieces(table, chosen)
+        if self.options.activations is None or not self.pieces or assemble.arena_bytes(*free) <= self.options.activations:
+            return Planned(*free, reached)
+        allowed, takes = self.options.activations, [whole := assemble.arena_bytes(table, chosen)]
+        best = (table, chosen) if whole <= allowed else None
+
+        def enough(pieces: batch_pieces.Pieces) -> bool:
+            """Whether no more blocks are to run in pieces: the plan fits, or takes no less time than one that does, as it would
+            with more of them, or no tactic runs one of them in pieces."""
+            nonlocal best
+            try:
+                found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
+            except ModelError:
+                return True
+            if best is not None and found[1].total_ps >= best[1].total_ps:
+                return True
+            takes.append(assemble.arena_bytes(*found))
+            if takes[-1] <= allowed:
+                best = found
+            return takes[-1] <= allowed
+
+        for rising in batch_pieces.smaller(table.network):
+            bisect_left(rising, True, key=enough)
+        if best is None:
+            raise self.too_large(table.network, min(takes), tried=len(takes) > 1)
+        return Planned(*best, reached, whole=None if best[1] is chosen else (chosen.us, whole))
+
+    def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
+        """Activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
+        how = "and no layer can run in pieces of the batch" if self.pieces else "and --batchInvariant allows no pieces"
+        how, allowed = "at least, in pieces of the batch" if tried else how, self.options.activations or 0
+        return ModelError(
+            f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {size_text(allowed)} "
+            f"({allowed} bytes) are allowed: allow as much (--memPoolSize=activations:{least}B), or give a smaller batch"
+        )

@@ -1,0 +1,129 @@
+"""A plan explained, as an engine stores it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from cuda_kernels.compile import installed_nvrtc, source_hash
+from cuda_kernels.device import Device
+from gpu_runtime import installed_version
+from gpu_runtime.assembly import assemble
+from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.target import timing_record
+from gpu_runtime.engine import Engine
+from gpu_runtime.explain import reasons
+from gpu_runtime.frontend import importer
+from gpu_runtime.planning import tables
+from gpu_runtime.planning.counterfactuals import counterfactuals
+from gpu_runtime.precision import ranges
+from gpu_runtime.progress import Progress
+from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord, Tuned
+from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
+from gpu_runtime.runtime.sizes import batch_of
+from gpu_runtime.text import clipped
+from tactics.planner.plan import Plan
+
+
+def explain(
+    loaded: importer.Loaded, planned: Planned, planner: Planner, known: reasons.Patterns
+) -> tuple[SparsityRecord, Solution]:
+    """Everything that is known before weights are packed; `known`: of weights, from plans for other batches."""
+    table, chosen = planned.table, planned.chosen
+    planner.options.progress(Progress("explain", table.network.name))
+    others = counterfactuals(table, planned.own or chosen)
+    rivals = others.rivals
+    if planned.own:
+        rivals = replace(rivals, all_dense_us=planned.dense_us, own_us=planned.own.us)
+    if planned.whole:
+        rivals = replace(rivals, whole_us=planned.whole[0], whole_bytes=planned.whole[1])
+    explained = reasons.sparsity(
+        table,
+        chosen,
+        others,
+        planner.options.sparsity,
+        own=planned.own,
+        all_dense_us=rivals.all_dense_us,
+        measured=table.device.measured,
+        single={t: clipped(why) for t, why in planned.reached.single if table.network.type(t).fixed},
+        stored=loaded.stored,
+        patterns=known,
+    )
+    energy = loaded.before.lost_energy if loaded.before else None
+    explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
+    return explained, replace(
+        solution_of(chosen),
+        rivals=rivals,
+        tuned=_tuned(table, chosen, planner),
+        measured_us=planned.measured_us,
+        apart=planned.apart,
+        replaced=planned.replaced,
+    )
+
+
+def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
+    """What was timed for the plan; None where that is everything."""
+    ops = [(op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)]
+    timed = {(p, t): time.timed for p, times in (*ops, *table.reformats.items()) for t, time in times.items()}
+    if all(timed.values()):
+        return None
+    count, early = sum(timed.values()), planner.timer.early
+    missing = tuple(clipped(name) for name, e in chosen.entries.items() if not e.timed)
+    return Tuned(count, len(timed) - count, 0.0 if early else planner.options.sigmas, early, missing)
+
+
+def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
+    """An engine of a plan, to run it before it is explained."""
+    data, arena = assemble.assemble(table, chosen)
+    unexplained = SparsityRecord("disable", (), (), ())
+    plans = (plan_record(data, (unexplained, solution_of(chosen))),)
+    return Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+
+
+def plan_record(
+    data: assemble.Assembled,
+    explained: tuple[SparsityRecord, Solution],
+    reached: ranges.Ranges | None = None,
+    choices: Choices | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> PlanRecord:
+    """`renamed`: sections of the plan that others have in the engine."""
+    sparsity, solution = explained
+    return PlanRecord(
+        data.inputs,
+        data.outputs,
+        data.layers,
+        data.memory,
+        solution,
+        sparsity,
+        _range_record(reached) if reached else None,
+        choices,
+        {**{name: renamed.get(first, first) for name, first in data.renamed.items()}, **renamed},
+    )
+
+
+def engine_record(
+    model: Model,
+    target: Device,
+    flags: Flags,
+    sections: tuple[Section, ...],
+    plans: Sequence[PlanRecord],
+    profiles: tuple[Profile, ...] = (),
+    driver: str | None = None,
+) -> EngineRecord:
+    """The record that shows the plan of the first profile's optimal batch. `driver`: as of `timing_record`."""
+    producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target, driver), 0
+    if profiles:
+        shown = next(number for number in profiles[0].plans if batch_of(plans[number], profiles[0]) == profiles[0].opt)
+    return EngineRecord(model, target, timing, producer, source_hash(), flags, sections, tuple(plans), profiles, shown)
+
+
+def _range_record(found: ranges.Ranges) -> RangeRecord:
+    """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
+    high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
+    single, stuck = (tuple((t, clipped(why)) for t, why in rows) for rows in (found.single, found.stuck))
+    return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)
+
+
+def solution_of(chosen: Plan) -> Solution:
+    return Solution(chosen.us, chosen.status, chosen.method, chosen.width, chosen.gap)

@@ -1,0 +1,60 @@
+"""A network's plan, once no layer asks for more FP32."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.building import deviations
+from gpu_runtime.building.load import shared
+from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.record import trial
+from gpu_runtime.network import Network
+from gpu_runtime.planning import tables
+from gpu_runtime.planning.alternatives import alternatives
+from gpu_runtime.precision import cliffs, ranges
+from gpu_runtime.progress import Progress, compiling, warn
+from tactics.format import DTYPES
+from tactics.planner.plan import Plan
+
+ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
+
+
+def settle(
+    network: Network,
+    found: ranges.Ranges,
+    calibration: Mapping[str, Any] | None,
+    planner: Planner,
+    first: Network | None = None,
+) -> Planned:
+    """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
+    most; `found` is completed with what was compared. `first`: of another batch, whose equal weights are taken."""
+    options = alternatives(network)
+    table, chosen = planner(shared(options, first) if first else options)
+    if calibration is None or found.compared:
+        return planner.settled(table, chosen, found)
+
+    for done in range(ROUNDS + 1):
+        planner.options.progress(Progress("compare", network.name))
+        result = _deviation(table, chosen, calibration, planner)
+        grown, more = cliffs.heed(network, result.causes)
+        if done == ROUNDS or grown is network:
+            break
+        network, found = grown, replace(found, single=(*found.single, *more.items()))
+        table, chosen = planner(alternatives(network))
+    if result.far:
+        text = "; ".join(result.text(t) for t in result.far[:3])
+        warn(f"{network.name}: on the calibration input, {text}")
+    moved = sorted(t for t, of in network.types.items() if of.copies)
+    compared = replace(result.record(), rounds=done, moved=tuple(moved))
+    return planner.settled(table, chosen, replace(found, compared=compared))
+
+
+def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
+    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    target, compiled = planner.target, compiling(planner.options.progress)
+    engine = trial(table, chosen, target)
+    feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
+    with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
+        return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
