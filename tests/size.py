@@ -1,43 +1,117 @@
-"""`python -m tests.size`: lines of source by folder, and whether they are within the budget that pyproject.toml states.
+"""`python -m tests.size [--history]`: lines of code by folder, and whether each top folder is within its limit.
 
-The budget only goes down, or up in a commit that says why.
+Comments, docstrings and blank lines are no code, so nobody saves on them. [tool.size] of pyproject.toml has the limits. They only
+go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints all raises, and ends with 1 if
+one has no such line.
 """
 
+import argparse
+import ast
+import io
+import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gpu_runtime", "tactics", "cuda_kernels")
+COMMENTS = re.compile(r"/\*.*?\*/|(?<![:\"'])//[^\n]*|<!--.*?-->", re.DOTALL)  # of C++, CUDA, JavaScript, CSS, HTML
 SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".js", ".css", ".html"}
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+LIMIT = re.compile(r"([-+])([a-z_]+) = ([\d_]+)")
 
 
-def lines_by_folder() -> Counter[str]:
-    """Lines of every source file that is committed or new, by folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def code_lines(text: str, suffix: str) -> int:
+    """How many lines hold code.
+
+    >>> code_lines('"Docstring."\\n\\n# Comment.\\nx = (1,\\n  2)\\n', ".py"), code_lines("/* a\\n b */ int c;\\n// d\\n", ".cu")
+    (2, 1)
+    """
+    if suffix != ".py":
+        return sum(bool(line.strip()) for line in COMMENTS.sub("", text).splitlines())
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(found)
+
+
+def lines_by_folder(packages: tuple[str, ...]) -> Counter[str]:
+    """Lines of code of every source file that is committed or new, by folder."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", *packages]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: Counter[str] = Counter()
     for name in set(listed.stdout.splitlines()):  # a file with a merge conflict is listed several times
         path = ROOT / name
         if path.suffix in SUFFIXES and path.exists():
-            found[str(Path(name).parent)] += len(path.read_text().splitlines())
+            found[str(Path(name).parent)] += code_lines(path.read_text(), path.suffix)
     return found
 
 
-def budget() -> int:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["size"]["lines"]
+def limits() -> dict[str, int]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["size"]
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A commit that raised the limit of a top folder; `budget`: the line of its body that allows it, or nothing."""
+
+    commit: str
+    folder: str
+    before: int
+    after: int
+    budget: str
+
+
+def raises(log: str) -> Iterator[Raise]:
+    """`log`: of git, each commit as a line of NUL and its hash, its body, and the change of pyproject.toml without context."""
+    for part in log.split("\0")[1:]:
+        commit, _, rest = part.partition("\n")
+        body, _, change = rest.partition("\ndiff --git ")
+        budget = next((line for line in body.splitlines() if line.startswith("Budget: ")), "")
+        rows = LIMIT.findall(change)
+        before, after = ({name: int(n) for sign, name, n in rows if sign == which} for which in "-+")
+        for folder in limits():
+            if folder in before and folder in after and after[folder] > before[folder]:
+                yield Raise(commit, folder, before[folder], after[folder], budget)
+
+
+def history() -> list[Raise]:
+    command = ["git", "log", "--no-merges", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
+    return list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
 
 
 def main() -> int:
-    found = lines_by_folder()
-    for folder, lines in sorted(found.items()):
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--history", action="store_true", help="print each raise of a limit, with what allowed it")
+    if parser.parse_args().history:
+        found = history()
+        for r in found:
+            print(f"{r.commit} {r.folder:12} {r.before:7,} to {r.after:7,}  {r.budget or 'no line `Budget: ` in its body'}")
+        return int(not all(r.budget for r in found))
+    most = limits()
+    found_lines = lines_by_folder(tuple(most))
+    for folder, lines in sorted(found_lines.items()):
         print(f"{lines:7,} {folder}")
-    total, most = found.total(), budget()
-    print(f"{total:7,} in all, at most {most:,} ([tool.size] of pyproject.toml)")
-    return int(total > most)
+    totals = {name: sum(n for folder, n in found_lines.items() if folder.split("/")[0] == name) for name in most}
+    for name, total in totals.items():
+        print(f"{total:7,} in all of {name}, at most {most[name]:,} ([tool.size] of pyproject.toml)")
+    return int(any(total > most[name] for name, total in totals.items()))
 
 
 if __name__ == "__main__":

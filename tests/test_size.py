@@ -1,0 +1,45 @@
+"""The count of code, and raises of its limits."""
+
+import pytest
+
+from tests.size import code_lines, raises
+
+LOG = """\0abc1234
+A kernel more
+
+Budget: sums in clusters, +12 lines
+
+diff --git a/pyproject.toml b/pyproject.toml
+@@ -90,2 +90,2 @@
+-cuda_kernels = 1_000
+-tactics = 500
++cuda_kernels = 1_012
++tactics = 490
+\0def5678
+Another
+
+diff --git a/pyproject.toml b/pyproject.toml
+@@ -91 +91 @@
+-tactics = 490
++tactics = 495
+"""
+
+
+@pytest.mark.parametrize(
+    "text,suffix,lines",
+    [
+        ('"""Says\nwhat it is."""\n\nx = 1  # one\n# comment\ndef f():\n    """Doc."""\n    return """a\nb"""\n', ".py", 4),
+        ("int a; // one\n// two\n\n/* three\n four */ int b;\n", ".cu", 2),
+        ('const url = "https://example.org";\n', ".js", 1),
+        ("<!-- a\nb -->\n<p>\n", ".html", 1),
+    ],
+)
+def test_comments_docstrings_and_blank_lines_are_free(text, suffix, lines):
+    assert code_lines(text, suffix) == lines
+
+
+def test_a_raise_is_found_with_the_line_that_allows_it():
+    first, second = raises(LOG)
+    assert (first.commit, first.folder, first.before, first.after) == ("abc1234", "cuda_kernels", 1000, 1012)
+    assert first.budget == "Budget: sums in clusters, +12 lines"
+    assert (second.commit, second.folder, second.budget) == ("def5678", "tactics", "")
