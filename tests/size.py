@@ -1,8 +1,8 @@
 """`python -m tests.size [--history]`: lines of code by folder, and whether each top folder is within its limit.
 
-Comments, docstrings and blank lines are no code, so nobody saves on them. [tool.size] of pyproject.toml has the limits. They only
-go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints all raises, and ends with 1 if
-one has no such line.
+Comments, docstrings and blank lines are no code, so nobody saves on them. [tool.size] of pyproject.toml has the limits. They
+only go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints all raises, and ends with 1
+if one has no such line.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LIMIT = re.compile(r"([-+])([a-z_]+) = ([\d_]+)")
 def code_lines(text: str, suffix: str) -> int:
     """How many lines hold code.
 
-    >>> code_lines('"Docstring."\\n\\n# Comment.\\nx = (1,\\n  2)\\n', ".py"), code_lines("/* a\\n b */ int c;\\n// d\\n", ".cu")
+    >>> code_lines('"Docstring."\\n\\n# Comment.\\nx = (1,\\n  2)\\n', ".py"), code_lines("/*\\n b */ int c;\\n// d\\n", ".cu")
     (2, 1)
     """
     if suffix != ".py":
