@@ -1,8 +1,8 @@
 """`python -m tests.size [--history]`: lines of code by folder, and whether each top folder is within its limit.
 
 Comments, docstrings and blank lines are no code, so nobody saves on them. [tool.size] of pyproject.toml has the limits. They
-only go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints all raises, and ends with 1
-if one has no such line.
+only go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints each raise, and ends with
+1 if one has no such line.
 """
 
 import argparse
