@@ -87,6 +87,11 @@ class Op(Generic[P_co]):
     images: tuple[int, int] | None = None
     exact: bool = False
 
+    @property
+    def layer_weights(self) -> list[np.ndarray]:
+        """The weights [K,C/g,R,S] of its layers, in the order in which they run."""
+        return [self.weights[name] for name in ("w", "w2", "w22") if name in self.weights]
+
 
 def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:
     """One op for all of these: the last with `changes`, and the names and nodes of all."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import Library, rates
-from tactics.problems.problem import BackToBackProblem, ConvProblem, Problem
+from tactics.problems.problem import ConvProblem, Problem
 from tactics.roofline import axis
 
 Floats = NDArray[np.float64]
@@ -69,10 +69,8 @@ class PeerTime:
 def convolutions(problem: Problem) -> tuple[ConvProblem, ...]:
     """The convolutions and matrix products that a library would run for a problem; none where there is no estimate: grouped
     and depthwise convolutions, and all that is no convolution."""
-    found = (problem.first, problem.second) if isinstance(problem, BackToBackProblem) else (problem,)
-    if all(isinstance(p, ConvProblem) and p.groups == 1 for p in found):
-        return tuple(p for p in found if isinstance(p, ConvProblem))
-    return ()
+    found = tuple(p for p in problem.parts if isinstance(p, ConvProblem) and p.groups == 1)
+    return found if len(found) == len(problem.parts) else ()
 
 
 @lru_cache(maxsize=65536)

@@ -12,18 +12,14 @@ from cuda_kernels.rates import rates
 from tactics.format import DTYPES, Shape4, num_bytes
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import (
-    BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
-    ScaledConvProblem,
-    SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
-Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem  # with weights
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 # Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
 # (arXiv 2402.13499, table of memory latencies); queues add to it.
@@ -60,9 +56,7 @@ def traffic(shapes: Sequence[Shape4], tactic: Tactic) -> tuple[int, int]:
     return sum(read), written
 
 
-def convolved(
-    p: ConvProblem | BackToBackProblem, tactic: Tactic, weights: float, limits: Mapping[str, float], gate: int = 0, **how: Any
-) -> Counts:
+def convolved(p: Any, tactic: Tactic, weights: float, limits: Mapping[str, float], gate: int = 0, **how: Any) -> Counts:
     """Of a convolution, whose residual has the output's format. `gate`: bytes of that input, where it has one."""
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     return Counts(x + gate + (y if p.epilogue.residual else 0), y, weights, limits, sparse=tactic.sparse, **how)
@@ -214,23 +208,28 @@ def _transposed(p: ConvTransposeProblem, i: int) -> Axis:
     return Axis(int(inside.any(1).sum()), int(inside.sum()), int(inside.any(0).sum()))
 
 
-def _needs(p: Layer) -> tuple[int, int, int]:
+def _needs(problem: Problem) -> tuple[int, int, int]:
     """(elements of the first input that some product needs, products, weights that one of them needs)."""
-    if isinstance(p, SqueezeExciteProblem):
-        return math.prod(p.in_shapes[0]), p.macs, sum(q.k * q.c // q.groups * q.r * q.s for q in (p.first, p.second))
-    if isinstance(p, ScaledConvProblem):
-        (read, macs, weights), (_, more, others) = _needs(p.first), _needs(p.second)
-        return read, macs + more, weights + others
-    if isinstance(p, BackToBackProblem):  # the second is 1 x 1: a stride of it leaves out rows and columns of the first
-        starts = [np.arange(o) * p.second.stride[i] - p.second.pad[i] for i, o in enumerate((p.second.p, p.second.q))]
-        ends = p.first.p, p.first.q
-        rows, columns = (_window(p.first, i, s[(s >= 0) & (s < ends[i])]) for i, s in enumerate(starts))
-        read, macs, weights = _counted(p.first, rows, columns)
-        _, more, others = _counted(p.second, _window(p.second, 0), _window(p.second, 1))
-        return read, macs + more, weights + others
-    if isinstance(p, ConvTransposeProblem):
-        return _counted(p, _transposed(p, 0), _transposed(p, 1))
-    return _counted(p, _window(p, 0), _window(p, 1))
+    read = products = weights = 0
+    for i, part in enumerate(problem.parts):
+        behind = problem.parts[i + 1] if i + 1 < len(problem.parts) else None
+        if isinstance(part, ConvTransposeProblem):
+            found = _counted(part, _transposed(part, 0), _transposed(part, 1))
+        elif isinstance(part, ConvProblem):
+            rows, columns = (_window(part, side, _read_of(part, behind, side)) for side in (0, 1))
+            found = _counted(part, rows, columns)
+        else:
+            found = math.prod(part.in_shapes[0]), part.macs, 0
+        read, products, weights = found[0] if i == 0 else read, products + found[1], weights + found[2]
+    return read, products, weights
+
+
+def _read_of(p: ConvProblem, behind: Problem | None, side: int) -> np.ndarray | None:
+    """The rows (0) or columns (1) that a 1x1 convolution behind `p` reads, which may have a stride; None: all."""
+    if not isinstance(behind, ConvProblem):
+        return None
+    starts = np.arange((behind.p, behind.q)[side]) * behind.stride[side] - behind.pad[side]
+    return starts[(starts >= 0) & (starts < (p.p, p.q)[side])]
 
 
 def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -> tuple[int, int, int]:
@@ -238,7 +237,7 @@ def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -
     return p.n * p.c * rows.read * columns.read, p.n * weights * rows.pairs * columns.pairs, weights * rows.taps * columns.taps
 
 
-def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
+def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
     """What none of our kernels can go below on `device`, from its peak rates (`best_fma`): `mma_us`,
     `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus
     the largest of the others. Of convolutions, also transposed, in pairs and with squeeze-excite.
@@ -276,7 +275,7 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
 def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
     """The time that no launch of this problem can go below, and the largest of its parts: `floors` of layers with weights; of
     others the launch, and each product and byte once, of moved elements only those that arrive."""
-    if isinstance(p, Layer):
+    if any(isinstance(part, (ConvProblem, ConvTransposeProblem)) for part in p.parts):
         found = floors(p, device, [DTYPES[f.dtype].itemsize for f in (*tactic.ins[: len(p.in_shapes)], tactic.out)])
         return float(found["sparse_us" if tactic.sparse else "dense_us"]), str(found["bound"])
     read, written = traffic((*p.in_shapes, p.out_shape), tactic)

@@ -23,22 +23,13 @@ from tactics.launches import launches, pack_weights
 from tactics.planner import plan
 from tactics.problems.problem import (
     AnyProblem,
-    BackToBackProblem,
-    ConvProblem,
-    ConvTransposeProblem,
     ReformatProblem,
-    ScaledConvProblem,
-    SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 
 Home = Mapping[Place, tuple[Place, int]]  # see places.homes
 Alias = Mapping[Place, tuple[Place, int]]  # see places.aliases
-
-
-# Layers with counted weights.
-CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)
 
 
 @dataclass(slots=True)
@@ -314,7 +305,7 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         return TensorPlace(name, shape, fmt, offsets[_name(place)], inside)
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
-    weights = op.weights if op is not None and isinstance(problem, CONVOLUTIONS) else {}
+    weights = op.layer_weights if op is not None and problem is not None else ()
     return Layer(
         layer.name,
         cast("AnyProblem | None", problem),
@@ -324,6 +315,6 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         round(layer.time_us, 6),
         tuple(op.nodes) if op else (),
         op.layer or None if op else None,
-        sum(int(weights[name].size) for name in ("w", "w2", "w22") if name in weights),
+        sum(int(w.size) for w in weights),
         layer.images,
     )

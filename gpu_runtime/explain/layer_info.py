@@ -18,15 +18,12 @@ from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, strides, wording
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
-    BackToBackProblem,
-    ChainedProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
     ReformatProblem,
-    ScaledConvProblem,
 )
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
@@ -152,9 +149,8 @@ def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = N
 
 
 def _layer_type(layer: Layer) -> str:
-    p, kind = layer.problem, layer.type
-    if isinstance(p, ChainedProblem):
-        p = p.first
+    kind = layer.type
+    p = layer.problem.parts[0] if layer.problem else None
     if layer.tactic and isinstance(p, NormalizeProblem):
         return "Normalization" if p.kind == "standard" else "SoftMax"
     if layer.tactic and isinstance(p, MoveProblem):
@@ -179,11 +175,11 @@ def _layer_type(layer: Layer) -> str:
 
 def _parameters(layer: Layer, timing: Timing) -> Keys:
     """TensorRT's parameters of a launched layer, and our own of those that TensorRT has not."""
-    p = layer.problem
-    if isinstance(p, ChainedProblem):
-        stages = _pointwise(p.chain, len(p.chain.tensors))
-        return _parameters(replace(layer, problem=p.first), timing) | {k: stages[k] for k in ("NbOperations", "Operations")}
-    if isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem, ScaledConvProblem)):
+    p: Any = layer.problem
+    if p and p.PARTS and isinstance(chain := p.parts[-1], PointwiseProblem):
+        stages = _pointwise(chain, len(chain.tensors))
+        return _parameters(replace(layer, problem=p.parts[0]), timing) | {k: stages[k] for k in ("NbOperations", "Operations")}
+    if layer.type in ("conv", "conv_transpose"):
         return _conv(layer, p)
     if isinstance(p, PoolProblem):
         return _pool(p)
@@ -241,9 +237,9 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
     return f"const auto var{i} = {op}({', '.join(filter(None, [before, *inside.split(',')]))});"
 
 
-def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem | ScaledConvProblem) -> Keys:
+def _conv(layer: Layer, p: Any) -> Keys:
     """Two convolutions in one launch read as the first one does and write as the second one does."""
-    reads = p.first if isinstance(p, (BackToBackProblem, ScaledConvProblem)) else p
+    reads = p.parts[0]
     act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
     return {
         "ParameterType": "Deconvolution" if isinstance(p, ConvTransposeProblem) else "Convolution",

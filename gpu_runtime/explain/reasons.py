@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -31,8 +30,7 @@ from tactics.kernels import ROWS
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.predict import PUBLISHED, Pick, p_faster, predict, predict_us, regime, saved_range
-from tactics.problems.problem import ConvProblem, ScaledConvProblem, SqueezeExciteProblem
-from tactics.problems.protocol import Problem
+from tactics.problems.problem import ConvProblem
 from tactics.reason import Reason
 from tactics.roofline import floors
 from tactics.tactic import Tactic
@@ -128,7 +126,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
-    pair = isinstance(op.problem, (SqueezeExciteProblem, ScaledConvProblem))  # more than the sparse kernels of a layer compute
+    pair = op.problem.only_dense  # more than the sparse kernels of a layer compute
     entry, alone = known.chosen.entries[op.name], known.alone(alternatives)
     row = replace(
         _blank(op, own, known),
@@ -147,7 +145,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     floor = Floor(**_rounded(floors(batch_pieces.whole(op), table.device, _sizes(times))))
     row = replace(row, floor=floor, library=_library(op, table.device))
     apart = _eligible_in_own_launches(op, alternatives)
-    against = None if apart else not_sparse(_first(own.problem))
+    against = None if apart else not_sparse(own.problem.judged)
     if against:
         would = known.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
         return replace(row, why=against, if_sparse=would)
@@ -218,12 +216,6 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
     return next(iter(fit or [o for o in flat if first.problem.c % 4 and o.problem.c % 4 == 0]), first)
 
 
-def _first(problem: Problem) -> Any:
-    """The convolution whose weights decide: of squeeze-excite its first layer, also with the convolution ahead."""
-    excite = problem.second if isinstance(problem, ScaledConvProblem) else problem
-    return excite.first if isinstance(excite, SqueezeExciteProblem) else problem
-
-
 def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
     """The layers of one dense launch that could run sparse in launches of their own."""
     if not is_dense_together(op):
@@ -255,8 +247,8 @@ def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int
     """Of an op's weights as kernels hold them, in FP16: the number of their 4-groups, the share of them that fit 2:4, and the
     first element [k, c, r, s] of a group that does not. Of several weights in one launch together, or of the first alone where
     another has no such groups; all None where C is no multiple of 4."""
-    weights = [op.weights[name] for name in ("w", "w2", "w22") if name in op.weights]
-    if isinstance(op.problem, ScaledConvProblem) and weights[0].shape[1] % 4:  # of a depthwise convolution, say
+    weights = op.layer_weights
+    if len(weights) > 2 and weights[0].shape[1] % 4:  # of a depthwise convolution ahead of squeeze-excite, say
         weights = weights[1:]
     able = weights[:1] if any(w.shape[1] % 4 for w in weights) else weights
     if able[0].shape[1] % 4:

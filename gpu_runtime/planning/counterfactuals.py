@@ -18,7 +18,7 @@ from tactics.planner import plan
 from tactics.planner.graph import Entry, Hop, to_us
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
-from tactics.problems.problem import ConvProblem, Problem, ScaledConvProblem, SqueezeExciteProblem
+from tactics.problems.problem import ConvProblem, Problem
 from tactics.tactic import Tactic
 
 Timed = tuple[Op, Times]
@@ -110,7 +110,7 @@ def is_dense_together(op: Op) -> bool:
     """Whether an op is several layers in one launch that cannot be sparse, whether or not one of them alone could: a
     squeeze-excite, or convolutions that were merged and do not all have the pattern."""
     merged = isinstance(op.problem, ConvProblem) and len(op.layers) > 1 and not op.problem.sparse24
-    return merged or isinstance(op.problem, (SqueezeExciteProblem, ScaledConvProblem))
+    return merged or op.problem.only_dense
 
 
 def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:

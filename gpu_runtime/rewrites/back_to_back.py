@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_runtime.network import Network, Op, Options, computes, joined, unique
 from tactics.families.back_to_back import reason_against
-from tactics.problems.problem import BackToBackProblem, ConvProblem, SqueezeExciteProblem
+from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Problem
 
 
@@ -18,7 +18,7 @@ def offer(network: Network) -> Network:
     options, taken = Options(network), {""}
     alternatives: dict[str, list[Op[Problem]]] = {}
     for op in network.ops:
-        if not computes(op, SqueezeExciteProblem):  # a choice of its own
+        if not op.problem.only_dense:  # a choice of its own
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
     for first in network.ops:

@@ -36,21 +36,9 @@ from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, Sparsit
 from gpu_runtime.text import piece_text
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
-from tactics.problems.problem import AnyProblem, ChainedProblem
+from tactics.problems.problem import AnyProblem
 
 FORMAT_VERSION = 5
-# fmt: off
-TYPES = {
-    "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
-    "ScaledConvProblem": "conv",
-    "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
-    "PointwiseProblem": "pointwise", "MoveProblem": "move",
-    "ConcatProblem": "concat", "ReformatProblem": "reformat",
-    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
-    "AttentionProblem": "attention",
-    "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
-}
-# fmt: on
 
 
 # ---- where tensors lie
@@ -171,8 +159,7 @@ class Layer(Shown):
     @property
     def type(self) -> str:
         """conv, pool, pointwise, move, concat, ..., library; reformat; noop, where nothing is launched."""
-        problem = self.problem.first if isinstance(self.problem, ChainedProblem) else self.problem
-        return TYPES[type(problem).__name__] if self.tactic else "noop"
+        return (self.problem.TYPE or self.problem.parts[0].TYPE) if self.problem and self.tactic else "noop"
 
     @property
     def is_sparse(self) -> bool:

@@ -26,18 +26,14 @@ from tactics.launches import launches, section_bytes, tables
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     AnyProblem,
-    BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
-    ScaledConvProblem,
-    SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature, Problem
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
 _launches = lru_cache(maxsize=4096)(launches)
-PAIRS = (BackToBackProblem, SqueezeExciteProblem, ScaledConvProblem)  # of two others each
 
 
 Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares memory
@@ -136,12 +132,8 @@ def _check_problem(problem: Problem) -> None:
 
 def _check_weights_fit(problem: Problem, held: int) -> None:
     """Check, before any count of taps or channels, that there are no more weights than bytes."""
-    if isinstance(problem, PAIRS):
-        _check_weights_fit(problem.first, held)
-        _check_weights_fit(problem.second, held)
-    elif isinstance(problem, (ConvProblem, ConvTransposeProblem)):
-        p = problem
-        if p.k * (p.c // p.groups) * p.r * p.s > held:
+    for p in problem.parts:
+        if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")
 
 

@@ -6,6 +6,7 @@ As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class AttentionProblem(Problem):
     is longer. Weights: "scale" [heads], "bias".
     """
 
+    TYPE: ClassVar[str] = "attention"
     batch: int
     heads: int
     rows: int

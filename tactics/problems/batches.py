@@ -48,9 +48,10 @@ def at_batch(problem: P, n: int) -> P | None:
     """The problem for `n` images instead of as many as its tensors have; None where an image's result depends on others, or a
     tensor belongs to all of them."""
     kind, images = type(problem), problem.out_shape[0]
-    if kind not in _RULES or any(shape[0] != images for shape in problem.all_shapes):
+    if any(shape[0] != images for shape in problem.all_shapes):
         return None
-    found: P | None = _RULES[kind](problem, n)
+    rule = _parts if problem.PARTS else _RULES.get(kind, lambda *_: None)
+    found: P | None = rule(problem, n)
     return found
 
 
@@ -66,12 +67,9 @@ def _rows(p: Any, n: int) -> Any:
     return None if "n" in p.axes or "n" in p.affine else replace(p, n=n)
 
 
-def _parts(*names: str) -> Callable[[Any, int], Any]:
-    def rule(p: Any, n: int) -> Any:
-        found = {name: at_batch(getattr(p, name), n) for name in names}
-        return None if None in found.values() else replace(p, **found)
-
-    return rule
+def _parts(p: Any, n: int) -> Any:
+    found = {name: at_batch(getattr(p, name), n) for name in p.PARTS}
+    return None if None in found.values() else replace(p, **found)
 
 
 def _concat(p: kinds.ConcatProblem, n: int) -> Any:
@@ -88,10 +86,6 @@ _RULES: Mapping[type[Problem], Callable[[Any, int], Any]] = {
     ),
     **dict.fromkeys((kinds.ReduceProblem, kinds.NormalizeProblem), _rows),
     kinds.PointwiseProblem: _pointwise,
-    kinds.BackToBackProblem: _parts("first", "second"),
-    kinds.SqueezeExciteProblem: _parts("average", "first", "second"),
-    kinds.ScaledConvProblem: _parts("first", "second"),
-    kinds.ChainedProblem: _parts("first", "chain"),
     kinds.ConcatProblem: _concat,
     kinds.ViewProblem: lambda p, n: replace(p, shape=(n, *p.shape[1:]), out=(n, *p.out[1:])),
     kinds.GatherProblem: _gather,

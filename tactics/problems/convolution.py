@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -54,6 +54,7 @@ class ConvProblem(Problem):
     `prologue`, `epilogue`: what the same kernel does before and after.
     """
 
+    TYPE: ClassVar[str] = "conv"
     n: int
     c: int
     h: int
@@ -190,6 +191,7 @@ class ConvTransposeProblem(Problem):
     residual and activation.
     """
 
+    TYPE: ClassVar[str] = "conv_transpose"
     n: int
     c: int
     h: int
@@ -267,6 +269,7 @@ class PoolProblem(OneTensor):
     An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
     """
 
+    TYPE: ClassVar[str] = "pool"
     n: int
     c: int
     h: int

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ def _dims(shape: tuple[int, ...]) -> str:
 class ViewProblem(Problem):
     """The same elements, row-major, under another shape: `shape` -> `out`. Never a kernel: linear memory stays as it is."""
 
+    TYPE: ClassVar[str] = "view"
     shape: Shape4
     out: Shape4
 
@@ -63,6 +65,7 @@ class GatherProblem(Problem):
     Tile, Expand, and nearest Resize in every coordinate mode, alone or composed.
     """
 
+    TYPE: ClassVar[str] = "gather"
     shape: Shape4
     perm: tuple[int, int, int, int] = (0, 1, 2, 3)
     index: tuple[tuple[int, ...], ...] = ((), (), (), ())
@@ -121,6 +124,7 @@ class ResizeProblem(OneTensor):
     and end of rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
     """
 
+    TYPE: ClassVar[str] = "resize"
     n: int
     c: int
     h: int

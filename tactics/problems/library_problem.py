@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class LibraryProblem(Problem):
     each weight. `attributes`: by name, as the function takes them. `shapes4`: of the inputs, then of the output, as NCHW.
     """
 
+    TYPE: ClassVar[str] = "library"
     function: str
     arguments: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

@@ -6,6 +6,7 @@ once at its end.
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class PointwiseProblem(OneTensor):
     Tensor i is "t<i>" to a stage and an input; constant i is "c<i>" to a stage and a weight of that name.
     """
 
+    TYPE: ClassVar[str] = "pointwise"
     n: int
     c: int
     h: int
@@ -70,6 +72,8 @@ class _Pair(Problem):
     """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
 
     __slots__ = ()
+    PARTS: ClassVar[tuple[str, ...]] = ("first", "second")
+    LATER: ClassVar[str] = "2"
     first: ConvProblem
     second: "ConvProblem | SqueezeExciteProblem"
     c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
@@ -97,6 +101,7 @@ class _Pair(Problem):
 class BackToBackProblem(_Pair):
     """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
 
+    TYPE: ClassVar[str] = "conv"
     first: ConvProblem
     second: ConvProblem
 
@@ -119,8 +124,11 @@ class BackToBackProblem(_Pair):
 
 @dataclass(frozen=True, slots=True)
 class SqueezeExciteProblem(_Pair):
-    """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
+    """second(first(average(x))): a global average and two 1x1 convolutions of it."""
 
+    TYPE: ClassVar[str] = "squeeze_excite"
+    PARTS: ClassVar[tuple[str, ...]] = ("average", "first", "second")
+    only_dense: ClassVar[bool] = True
     average: PoolProblem
     first: ConvProblem
     second: ConvProblem
@@ -136,6 +144,10 @@ class SqueezeExciteProblem(_Pair):
     def in_shapes(self) -> tuple[Shape4, ...]:
         return self.average.in_shapes
 
+    @property
+    def judged(self) -> Problem:
+        return self.first
+
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
         """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
         hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
@@ -146,6 +158,8 @@ class SqueezeExciteProblem(_Pair):
 class ScaledConvProblem(_Pair):
     """act(y * second(y)) of y = first(x): a convolution whose output squeeze-excite scales."""
 
+    TYPE: ClassVar[str] = "conv"
+    only_dense: ClassVar[bool] = True
     first: ConvProblem
     second: SqueezeExciteProblem
     act: Activation = NONE
@@ -170,6 +184,10 @@ class ScaledConvProblem(_Pair):
     def epilogue(self) -> Epilogue:
         return self.first.epilogue
 
+    @property
+    def judged(self) -> Problem:
+        return self.second.judged
+
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
         """FP32 arrays; weights of the convolution, then, with a 2 behind their names, of squeeze-excite."""
         y = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
@@ -179,8 +197,9 @@ class ScaledConvProblem(_Pair):
 
 @dataclass(frozen=True, slots=True)
 class ChainedProblem(Problem):
-    """A pool or a normalization, and the chain of elementwise stages of what it gives: tensor 0 of the chain."""
+    """A pool or a normalization, and the chain of elementwise stages of its output: tensor 0 of the chain."""
 
+    PARTS: ClassVar[tuple[str, ...]] = ("first", "chain")
     first: PoolProblem | NormalizeProblem
     chain: PointwiseProblem
 
@@ -224,6 +243,7 @@ class MoveProblem(OneTensor):
     kind "channels": a shuffle of step_h groups, out[n, j*groups + g] = x[n, g*(c/groups) + j].
     """
 
+    TYPE: ClassVar[str] = "move"
     n: int
     c: int
     h: int
@@ -291,6 +311,7 @@ class MoveProblem(OneTensor):
 class ConcatProblem(Problem):
     """Inputs one after the other along `axis`: of `sizes` there, of the shape `rest` along the other three axes."""
 
+    TYPE: ClassVar[str] = "concat"
     sizes: tuple[int, ...]
     rest: tuple[int, int, int]
     axis: int = 1
@@ -323,6 +344,7 @@ class ConcatProblem(Problem):
 class ReformatProblem(OneTensor):
     """The same values in another format; `src` and `dst` as printed by Format."""
 
+    TYPE: ClassVar[str] = "reformat"
     n: int
     c: int
     h: int
@@ -344,6 +366,7 @@ class MatmulProblem(Problem):
     `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
     """
 
+    TYPE: ClassVar[str] = "matmul"
     a_batch: tuple[int, int]
     b_batch: tuple[int, int]
     m: int

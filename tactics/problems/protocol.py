@@ -1,7 +1,7 @@
 """What every problem says of itself (`Problem`), and what one may need that not every kernel has (`Feature`)."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,20 @@ class Problem(Hashed):
     """A frozen record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
 
     __slots__ = ()
+    TYPE: ClassVar[str] = ""  # of its layers, in engines and reports; without, that of its first part
+    PARTS: ClassVar[tuple[str, ...]] = ()  # the fields that are problems, in the order in which a launch computes them
+    LATER: ClassVar[str] = ""  # follows the names of the weights of each part behind the first that has any
+    only_dense: ClassVar[bool] = False  # its kernels multiply zeros of 2:4 weights, too
+
+    @property
+    def parts(self) -> "tuple[Problem, ...]":
+        """The problems that it is made of, parts of parts included: itself, if it has none."""
+        return tuple(leaf for name in self.PARTS for leaf in getattr(self, name).parts) or (self,)
+
+    @property
+    def judged(self) -> "Problem":
+        """The part whose weights decide whether its layer is sparse."""
+        return self
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:

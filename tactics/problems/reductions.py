@@ -44,6 +44,7 @@ def _check(kind: str, known: Collection[str], axes: str) -> None:
 class ReduceProblem(OneTensor):
     """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS; `epsilon` is inv_std's."""
 
+    TYPE: ClassVar[str] = "reduce"
     n: int
     c: int
     h: int
@@ -81,6 +82,7 @@ class NormalizeProblem(OneTensor):
     span, "" without them. `added`: of the sum of two tensors.
     """
 
+    TYPE: ClassVar[str] = "normalize"
     n: int
     c: int
     h: int

@@ -6,6 +6,7 @@ Each kind of problem names what its values must keep away from (`INPUTS`) and wh
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,6 @@ from tactics.problems.attention import AttentionProblem
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
-    BackToBackProblem,
-    ChainedProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
@@ -24,8 +23,6 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
-    ScaledConvProblem,
-    SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
@@ -49,6 +46,8 @@ def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool]
         inputs[i] = np.maximum(inputs[i], 0) if zero else inputs[i]
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
+    if problem.PARTS:
+        return inputs, _part_weights(problem, seed)
     return inputs, WEIGHTS[type(problem)](problem, rng, seed) if type(problem) in WEIGHTS else {}
 
 
@@ -68,16 +67,15 @@ def images(problem: Problem) -> int:
         return 0 if "n" in problem.axes else problem.n
     if isinstance(problem, PointwiseProblem):
         return 0 if any("n" in axes for axes in problem.constants) else problem.n
-    if isinstance(problem, ChainedProblem):
-        return images(problem.first) and images(problem.chain)
+    if problem.PARTS:
+        return min(images(part) for part in problem.parts)
     return problem.n if isinstance(problem, (ConvTransposeProblem, PoolProblem, MoveProblem, ReformatProblem)) else 0
 
 
 def of_images(problem: Problem, count: int) -> Problem:
     """The same for another number of images."""
-    if isinstance(problem, ChainedProblem):
-        return ChainedProblem(replace(problem.first, n=count), replace(problem.chain, n=count))
-    changed: Problem = replace(problem, n=count)  # type: ignore[type-var]  # every problem is a dataclass
+    sizes: dict[str, Any] = {name: of_images(getattr(problem, name), count) for name in problem.PARTS} or {"n": count}
+    changed: Problem = replace(problem, **sizes)  # type: ignore[type-var]  # every problem is a dataclass
     return changed
 
 
@@ -139,9 +137,12 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
     return weights
 
 
-def _pair_weights(p: BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem, rng: Rng, seed: int | None) -> Weights:
-    weights = random_data(p.first, seed)[1]
-    return weights | {name + "2": array for name, array in random_data(p.second, seed)[1].items()}
+def _part_weights(p: Problem, seed: int | None) -> Weights:
+    found: dict[str, np.ndarray] = {}
+    for part in p.PARTS:
+        own = random_data(getattr(p, part), seed)[1]
+        found |= {name + (p.LATER if found else ""): array for name, array in own.items()}
+    return found
 
 
 def _pointwise_weights(p: PointwiseProblem, rng: Rng, seed: int | None) -> Weights:
@@ -179,12 +180,8 @@ INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
 WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     ConvProblem: _convolution_weights,
     ConvTransposeProblem: _convolution_weights,
-    BackToBackProblem: _pair_weights,
-    SqueezeExciteProblem: _pair_weights,
-    ScaledConvProblem: _pair_weights,
     PointwiseProblem: _pointwise_weights,
     NormalizeProblem: _normalize_weights,
     AttentionProblem: _attention_weights,
     LibraryProblem: _library_weights,
-    ChainedProblem: lambda p, rng, seed: random_data(p.first, seed)[1] | random_data(p.chain, seed)[1],
 }
