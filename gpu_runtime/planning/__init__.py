@@ -3,7 +3,8 @@
 Enters: a `Network`, a device, a timer, the formats that inputs and outputs may have.
 Leaves: a `Table`: for every op its tactics per combination of formats and places, with times, as tactics/planner solves them.
 
-places: tensors inside others, and views; io_formats: formats asked for at the edges; entries: what may run one op;
+alternatives: the network with all options that rewrites offer; places: tensors inside others, and views; io_formats: formats
+asked for at the edges; entries: tactics that may run one op;
 tables: all of it timed; counterfactuals: what the plan would be otherwise; invariant: one choice for several batches;
-rows: whether images of a batch may be told apart.
+rows: whether images of a batch may be told apart; batch_pieces: batches that run in pieces.
 """
