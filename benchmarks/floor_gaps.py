@@ -25,8 +25,6 @@ from benchmarks.plan_records import SLOW, everything
 from gpu_runtime.explain.gaps import FAR, LONG_US, alike, by_kind, gaps
 
 WHY = {  # kernels whose launches may be far from their floors, and the reason
-    "conv_stem_hmma_16816_64x256x16_w1x8_s1": "mma.sync with gathered operands has half of wgmma's rate, and pool windows that "
-    "overlap need 1.3 times the products (55 % of the time); the first patch and last maxima of each round of tiles (30 %)",
     "conv_grouped_hmma_16816_16x128x16_w1x4_s1": "instructions: 3 outputs of 16 channels fill 3 of a product's 8 columns, and "
     "each has a load (44 % of them); patches with their halos (30 %); planes are stored in single halfs (26 %)",
     "conv_dense_hmma_16816_64x256x32_w1x4_s4": "rows of 2560 pixels fit no strip: each pixel is read for each of 9 taps, and "

@@ -16,186 +16,43 @@
 // Vectors as output: W's rows are permuted so that a lane's results are neighbouring channels of its pixels, and are stored
 // from registers. With POOL 1 not Y is stored but the maxima over its windows: neighbouring tiles overlap by what a window
 // reaches over its stride, so a little is computed twice and Y never touches memory.
+// ROW_STEPS (sm_90a): wgmma reads the pixels where they lie. With 4 channels to a pixel and stride 2, windows of neighbours begin
+// 16 bytes apart: of 8 pixels a pair of columns is a block of operand B, 128 bytes on end, and blocks overlap. Nothing is gathered,
+// and K is longer (7x7x3: 224 for 160). A lane has all rows of two columns: it takes their maxima in registers, and a block that
+// goes down whole images keeps its last CARRIED rows for the next tile's windows.
 // Blocks go from tile to tile: weights are copied once, and the next patch is on its way while results are stored.
 
-// Compile-time, beside conv.cuh's: IN_TYPE 0 FP16, 1 FP32, 2 unsigned 8-bit; IN_HWC 1: channels of a pixel are neighbours; POOL 1:
-// a max pool follows, and y is its output.
-//   CHANNELS; STRIDE_H, STRIDE_W; a tile is (BN >> LOG2_TW) x (1 << LOG2_TW) pixels, its patch ROWS x PAIRS x 2 columns
-//   STEPS of 16 along K, of which the first FULL need no masks; PAIRED as above
-//   VEC   1: two neighbours in x are one aligned access and both inside the image or outside
-//   WHOLE 1: y_c and k are multiples of BM; MIN_BLOCKS   that the registers of an SM are for
-// conv.cuh's own loaders are not used here; these are values they accept.
-#define BK 32
-#define STAGES 2
-#define IN_LINEAR 0
-#define SPLIT 0
-#include "conv.cuh"
-
-static_assert(IN_TYPE >= 0 && IN_TYPE <= 2, "input elements are FP16, FP32 or unsigned 8-bit");
-
-struct StemParams {
-  ConvParams c;     // x_block, x_pixel: strides of a channel and of a pixel (V = 1)
-  const u32* taps;  // [STEPS][4 lanes t][2 or, not PAIRED, 4]: byte offset in the patch of each slot; masks of steps from FULL on
-  int per_block, longer, tiles_h, tiles_w;  // tiles of a block; how many blocks have one more; of an image
-  int cols, shift;                         // columns in use; columns in front of the first window
-#if POOL
-  int pool_r, pool_s, pool_stride_h, pool_stride_w, pool_pad_t, pool_pad_l, pool_h, pool_w;
-  int tile_h, tile_w;                        // outputs of the pool per tile
-#endif
-};
-
-constexpr int TW = 1 << LOG2_TW, ROW_BYTES = PAIRS * CHANNELS * 4, PIXEL_BYTES = CHANNELS * 2;
-constexpr int A_TILE = STEPS * 512, SLOTS = PAIRED ? 2 : 4, TAP_BYTES = STEPS * SLOTS * 16 + (PAIRED ? (STEPS - FULL) * 32 : 0);
-constexpr int PATCH_BYTES = (ROWS * ROW_BYTES + 15) / 16 * 16, CHUNK = 2 * MT;  // CHUNK: a lane's neighbouring channels
-constexpr int ITEMS = (ROWS * PAIRS + THREADS - 1) / THREADS;                   // pairs of columns per thread
-constexpr int MOST = (MT * NT >= 16 ? 18 : 24) / (CHANNELS * (IN_TYPE == 1 ? 2 : 1));
-constexpr int LIMIT = MT * NT >= 16 && MOST > 3 ? 3 : MOST, AHEAD = ITEMS < LIMIT ? ITEMS : LIMIT;  // on their way during stores
-constexpr int AT_ONCE = STEPS <= 12 ? STEPS : 2;    // steps of an unrolled loop
-
-// This thread's number, not what was computed from it for the last tile: that would take registers all along.
-__device__ __forceinline__ int thread() {
-  int me = threadIdx.x;
-  asm volatile("" : "+r"(me));
-  return me;
-}
-
-// A tile: which of its image's, the first of its pixels, in Y, and the first of its patch's, in x. Both may lie outside.
-struct Place {
-  int image, i, j;  // i, j: of the tile
-  __device__ __forceinline__ void next(const StemParams& p) {
-    const bool row_ends = ++j == p.tiles_w, image_ends = row_ends && i + 1 == p.tiles_h;
-    j = row_ends ? 0 : j, i = image_ends ? 0 : i + row_ends, image += image_ends;
-  }
-#if POOL
-  __device__ __forceinline__ int row(const StemParams& p) const { return i * p.tile_h * p.pool_stride_h - p.pool_pad_t; }
-  __device__ __forceinline__ int column(const StemParams& p) const { return j * p.tile_w * p.pool_stride_w - p.pool_pad_l; }
-#else
-  __device__ __forceinline__ int row(const StemParams& p) const { return i * (BN >> LOG2_TW); }
-  __device__ __forceinline__ int column(const StemParams& p) const { return j << LOG2_TW; }
-#endif
-};
+#include "stem_patch.cuh"
 
 #if POOL
-static_assert(!OUT_LINEAR && BM % 64 == 0 && MT > 1 && !RES, "8 threads read one pixel's 64 channels: all banks, once");
+#define LOWEST __half2half2(__ushort_as_half(0xfc00))  // minus infinity
+static_assert(!OUT_LINEAR && BM % 64 == 0 && (ASYNC || MT > 1) && !RES, "8 threads read one pixel's 64 channels: all banks, once");
 
-// 8 channels of one output per thread and turn.
+// 8 channels of one output per thread and turn. ASYNC: what is staged are maxima of a column's rows.
 __device__ __forceinline__ void store_maxima(const StemParams& p, u32 staging, int m0, const Place& at) {
-  const int i0 = at.i * p.tile_h, j0 = at.j * p.tile_w, row0 = at.row(p), column0 = at.column(p);
-  for (int id = threadIdx.x; id < p.tile_h * p.tile_w * (BM / 8); id += THREADS) {
-    const int m = id % (BM / 8) * 8, n = id / (BM / 8), i = n / p.tile_w, j = n - i * p.tile_w;
+  const int i0 = at.i * TILE_H, j0 = at.j * TILE_W, row0 = at.row(p), column0 = at.column(p);
+#pragma unroll 1
+  for (int id = threadIdx.x; id < TILE_H * TILE_W * (BM / 8); id += THREADS) {
+    const int m = id % (BM / 8) * 8, n = id / (BM / 8), i = n / TILE_W, j = n - i * TILE_W;
     if (i0 + i >= p.pool_h || j0 + j >= p.pool_w || m0 + m >= p.c.y_c) continue;
-    const __half2 lowest = __half2half2(__ushort_as_half(0xfc00));  // minus infinity
-    __half2 best[4] = {lowest, lowest, lowest, lowest};
-    for (int r = 0; r < p.pool_r; ++r)
-      for (int s = 0; s < p.pool_s; ++s) {
-        const int row = i * p.pool_stride_h + r, column = j * p.pool_stride_w + s;
-        const bool ok = static_cast<u32>(row0 + row) < static_cast<u32>(p.c.p);
-        if (!ok || static_cast<u32>(column0 + column) >= static_cast<u32>(p.c.q)) continue;
+    __half2 best[4] = {LOWEST, LOWEST, LOWEST, LOWEST};
+#pragma unroll
+    for (int r = 0; r < (ASYNC ? 1 : POOL_R); ++r)
+#pragma unroll
+      for (int s = 0; s < POOL_S; ++s) {
+        const int row = ASYNC ? i : i * POOL_STRIDE_H + r, column = j * POOL_STRIDE_W + s;
+        const bool ok = ASYNC || static_cast<u32>(row0 + row) < static_cast<u32>(p.c.p);
         const uint4 v = lds_128(staged(staging, m, (row << LOG2_TW) + column));
         const __half2* h = reinterpret_cast<const __half2*>(&v);
+        const bool inside = ok && static_cast<u32>(column0 + column) < static_cast<u32>(p.c.q);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) best[e] = __hmax2(best[e], h[e]);
+        for (int e = 0; e < 4; ++e) best[e] = __hmax2(best[e], inside ? h[e] : LOWEST);
       }
     const int c = m0 + m, pixel = (i0 + i) * p.pool_w + j0 + j;
     stg_128(p.c.y + at.image * p.c.y_n + pixel * p.c.y_pixel + row_offset<false>(p.c, c), *reinterpret_cast<const uint4*>(best));
   }
 }
 #endif
-
-// Two elements of x as they lie.
-#if IN_TYPE == 1
-typedef float One;
-typedef float2 Two;
-__device__ __forceinline__ u32 halfs(float a, float b) {
-  const __half2 h = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const u32*>(&h);
-}
-#elif IN_TYPE == 0
-typedef u16 One;
-typedef ushort2 Two;
-__device__ __forceinline__ u32 halfs(u16 a, u16 b) { return a | static_cast<u32>(b) << 16; }
-#else
-typedef unsigned char One;
-typedef uchar2 Two;
-__device__ __forceinline__ u32 halfs(unsigned char a, unsigned char b) {
-  const __half2 h = __floats2half2_rn(static_cast<float>(a), static_cast<float>(b));
-  return *reinterpret_cast<const u32*>(&h);
-}
-#endif
-
-// COUNT pairs of columns per thread, from the thread's FIRST one on, through registers: `load` waits for nothing. Threads run
-// along the patch, ends of rows included, so that neighbours in a warp are neighbours in x and in shared memory.
-template <int COUNT>
-struct Pieces {
-  Two v[COUNT][CHANNELS];  // of a channel; VEC and IN_HWC: in x's order
-  u32 inside;              // 2 bits per pair
-
-  __device__ __forceinline__ void load(const StemParams& p, const Place& at, int first) {
-    const One* x = reinterpret_cast<const One*>(p.c.x) + at.image * p.c.x_n;
-    const int h0 = at.row(p) * STRIDE_H - p.c.pad_t, w0 = at.column(p) * STRIDE_W - p.c.pad_l - p.shift;
-    const int me = thread();
-    inside = 0;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int id = (first + i) * THREADS + me, row = id / PAIRS, col = (id - row * PAIRS) * 2;
-      const int h = h0 + row, w = w0 + col, pixel = h * p.c.w_in + w;
-      const bool here = row < ROWS && static_cast<u32>(h) < static_cast<u32>(p.c.h);
-      const bool ok0 = here && col < p.cols && static_cast<u32>(w) < static_cast<u32>(p.c.w_in);
-      const bool ok1 = VEC ? ok0 : here && col + 1 < p.cols && static_cast<u32>(w + 1) < static_cast<u32>(p.c.w_in);
-      inside |= (ok0 ? 1u : 0u) << 2 * i;
-      if (!VEC) inside |= (ok1 ? 2u : 0u) << 2 * i;
-      const One* from = x + (ok0 ? pixel * p.c.x_pixel : 0);
-      const One* next = x + (ok1 ? (pixel + 1) * p.c.x_pixel : 0);
-#pragma unroll
-      for (int c = 0; c < CHANNELS; ++c) {
-        if (VEC)
-          v[i][c] = IN_HWC ? reinterpret_cast<const Two*>(from)[c] : *reinterpret_cast<const Two*>(from + c * p.c.x_block);
-        else
-          v[i][c].x = from[c * p.c.x_block], v[i][c].y = next[c * p.c.x_block];
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(u32 patch, int first) const {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int id = (first + i) * THREADS + threadIdx.x;
-      const bool ok0 = inside >> 2 * i & 1, ok1 = VEC ? ok0 : inside >> 2 * i & 2;
-      u32 word[CHANNELS];
-#pragma unroll
-      for (int j = 0; j < CHANNELS; ++j) {
-        // Halfs of the pair: column, then channel.
-        const int low = 2 * j, high = 2 * j + 1;
-        const Two a = v[i][VEC && IN_HWC ? j : low % CHANNELS], b = v[i][VEC && IN_HWC ? j : high % CHANNELS];
-        const bool low_first = VEC && IN_HWC || low < CHANNELS, high_first = !(VEC && IN_HWC) && high < CHANNELS;
-        word[j] = halfs(low_first ? a.x : a.y, high_first ? b.x : b.y);
-        const u32 keep = ((low < CHANNELS ? ok0 : ok1) ? 0xffffu : 0u) | ((high < CHANNELS ? ok0 : ok1) ? 0xffff0000u : 0u);
-        word[j] = VEC ? (ok0 ? word[j] : 0u) : word[j] & keep;
-      }
-      if (id >= ROWS * PAIRS) continue;
-      const u32 to = patch + id * CHANNELS * 4;
-      if (CHANNELS == 4) {
-        sts_128(to, make_uint4(word[0], word[1 % CHANNELS], word[2 % CHANNELS], word[3 % CHANNELS]));
-      } else {
-        const int turn = CHANNELS == 2 ? threadIdx.x >> 4 & 1 : 0;  // half a warp begins with the other word: all banks, once
-#pragma unroll
-        for (int j = 0; j < CHANNELS; ++j) sts_32(to + (j ^ turn) * 4, turn ? word[j ^ (CHANNELS == 2)] : word[j]);
-      }
-    }
-  }
-};
-
-// All of a patch that is not on its way yet: from the thread's pair FIRST on.
-template <int FIRST>
-__device__ __forceinline__ void load_patch(const StemParams& p, u32 patch, const Place& at) {
-  constexpr int LEFT = ITEMS - FIRST, COUNT = LEFT < 4 ? LEFT : 4;
-#pragma unroll 1
-  for (int first = FIRST; first < ITEMS; first += COUNT) {
-    Pieces<COUNT> pieces;
-    pieces.load(p, at, first);
-    pieces.store(patch, first);
-  }
-}
 
 // Bytes between the patch's windows of the tile's pixels 0 and n; the sum of what n's bits add.
 __device__ __forceinline__ constexpr u32 window(int n) {
@@ -208,8 +65,17 @@ __device__ __forceinline__ constexpr int pixel_of(int column) {
   return OUT_LINEAR || POOL ? column : (column & 1) * 4 + (column >> 1);
 }
 
+// Where a thread's warp is in the tile: the four of a warpgroup have the same pixels.
+__device__ __forceinline__ int warp_m(int thread) { return ASYNC ? thread / 32 % WARPS_M : thread / 32 / WARPS_N; }
+__device__ __forceinline__ int warp_n(int thread) { return ASYNC ? thread / 32 / WARPS_M : thread / 32 % WARPS_N; }
+
 // Vectors as output: the first of a thread's CHUNK neighbouring channels in the block.
-__device__ __forceinline__ int channel_of(int thread) { return thread / 32 / WARPS_N * WM + thread % 32 / 4 * CHUNK; }
+__device__ __forceinline__ int channel_of(int thread) { return warp_m(thread) * WM + thread % 32 / 4 * CHUNK; }
+
+// Two of K: a word of the patch, or a half from each place.
+__device__ __forceinline__ u32 two_taps(u32 first, u32 second) {
+  return PAIRED ? lds_32(first) : lds_16(first) | static_cast<u32>(lds_16(second)) << 16;
+}
 
 // One step of K. `taps`, `weights`, `pixel`: this lane's slots, its fragment of the warp's first 16 rows, its window.
 template <bool MASKED>
@@ -217,55 +83,24 @@ __device__ __forceinline__ void multiply(float (&acc)[MT][NT][4], u32 taps, u32 
   uint4 a[MT];
 #pragma unroll
   for (int i = 0; i < MT; ++i) a[i] = lds_128(weights + i * A_TILE + k * 512);
-  if (PAIRED) {
-    const uint2 slot = lds_64(taps + k * 32);
-    uint2 mask = make_uint2(~0u, ~0u);
-    if (MASKED) mask = lds_64(taps + (STEPS + k - FULL) * 32);
-    const u32 at0 = pixel + slot.x, at1 = pixel + slot.y;
+  const uint2 words = PAIRED ? lds_64(taps + k * 32) : make_uint2(0, 0);
+  const uint4 slot = PAIRED ? make_uint4(words.x, 0, words.y, 0) : lds_128(taps + k * 64);
+  const uint2 mask = MASKED ? lds_64(taps + (STEPS + k - FULL) * 32) : make_uint2(~0u, ~0u);
+  const u32 at0 = pixel + slot.x, at1 = pixel + slot.y, at2 = pixel + slot.z, at3 = pixel + slot.w;
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      const u32 b0 = lds_32(at0 + window(j * 8)) & mask.x, b1 = lds_32(at1 + window(j * 8)) & mask.y;
+  for (int j = 0; j < NT; ++j) {
+    const u32 b0 = two_taps(at0 + window(j * 8), at1 + window(j * 8)) & mask.x;
+    const u32 b1 = two_taps(at2 + window(j * 8), at3 + window(j * 8)) & mask.y;
 #pragma unroll
-      for (int i = 0; i < MT; ++i) mma_16816(acc[i][j], a[i], b0, b1);
-    }
-  } else {
-    const uint4 slot = lds_128(taps + k * 64);
-    const u32 at0 = pixel + slot.x, at1 = pixel + slot.y, at2 = pixel + slot.z, at3 = pixel + slot.w;
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      const u32 b0 = lds_16(at0 + window(j * 8)) | static_cast<u32>(lds_16(at1 + window(j * 8))) << 16;
-      const u32 b1 = lds_16(at2 + window(j * 8)) | static_cast<u32>(lds_16(at3 + window(j * 8))) << 16;
-#pragma unroll
-      for (int i = 0; i < MT; ++i) mma_16816(acc[i][j], a[i], b0, b1);
-    }
+    for (int i = 0; i < MT; ++i) mma_16816(acc[i][j], a[i], b0, b1);
   }
 }
 
 #if !OUT_LINEAR
-struct Chunk {
+// A pixel's neighbouring channels in a lane: one access.
+struct alignas(2 * CHUNK) Chunk {
   __half2 h[MT];
 };
-__device__ __forceinline__ Chunk load_chunk(const __half* from) {
-  Chunk v;
-  u32* words = reinterpret_cast<u32*>(&v);
-  if constexpr (MT == 4) {
-    *reinterpret_cast<uint4*>(words) = ldg_128(from);
-  } else if constexpr (MT == 2) {
-    *reinterpret_cast<uint2*>(words) = *reinterpret_cast<const uint2*>(from);
-  } else {
-    words[0] = *reinterpret_cast<const u32*>(from);
-  }
-  return v;
-}
-__device__ __forceinline__ void store_chunk(__half* to, const Chunk& v) {
-  const u32* words = reinterpret_cast<const u32*>(&v);
-  if constexpr (MT == 4)
-    stg_128(to, make_uint4(words[0], words[1], words[2], words[3]));
-  else if constexpr (MT == 2)
-    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
-  else
-    *reinterpret_cast<u32*>(to) = words[0];
-}
 // `turn`: whether a chunk of two words begins with the other one, as every other pixel's does: all banks, once.
 __device__ __forceinline__ void stage_chunk(u32 to, const Chunk& v, int turn) {
   const u32* words = reinterpret_cast<const u32*>(&v);
@@ -305,7 +140,7 @@ __device__ __forceinline__ Chunk finished(const StemParams& p, const float (&acc
 template <int FIRST, int END>
 __device__ __forceinline__ void store_chunks(const StemParams& p, const float (&acc)[MT][NT][4], u32 staging, int m0,
                                              const Place& at, Watch& watch) {
-  const int me = thread(), t = me % 4, m = channel_of(me), c = m0 + m, warp_n = me / 32 % WARPS_N * WN;
+  const int me = thread(), t = me % 4, m = channel_of(me), c = m0 + m, n0 = warp_n(me) * WN;
   const int row0 = at.row(p), column0 = at.column(p);
   if (!POOL && !WHOLE && c >= p.c.y_c) return;
   __half* y = p.c.y + at.image * p.c.y_n + row_offset<false>(p.c, c);
@@ -316,18 +151,47 @@ __device__ __forceinline__ void store_chunks(const StemParams& p, const float (&
   for (int j = FIRST; j < END; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int n = warp_n + j * 8 + pixel_of(2 * t + e), row = n >> LOG2_TW, column = n & (TW - 1);
+      const int n = n0 + j * 8 + pixel_of(2 * t + e), row = n >> LOG2_TW, column = n & (TW - 1);
       const bool ok = row0 + row < p.c.p && column0 + column < p.c.q;
       const int pixel = (row0 + row) * p.c.q + column0 + column;
       Chunk added = {};
 #if RES
-      if (ok) added = load_chunk(residual + pixel * p.c.r_pixel);
+      if (ok) added = *reinterpret_cast<const Chunk*>(residual + pixel * p.c.r_pixel);
 #endif
       const Chunk chunk = finished(p, acc, j, e, c, added, watch);
       if (POOL)
         stage_chunk(staged(staging, m, n), chunk, t & 1);
       else if (ok)
-        store_chunk(y + pixel * p.c.y_pixel, chunk);
+        *reinterpret_cast<Chunk*>(y + pixel * p.c.y_pixel) = chunk;
+    }
+  }
+}
+#endif
+
+#if ASYNC && POOL
+// A lane has 8-wide tiles one below the other: the rows of two columns, whose maxima it stages. `carried`: of the tile above,
+// the last rows, with which this one's windows begin.
+__device__ __forceinline__ void stage_maxima(const StemParams& p, const float (&acc)[MT][NT][4], u32 staging, int m0,
+                                             const Place& at, __half2 (&carried)[2][CARRIED + 1], Watch& watch) {
+  const int me = thread(), m = channel_of(me), row0 = at.row(p);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    __half2 h[CARRIED + NT];
+#pragma unroll
+    for (int j = 0; j < CARRIED; ++j) h[j] = at.i ? carried[e][j] : LOWEST;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const __half2 y = finished(p, acc, j, e, m0 + m, {}, watch).h[0];
+      h[CARRIED + j] = static_cast<u32>(row0 + j) < static_cast<u32>(p.c.p) ? y : LOWEST;
+    }
+#pragma unroll
+    for (int j = 0; j < CARRIED; ++j) carried[e][j] = h[NT + j];
+#pragma unroll
+    for (int i = 0; i < TILE_H; ++i) {
+      __half2 best = h[i * POOL_STRIDE_H];
+#pragma unroll
+      for (int r = 1; r < POOL_R; ++r) best = __hmax2(best, h[i * POOL_STRIDE_H + r]);
+      sts_32(staged(staging, m, i * TW + warp_n(me) * 8 + me % 4 * 2 + e), *reinterpret_cast<const u32*>(&best));
     }
   }
 }
@@ -349,11 +213,23 @@ __device__ __forceinline__ void load_weights(const StemParams& p, u32 taps, u32 
     sts_32(biases + m * 4, OUT_LINEAR || m0 + m >= p.c.k ? 0u : __float_as_uint(p.c.bias[m0 + m]));
 }
 
+#if ASYNC
+// 9.7.15.5.1 Matrix descriptor of blocks of 8 rows of 16 bytes, 128 bytes on end; bytes to the next one along K, along rows.
+__device__ __forceinline__ u64 rows_of_16_bytes(u32 smem, int along_k, int along_rows) {
+  return (smem & 0x3ffff) >> 4 | static_cast<u64>(along_k >> 4) << 16 | static_cast<u64>(along_rows >> 4) << 32;
+}
+
+// Step k of K: two pairs of columns of a row of the window, of 8 neighbouring pixels and of those below them. A row's first pair
+// begins in front of the window: that column is zero in the patch's first plane.
+__device__ __forceinline__ u64 windows(u32 patch, int k) {
+  const int row = k / ROW_STEPS * ROW_BYTES, step = k % ROW_STEPS;
+  return rows_of_16_bytes(patch + row + (step ? PLANE_BYTES + step * 32 : 0), step ? 16 : PLANE_BYTES + 16, STRIDE_H * ROW_BYTES);
+}
+#endif
+
 // A tile's products; vectors as output: with the bias, which the linear epilogue adds itself.
 __device__ __forceinline__ void multiply_all(float (&acc)[MT][NT][4], u32 taps, u32 biases, u32 weights, u32 patch) {
-  const int me = thread(), lane = me % 32, warp = me / 32;
-  const u32 slots = taps + lane % 4 * (SLOTS * 4), fragments = weights + warp / WARPS_N * MT * A_TILE + lane * 16;
-  const u32 pixel = patch + window(warp % WARPS_N * WN + pixel_of(lane / 4));
+  const int me = thread(), lane = me % 32;
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
     const uint2 bias = lds_64(biases + (channel_of(me) + 2 * i) * 4);
@@ -363,10 +239,21 @@ __device__ __forceinline__ void multiply_all(float (&acc)[MT][NT][4], u32 taps, 
       acc[i][j][2] = acc[i][j][3] = __uint_as_float(bias.y);
     }
   }
+#if ASYNC
+  keep_apart(acc);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < STEPS; ++k)
+    wgmma_dense(acc[0], rows_of_16_bytes(weights + k * 2048, 1024, 128), windows(patch + warp_n(me) * 128, k));
+  wgmma_commit();
+#else
+  const u32 slots = taps + lane % 4 * (SLOTS * 4), fragments = weights + warp_m(me) * MT * A_TILE + lane * 16;
+  const u32 pixel = patch + window(warp_n(me) * WN + pixel_of(lane / 4));
 #pragma unroll AT_ONCE
   for (int k = 0; k < FULL; ++k) multiply<false>(acc, slots, fragments, pixel, k);
 #pragma unroll AT_ONCE
   for (int k = FULL; k < STEPS; ++k) multiply<true>(acc, slots, fragments, pixel, k);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(const __grid_constant__ StemParams p) {
@@ -377,17 +264,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(cons
 
   // Which tiles: a run of neighbours, channels fastest, so that blocks sharing patches are neighbours.
   const int m_tiles = (p.c.y_c + BM - 1) / BM, m0 = blockIdx.x % m_tiles * BM, run = blockIdx.x / m_tiles;
-  const int first = run * p.per_block + min(run, p.longer);
+  const int unit = CARRIED ? p.tiles_h : 1, first = (run * p.per_block + min(run, p.longer)) * unit;
   load_weights(p, taps, biases, weights, m0);
   wait_for_previous_launch();
-  const int row = first / p.tiles_w, image = row / p.tiles_h;
-  Place at = {image, row - image * p.tiles_h, first - row * p.tiles_w};
+  const int column = first / p.tiles_h, image = column / p.tiles_w;
+  Place at = {image, first - column * p.tiles_h, column - image * p.tiles_w};
   load_patch<0>(p, patches, at);
   cp_async_wait<0>();
-  __syncthreads();
 
   u32 patch = patches;
-  for (int left = p.per_block + (run < p.longer);; --left) {
+  [[maybe_unused]] __half2 carried[2][CARRIED + 1];
+  for (int left = (p.per_block + (run < p.longer)) * unit;; --left) {
+    __syncwarp();  // lanes apart would fence their own stores alone
+    if (ASYNC) fence_proxy_async();
+    __syncthreads();
     float acc[MT][NT][4];
     multiply_all(acc, taps, biases, weights, patch);
 
@@ -403,11 +293,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(cons
     if (more) pieces.load(p, at, 0);
 #else
     // The next patch is on its way as soon as registers are free.
-    constexpr int EARLY = RES || AFFINE || ACT == ACT_PRELU ? NT : NT / 2;
+    constexpr int EARLY = ASYNC ? 0 : RES || AFFINE || ACT == ACT_PRELU ? NT : NT / 2;
     Watch watch;
     store_chunks<0, EARLY>(p, acc, staging, m0, here, watch);
     if (more) pieces.load(p, at, 0);
+#if ASYNC
+    wgmma_wait<0>();
+    keep_apart(acc);
+    stage_maxima(p, acc, staging, m0, here, carried, watch);
+#else
     store_chunks<EARLY, NT>(p, acc, staging, m0, here, watch);
+#endif
     watch.report(p.c.nonfinite);
 #endif
 #if POOL
@@ -418,6 +314,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_stem(cons
     patch = 2 * patches + PATCH_BYTES - patch;
     pieces.store(patch, 0);
     if constexpr (AHEAD < ITEMS) load_patch<AHEAD>(p, patch, at);
-    __syncthreads();
   }
 }

@@ -8,7 +8,7 @@ of one bank; the packed weights' columns follow that order.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
+from tactics.families.stem_patch import IN_PLACE, Geometry, geometry, in_place, lies, lying, outputs, pool_of, shapes
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import LATENCY_CLK, Counts, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
+from tactics.roofline import LATENCY_CLK, Counts, best_fma, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
 from tactics.step import (
     NULL,
     Launch,
@@ -40,7 +41,6 @@ from tactics.step import (
 from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
-BANKS = 32
 # An image as it comes from outside.
 INPUTS = tuple(Format.parse(f) for f in ("fp16:chw", "fp32:chw", "uint8:chw", "fp16:hwc", "fp32:hwc", "uint8:hwc"))
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
@@ -60,41 +60,11 @@ TILES = tuple(
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
+# Of wgmma, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM: clocks of the port of shared
+# memory and instructions of a warp beside those of steps, the share of its time that the busiest is, start and end of a block.
+PORT_CLK, INSTRUCTIONS, BUSY, START_CLK = 880, 750, 0.92, 4000
 SMS = 132  # that blocks of tiles without `persist` are made for
 CASES = {"conv_stem": (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU),)}
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """A tile is 2**log2_th x 2**log2_tw pixels; its patch has `rows` rows of `pairs` pairs of columns, of which `cols` columns
-    from the first on are read; the first window begins at column `shift`.
-
-    `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes,
-    loads]: byte offset in the patch of what a lane loads: paired, a word per register, else each half. Masks of
-    the steps from `full` on clear all but taps. `excess`: whether some load needs two words of one bank.
-    """
-
-    log2_th: int
-    log2_tw: int
-    rows: int
-    cols: int
-    shift: int
-    pairs: int
-    full: int
-    paired: bool
-    taps: np.ndarray
-    slots: np.ndarray
-    excess: bool
-
-    @property
-    def steps(self) -> int:
-        return self.taps.shape[0]
-
-    @property
-    def masks(self) -> np.ndarray:
-        """[masked steps, 4 lanes, 2 registers]: the bits that are taps."""
-        real = (self.taps[self.full :] >= 0).astype(np.uint32) * 0xFFFF
-        return (real[..., 0] | real[..., 1] << 16).transpose(0, 2, 1)
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
@@ -102,7 +72,8 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     if reason := family_reason(p):
         yield "conv_stem", unsupported(reason)
         return
-    for tile, x, y in product(restrict("conv_stem", TILES, only), INPUTS, HALF_FORMATS):
+    tiles = (*TILES, IN_PLACE) if lies(p, device) else TILES
+    for tile, x, y in product(restrict("conv_stem", tiles, only), INPUTS, HALF_FORMATS):
         tactic = tactic_of("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, unsupported(f"a tile of {tile.m} channels for {p.k}")
@@ -130,7 +101,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run there, or an empty string."""
     if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
         return "max pool: expected a vector format for the output and a tile of a multiple of 64 channels"
-    if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.gemm.n, False)):
+    if p.epilogue.pool and not any(outputs(p, *shape) for shape in shapes(tactic.gemm.n, False)):
         r, s = p.epilogue.pool[:2]
         return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"
     return no_room(shared_bytes(p, tactic), device)
@@ -152,117 +123,9 @@ def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
     return tactic.ins[0].layout == "hwc" and p.c > 1
 
 
-@lru_cache(maxsize=1024)
-def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
-    """The least work for `pixels` per tile; `wide`: rows of 16 at least, for stores along pixels."""
-    options = []
-    for th, tw in _shapes(pixels, wide):
-        rows, cols = (
-            (t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip((th, tw), p.stride, (p.r, p.s), p.dilation, strict=True)
-        )
-        if tile := _outputs(p, th, tw):
-            tiles = math.prod(-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
-            # Threads that convert cost about half as much per element as those that multiply do per pixel and 16 taps.
-            options.append((tiles * (p.c * rows * (cols + 4) / 2 + pixels * 8), 1 - tw.bit_length(), rows, cols))
-    for _, minus, rows, cols in sorted(options):
-        best = _ordered(p, pixels, -minus, rows, cols)
-        if not best.excess:
-            return best
-    return _ordered(p, pixels, -min(options)[1], *min(options)[2:])
-
-
-def _shift(p: ConvProblem) -> int:
-    """Columns in front of a tile's first window, so that every patch begins at an even column of the image."""
-    return p.pad[1] % 2 if p.stride[1] % 2 == 0 or not p.epilogue.pool else 0
-
-
-def _shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
-    """(height, width) of tiles of so many pixels, powers of two."""
-    return [(pixels >> log2_tw, 1 << log2_tw) for log2_tw in range(4 if wide else 2, pixels.bit_length())]
-
-
-def _outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
-    """Rows and columns of the output that a tile of th x tw results gives: those, or the pool's windows inside."""
-    if not p.epilogue.pool:
-        return th, tw
-    r, s, stride_h, stride_w = p.epilogue.pool[:4]
-    return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
-
-
-def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) -> Geometry:
-    """The pitch (of the next 32) whose slots sort into the fewest fours."""
-    n, tw, shift = np.arange(8), 1 << log2_tw, _shift(p)
-    paired = p.stride[1] * p.c % 2 == 0
-    found: list[Geometry] = []
-    least = -(-(cols + shift) // 2)
-    for pairs in range(least, least + BANKS):
-        pitch = 2 * pairs * p.c
-        base = (n >> log2_tw) * p.stride[0] * pitch + (n & tw - 1) * p.stride[1] * p.c
-        c, r, s = (i.reshape(-1) for i in np.indices((p.c, p.r, p.s)))
-        halfs = c + r * p.dilation[0] * pitch + (s * p.dilation[1] + shift) * p.c
-        members = _slots(halfs, paired)
-        at = np.where(members[:, 0] >= 0, halfs[members[:, 0]], halfs[members[:, 1]] - 1)
-        clash = _clashes(base, at)
-        fours, real = _fours(clash, 2 if paired else 4)
-        taps = np.where(real[..., None], members[fours], -1)
-        # [steps, loads, lanes (, halfs)] -> registers, lanes, halfs; a register is a word, or two halfs.
-        shape = (len(fours), 2, 4, 2)
-        whole = (members[fours] >= 0).all(axis=(1, 2, 3)) if paired else np.ones(len(fours), bool)
-        taps = taps.reshape(shape) if paired else taps[..., 0].reshape(len(fours), 2, 2, 4).swapaxes(2, 3)
-        full = len(fours) if whole.all() else int(whole.argmin())
-        slots = np.ascontiguousarray(at[fours].swapaxes(1, 2) * 2, np.uint32)
-        log2_th, excess = pixels.bit_length() - 1 - log2_tw, bool(clash.diagonal().any())
-        found.append(Geometry(log2_th, log2_tw, rows, cols + shift, shift, pairs, full, paired, taps, slots, excess))
-        if len(fours) == -(-len(members) // (8 if paired else 16)):
-            break
-    return min(found, key=lambda g: len(g.taps))
-
-
-def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
-    """[slots, 2 halfs]: taps that one load reads, -1 for none: a word's, those with two first; or one tap each."""
-    if not paired:
-        return np.stack([np.arange(len(halfs)), np.full(len(halfs), -1)], axis=1)
-    words, word = np.unique(halfs // 2, return_inverse=True)
-    members = np.full((len(words), 2), -1)
-    members[word, halfs % 2] = np.arange(len(halfs))
-    return members[np.argsort((members < 0).any(axis=1), kind="stable")]
-
-
-def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """bool [taps, taps]: whether the halfs base + offset of two taps (or of one) need two words of one bank."""
-    words = (base + offsets[:, None]) // 2
-    held = np.full((len(offsets), BANKS), -1)
-    rows = np.arange(len(offsets))[:, None]
-    held[rows, words % BANKS] = words
-    alone = (held[rows, words % BANKS] != words).any(axis=1)
-    clash = np.zeros((len(offsets),) * 2, bool)
-    for bank in held.T:
-        clash |= (bank[:, None] >= 0) & (bank >= 0) & (bank[:, None] != bank)
-    return clash | np.diag(alone)
-
-
-def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slots into fours without clashes, first fit -> (which slot, whether it counts), both [steps, loads, 4 lanes]; empty
-    places repeat their four's first."""
-    fours: list[list[int]] = []
-    todo = list(range(len(clash)))
-    while todo:
-        four = [todo.pop(0)]
-        for slot in todo:
-            if len(four) < 4 and not clash[slot, four].any():
-                four.append(slot)
-        todo = [t for t in todo if t not in four]
-        fours.append(four)
-    fours.sort(key=max)  # what comes last, halves of words, stays last
-    order = [(four + four[:1] * 3)[:4] for four in fours]
-    real = [[i < len(four) for i in range(4)] for four in fours]
-    empty = -len(fours) % loads
-    padded = np.array(order + order[-1:] * empty), np.array(real + [[False] * 4] * empty)
-    return padded[0].reshape(-1, loads, 4), padded[1].reshape(-1, loads, 4)
-
-
 def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
-    return geometry(_one_image(p), tactic.gemm.n, linear(tactic.out))
+    t = tactic.gemm
+    return lying(_one_image(p), replace(t, persist=0)) if in_place(t) else geometry(_one_image(p), t.n, linear(tactic.out))
 
 
 _one_image = lru_cache(maxsize=4096)(partial(replace, n=1))  # a tile lies in one: all batches share its geometry
@@ -276,16 +139,19 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Tap table, bias, all weights of the tile, two patches; and the epilogue's staging tile where it has one."""
     t, g = tactic.gemm, _geometry(p, tactic)
     staging = t.m * t.n * 2 + t.n * 4 if linear(tactic.out) or p.epilogue.pool else 0
-    return _tap_bytes(g) + t.m * 4 + g.steps * t.m * 32 + 2 * (-(-g.rows * g.pairs * p.c // 4) * 16) + staging
+    patch = 2 * g.rows * g.pairs * 16 if in_place(t) else -(-g.rows * g.pairs * p.c // 4) * 16
+    return _tap_bytes(g) + t.m * 4 + g.steps * t.m * 32 + 2 * patch + staging
 
 
-# Members of the kernel's struct under POOL: Epilogue.pool, then outputs of the pool per tile.
-POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l pool_h pool_w tile_h tile_w".split()
+# Epilogue.pool: members of the kernel's struct, behind compile-time values.
+POOL_ARGS = "pool_pad_t pool_pad_l pool_h pool_w".split()
+POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
 
 
-def _sizes(p: ConvProblem, g: Geometry) -> tuple[int, int]:
-    """Tiles along rows and columns of an image. Raises ValueError where a pool's window does not fit the tile."""
-    tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
+def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
+    """Tiles along rows and columns of an image, of which each has `carried` rows of the one above. Raises ValueError where a
+    pool's window does not fit the tile."""
+    tile = outputs(p, (1 << g.log2_th) + carried, 1 << g.log2_tw)
     if tile is None:
         raise ValueError(f"{p}: the pool's window does not fit the tile")
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
@@ -298,6 +164,17 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
     reads = end.residual or end.affine or end.act.name == "prelu"
     warps = (12 if reads else 16) if mmas >= 16 else (16 if reads else 20) if mmas >= 8 else 24 if reads else 32
     return max(1, warps * 32 // t.threads)
+
+
+def _carried(p: ConvProblem, tactic: Tactic) -> int:
+    """Rows that a pool's windows share with those above, where blocks go down whole images and keep them from tile to tile: of
+    enough images for all blocks that are resident."""
+    t, (r, _, stride, _, pad) = tactic.gemm, pool_of(p)[:5]
+    if not in_place(t) or r - stride != pad or t.n // 16 % stride:
+        return 0
+    g, columns, held = _geometry(p, tactic), p.n * _rows(p, tactic) // t.m, t.persist or SMS * _min_blocks(p, t)
+    (apart, across), (together, _) = _sizes(p, g), _sizes(p, g, pad)
+    return pad if math.ceil(columns * across / held) * together < math.ceil(columns * across * apart / held) else 0
 
 
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
@@ -314,7 +191,7 @@ def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
 
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    t, g, x_fmt, y_fmt = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out
+    t, g, x_fmt, y_fmt, carried = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out, _carried(p, tactic)
     x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     in_pairs = strided is None and _aligned_pairs(p, x, hwc)  # else one of the tensors, maybe x, begins at any element
@@ -325,26 +202,26 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
         "OUT_LINEAR": int(linear(y_fmt)),
         **epilogue_values(p),
         "POOL": int(bool(p.epilogue.pool)),
+        **dict(zip(POOL_VALUES, pool_of(p), strict=False)),
         **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
         **{"CHANNELS": p.c, "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "LOG2_TW": g.log2_tw},
         **{"ROWS": g.rows, "PAIRS": g.pairs, "STEPS": g.steps, "FULL": g.full, "PAIRED": int(g.paired)},
+        **{"ROW_STEPS": g.steps // p.r if in_place(t) else 0, "CARRIED": carried},
         **{"VEC": int(in_pairs), "WHOLE": int(p.k % t.m == 0 and y_c == p.k), "MIN_BLOCKS": _min_blocks(p, t)},
     }
-    tiles_h, tiles_w = _sizes(p, g)
+    tiles_h, tiles_w = _sizes(p, g, carried)
     conv = conv_pointers(p) | {"meta": NULL} | window_args(p) | alpha_beta(p) | view_args("x_", x) | view_args("y_", y)
     conv |= ints(n=p.n, c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s)
     conv |= ints(c8=1, k_tiles=g.steps, m16=_rows(p, tactic) // 16, y_c=y_c)
     for s in added:
         conv |= view_args("r_", s)
-    tiles, m_tiles = p.n * tiles_h * tiles_w, -(-y_c // t.m)
+    tiles, m_tiles = p.n * (1 if carried else tiles_h) * tiles_w, -(-y_c // t.m)  # carried: columns of them
     args = member("c", conv) | {"taps": ("weights", "taps")}
     workers = _workers(p, t, m_tiles, tiles)
     args |= ints(
         per_block=tiles // workers, longer=tiles % workers, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols, shift=g.shift
     )
-    if p.epilogue.pool:
-        tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw) or (0, 0)
-        args |= ints(**dict(zip(POOL_ARGS, (*p.epilogue.pool, *tile), strict=True)))
+    args |= ints(**dict(zip(POOL_ARGS, pool_of(p)[4:], strict=True)))
     return (launch("conv_stem", values, (m_tiles * workers, 1, 1), t.threads, shared_bytes(p, tactic), args),)
 
 
@@ -366,7 +243,11 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     if not linear(tactic.out):
         warp = tactic.gemm.m // tactic.gemm.warps_m
         flat = flat.reshape(-1, 8, warp // 8, g.steps * 16).swapaxes(1, 2).reshape(rows, -1)
-    sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
+    if in_place(tactic.gemm):  # blocks of 8 rows of 16 bytes, by 8 of K
+        packed = np.ascontiguousarray(flat.reshape(-1, 64, g.steps * 2, 8).swapaxes(1, 2))
+    else:
+        packed = sparse24.pack_fragments(flat)
+    sections = {"w": packed.reshape(-1), **tables(p, tactic)}
     return sections | vector_sections(p, weights, rows)
 
 
@@ -382,11 +263,23 @@ def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
     return {"taps": np.concatenate([g.slots.reshape(-1), *([g.masks.reshape(-1)] if g.paired else [])]).astype(np.uint32)}
 
 
+def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
+    t, g, carried = tactic.gemm, _geometry(p, tactic), _carried(p, tactic)
+    rows, columns = _sizes(p, g, carried)
+    columns *= p.n * _rows(p, tactic) // t.m
+    mma, smem = t.m * t.n * 16 / best_fma(device), t.warps_n * (2048 + t.n // t.warps_n * 32) / SMEM_BYTES_PER_CLK
+    issue = t.threads / 128 * (INSTRUCTIONS + 10 * g.steps)
+    clk = {"mma": g.steps * mma, "smem": g.steps * smem + PORT_CLK, "issue": issue}
+    tile, together = max(clk.values()) / BUSY + throttled(device, clk["mma"]), rows if carried else 1
+    return rounds_us(device, clk, columns * rows // together, 1, together * tile, 0, START_CLK)
+
+
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     """An SM's blocks convert their patches, then multiply; resident blocks overlap one's loads with another's products."""
     t, g = tactic.gemm, _geometry(p, tactic)
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
+    patch = g.rows * g.pairs
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
     at_once = _held(p, tactic, device)
     at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
@@ -397,13 +290,14 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     issue = warps / 4 * (nt * (loads * 1.5 - 1 + mt) + mt + 6)
     clk = {"mma": mma, "smem": smem, "issue": issue}
     loop = g.steps * (max(clk.values()) + throttled(device, mma))
-    patch = g.rows * g.pairs
     fill = FILL_CLK + math.ceil(patch / (t.threads * 4)) * LATENCY_CLK / 2
     ends = t.m * t.n * (3 + epilogue_instructions(p)) / 128
     convert = patch * (18 + 4 * p.c) / 128  # instructions per pair of columns
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
     overlap = (at_work - 1) * epilogue / 2
     limits = rounds_us(device, clk, tiles, at_once, loop + convert + ends, fill + epilogue, overlap)
+    if in_place(t):
+        limits = _in_place_us(p, tactic, device)
     found = convolved(p, tactic, _rows(p, tactic) * g.steps * 32 + _tap_bytes(g), limits)
     # Patches overlap: their halos come from L2 again, and each block's weights.
     x, element = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.ins[0], (1, 1, 1, 1))
