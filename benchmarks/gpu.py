@@ -67,6 +67,7 @@ ROWS = (
     Row("7", "facts", 40, "what the end of a tile can reach", "facts.json", (), f"benchmarks.gpu_facts {IN_TIME}"),
     Row("8", "counters", 40, "what warps wait for", "counters.json", ("ncu",), f"benchmarks.experiments.counters {IN_TIME}"),
     Row("4", "measured-1", 80, "plans at batch 1", "measured_1.json", (), f"{BUILDS} --tuning 50 resnet50:1:dense"),
+    Row("4", "ends-1", 40, "ends at batch 1", "ends_1.json", (), f"benchmarks.experiments.changed {IN_TIME} ends-1"),
     Row("9", "tests", 160, "right on hardware", "tests.json", (), f"benchmarks.experiments.hardware_tests {IN_TIME}"),
     Row("9", "changed", 90, "prices of changed kernels", "changed.json", (), f"benchmarks.experiments.changed {IN_TIME}"),
     Row("9", "sanitizer", 150, "no race, no stray access", "sanitizer.json", ("compute-sanitizer",),

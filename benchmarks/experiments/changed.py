@@ -1,7 +1,7 @@
-"""Rows `changed` and `untimed`: tactics of kernels that have changed since a GPU timed them; tactics that predictions prefer
-and that nobody has timed, beside the best timed ones of their kind.
+"""Rows `changed`, `untimed` and `ends-1`: tactics of kernels that have changed since a GPU timed them; tactics that predictions
+prefer and that nobody has timed, beside the best timed ones of their kind; ends of ResNet-50's layers at batch 1.
 
-    python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small] [untimed]
+    python -m benchmarks.experiments.changed --out FILE [--seconds 90] [--small] [untimed | ends-1]
 
 A row has the hash of the sources that were timed; of older rows, timed.json beside a GPU's tactics.jsonl has it by kernel.
 Medians of SAMPLES. `python -m benchmarks.our_times` reads the rows once they are in tactics.jsonl (`--merge FILE`).
@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,26 @@ from benchmarks.hardware import NEWEST
 from cuda_kernels import files
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
+from tactics.families.hopper import conv_wgmma
 from tactics.measure.worker import Bench
 from tactics.predict import predict_us
 from tactics.problems import codec
-from tactics.problems.problem import Problem
-from tactics.tactic import Tactic
+from tactics.problems.epilogue import RELU
+from tactics.problems.problem import ConvProblem, Problem
+from tactics.tactic import Tactic, changed
 
 LEDGER, SAMPLES = "timed.json", 5
 FILES = ("tactics.jsonl", "tactics_before.jsonl")
 Pair = tuple[Problem, Tactic]
+# ResNet-50's layers at batch 1 with K that may be split: input channels, height and width, output channels, window, stride.
+LONG_K = (
+    (256, 14, 256, 3, 1),
+    (512, 7, 512, 3, 1),
+    (2048, 7, 512, 1, 1),
+    (1024, 14, 256, 1, 1),
+    (256, 28, 256, 3, 2),
+    (512, 14, 512, 3, 2),
+)
 
 
 def stale(folder: Path) -> list[Pair]:
@@ -75,6 +87,27 @@ def untimed(gpu: str, device: Device, small: bool) -> list[Pair]:
     return sorted(dict.fromkeys(found), key=lambda pair: pair[0].macs)[:2] if small else list(dict.fromkeys(found))
 
 
+def ends_1(device: Device, small: bool) -> list[Pair]:
+    """Of each layer of LONG_K the dense Hopper tactics that predictions put first: with sums of a split K in a cluster, the
+    same tile with sums in memory and, of all that have them there, the first; with a whole K, stored by TMA, and the same
+    tile by threads, as planes of 32 channels. None where the device has no such kernel."""
+    found: list[Pair] = []
+    for c, size, k, r, stride in LONG_K[: 1 if small else None]:
+        p = ConvProblem(
+            1, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4, epilogue=replace(RELU, bias=True)
+        )
+        able = [t for t in candidates(p, device) if t.kernel == conv_wgmma.NAMES[0] and t.ins[0].layout == "hwc8"]
+        able.sort(key=lambda t: (predict_us(p, t, device), t.name))
+        last = [t for t in able if t.out.layout == "hwc8"]
+        meeting = [t for t in last if t.gemm.cluster[2] > 1][:1]
+        in_memory = [replace(t, tile=changed(t.gemm, cluster=(1, 1, 1), split=t.gemm.cluster[2])) for t in meeting]
+        in_memory += [t for t in last if t.gemm.split > 1][:1]
+        whole = [t for t in last if t.gemm == t.gemm.whole and t.gemm.cluster[2] == 1][:1]
+        by_threads = [t for t in able if t.out.layout == "chw32" and t.gemm in [w.gemm for w in whole]]
+        found += [(p, t) for t in dict.fromkeys((*meeting, *in_memory, *whole, *by_threads))]
+    return found[:2] if small else found
+
+
 def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) -> None:
     bench.set_problem(problem)
     now = datetime.now(UTC).isoformat(timespec="minutes")
@@ -113,7 +146,10 @@ def main(argv: list[str]) -> int:
         return 0
     x, bench = begun(__doc__ or "", argv), None
     by_problem: dict[Problem, list[Tactic]] = {}
-    wanted = untimed(NEWEST, x.device, x.small) if "untimed" in x.words else pairs(x.out.parent, x.device, x.small)
+    if "ends-1" in x.words:
+        wanted = ends_1(x.device, x.small)
+    else:
+        wanted = untimed(NEWEST, x.device, x.small) if "untimed" in x.words else pairs(x.out.parent, x.device, x.small)
     for problem, tactic in wanted:
         by_problem.setdefault(problem, []).append(tactic)
     for problem, tactics in by_problem.items():

@@ -144,6 +144,7 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "peers": lambda device, small, _: of_layers(device, small),
     "batches": lambda device, small, _: [] if small else of_plans(device),
     "untimed": lambda device, small, _: launched(changed.untimed(NEWEST, device, small)),
+    "ends-1": lambda device, small, _: launched(changed.ends_1(device, small)),
     "facts": lambda *_: [],
     "counters": lambda device, small, _: counters.kernels(device, small),
     "measured-1": lambda device, small, _: [] if small else of_builds(MEASURED_1, device),

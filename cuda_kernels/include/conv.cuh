@@ -52,13 +52,13 @@ constexpr int MT = WM / 16, NT = WN / 8;             // its MMA tiles
 constexpr int CHUNKS = BK / 8;                       // 16-byte chunks per pixel and stage
 constexpr int B_BYTES = BN * BK * 2;
 
-static_assert(BM % (16 * WARPS_M) == 0 && BN % (16 * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
+static_assert(BM % (16 * WARPS_M) == 0 && BN % ((WGMMA ? 8 : 16) * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
 static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle knows 64- and 128-byte rows");
 static_assert(OUT_LINEAR || !OUT_F32, "FP32 results are stored one by one");
 static_assert((PRO != 0) + (GATE != 0) + NORM <= 1, "one of them is in front of a convolution");
 static_assert(!NORM || (!SPLIT && !IN_LINEAR), "a block reads all channels of its pixels, as vectors");
 static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
-static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each thread loads the same number of chunks");
+static_assert(WGMMA || ((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0), "each thread loads the same number of chunks");
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
 
 struct ConvParams {

@@ -26,16 +26,17 @@ __device__ __forceinline__ u32 matrix_rows(u32 staging) {
 // Results of 64 rows, rounded, into a staging tile, [pixel][channel], where a residual lies; `at`: the lane's `matrix_rows`. A warp
 // reads and writes its own channels alone.
 __device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&acc)[NT][4], u32 at, const Row (&rows)[2], Watch& watch) {
-  uint4 added[NT / 2];
+  constexpr int PAIRS = (NT + 1) / 2, EACH = NT < 2 ? 2 : 4;  // eights of pixels two by two, or the only one; their 8x8 matrices
+  uint4 added[PAIRS];
 #pragma unroll
-  for (int j = 0; j < NT / 2; ++j)  // together: none waits for another
-    added[j] = RES ? ldmatrix_x4_trans(at + j * 16 * BM * 2) : make_uint4(0, 0, 0, 0);
+  for (int j = 0; j < PAIRS; ++j)  // together: none waits for another
+    added[j] = RES ? ldmatrix_trans<EACH>(at + j * 16 * BM * 2) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-  for (int j = 0; j < NT / 2; ++j) {
+  for (int j = 0; j < PAIRS; ++j) {
     const u32 residuals[4] = {added[j].x, added[j].y, added[j].z, added[j].w};
-    u32 bits[4];
+    u32 bits[EACH];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {  // rows g, then g + 8, of pixels 2t and 2t + 1; then those of the next eight pixels
+    for (int k = 0; k < EACH; ++k) {  // rows g, then g + 8, of pixels 2t and 2t + 1; then those of the next eight pixels
       const Row& row = rows[k % 2];
       const float* sums = &acc[2 * j + k / 2][k % 2 * 2];
       const float2 residual = __half22float2(*reinterpret_cast<const __half2*>(&residuals[k]));
@@ -43,7 +44,7 @@ __device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&ac
       if (!WHOLE_ROWS && !row.real) bits[k] = 0;  // padded channels stay zero, also of infinity times a weight of zero
       watch.see(*reinterpret_cast<const __half2*>(&bits[k]));
     }
-    stmatrix_x4_trans(at + j * 16 * BM * 2, bits);
+    stmatrix_trans(at + j * 16 * BM * 2, bits);
   }
 }
 

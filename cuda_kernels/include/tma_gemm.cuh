@@ -20,7 +20,8 @@
 // the tile that include/conv.cuh knows. Of a cluster:
 //   CLUSTER 2, CLUSTER_N 1   blocks have tiles side by side in M: each copies half of the pixels to both
 //   CLUSTER 2, CLUSTER_N 2   in N: each copies half of the weights to both
-//   CLUSTER_K                so many blocks share K of one tile, and sum through each other's shared memory (SPLIT is 1)
+//   CLUSTER_K                so many blocks share K of one tile, and sum through each other's shared memory (SPLIT is 1): each some
+//                            parts, every CLUSTER_K-th, and none where there are fewer parts than blocks
 //
 // K is (tap; input channel), and a stage has 64 channels of one tap: what lies past the last channel, or outside of the image, is
 // zero, as TMA has it. Blocks go on from tile to tile (include/split_k.cuh).
@@ -195,8 +196,9 @@ __device__ __forceinline__ void multiply_stages(const ConvParams& p, const Ring<
     for (int i = 0; i < OWN; ++i) {
       const int m0 = (tile.m64 + first + i) * 64;
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        if (!is_stored(p, tile, m0, part, rank)) continue;
+      for (int own = 0; own < STORED; ++own) {
+        const int part = CLUSTER_K > 1 ? own * CLUSTER_K + rank : own;
+        if (part >= PARTS || !is_stored(p, tile, m0, part, rank)) continue;
         float sums[MT][NT][4];
         sums_of_part(ring, acc, i, part, sums);
 #if OUT_TMA

@@ -112,9 +112,9 @@ __device__ __forceinline__ void stage_part(const ConvParams& p, const Ring<Produ
   if (WHOLE_ROWS || m0 + THREAD / 32 * 16 < output_rows(p)) {
     stage_rows(p, sums, at, rows, watch);
   } else {  // none of the warp's rows is stored, but TMA reads them
-    const u32 zeros[4] = {};
+    const u32 zeros[NT < 2 ? 2 : 4] = {};
 #pragma unroll
-    for (int j = 0; j < NT; j += 2) stmatrix_x4_trans(at + j * 8 * BM * 2, zeros);
+    for (int j = 0; j < NT; j += 2) stmatrix_trans(at + j * 8 * BM * 2, zeros);
   }
   fence_proxy_async();
   __syncwarp();

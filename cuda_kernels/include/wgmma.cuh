@@ -31,19 +31,27 @@ __device__ __forceinline__ void keep_apart(float (&d)[MT][NT][4]) {
 // 9.7.13.4 fence.proxy.async: what this thread has written to shared memory comes before what tensor cores read behind a barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 9.7.14.5.16 stmatrix of four 8x8 matrices, each transposed on its way: of columns g the row pairs 2t, 2t + 1, as sums lie, become
-// of rows g the column pairs. `address`: of row lane % 8 of matrix lane / 8. 9.7.14.5.15 ldmatrix: the way back.
-__device__ __forceinline__ void stmatrix_x4_trans(u32 address, const u32 (&v)[4]) {
+// 9.7.14.5.16 stmatrix of four or two 8x8 matrices, each transposed on its way: of columns g the row pairs 2t, 2t + 1, as sums lie,
+// become of rows g the column pairs. `address`: of row lane % 8 of matrix lane / 8. 9.7.14.5.15 ldmatrix: the way back, of two
+// matrices with zeros behind them.
+__device__ __forceinline__ void stmatrix_trans(u32 address, const u32 (&v)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]),
                "r"(v[3])
                : "memory");
 }
-__device__ __forceinline__ uint4 ldmatrix_x4_trans(u32 address) {
-  uint4 r;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "r"(address)
-               : "memory");
+__device__ __forceinline__ void stmatrix_trans(u32 address, const u32 (&v)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(v[0]), "r"(v[1]) : "memory");
+}
+template <int MATRICES>
+__device__ __forceinline__ uint4 ldmatrix_trans(u32 address) {
+  uint4 r = {0, 0, 0, 0};
+  if (MATRICES == 2)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "r"(address)
+                 : "memory");
   return r;
 }
 

@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -238,6 +239,18 @@ def test_the_layers_are_those_of_the_table_with_dense_and_sparse_tactics():
         strips = {(e.tactic.gemm.m, e.tactic.gemm.n) for e in found if e.tactic.gemm.box}
         deep = layers.problem(name, False).r == 3 and layers.SHAPES[name][1] >= 256
         assert not deep or strips & set(layers.STRIPS), name
+
+
+def test_ends_at_batch_1_are_of_one_tile_in_a_cluster_and_in_memory():
+    """And of a whole K, stored by TMA and by threads; two of the first layer where the size is small."""
+    found = changed.ends_1(H200, False)
+    of_layer = [[t for p, t in found if p == problem] for problem in dict.fromkeys(p for p, _ in found)]
+    assert len(of_layer) == len(changed.LONG_K) and changed.ends_1(H200, True) == found[:2]
+    for meeting, same, *others in of_layer:
+        (deep,) = {meeting.gemm.cluster[2], same.gemm.split}
+        assert deep > 1 and meeting.gemm.whole == replace(same.gemm, split=1, cluster=(1, 1, deep))
+        assert {(t.gemm.split > 1, t.out.layout) for t in others} >= {(False, "hwc8"), (False, "chw32")}
+    assert changed.ends_1(named("a100"), False) == []
 
 
 def row(name: str = "vgg", dense: float = 200.0, sparse: float = 150.0) -> dict:

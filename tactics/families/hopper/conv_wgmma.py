@@ -56,6 +56,7 @@ SM_L2 = 64  # bytes a clock that an SM takes from L2 by TMA: 49 and more were se
 CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
 SAME_WEIGHTS_CLK = 1000  # beyond that, where a cluster's blocks share weights, not pixels
 START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
+MEETING_CLK = 413  # of a cluster's blocks in its barrier: 401 to 426 on an H200 (docs/hardware.md); of these sums not timed
 SUMMED_CLK = 450  # of a load or a store of partial sums in L2, behind another one
 LEAST_HELD = 128  # pixels of a tile whose weights stay: fewer take the issue of products, which is not priced
 # (rows, pixels, warps of a tile, ping-pong).
@@ -206,7 +207,8 @@ def _rows(p: ConvProblem, tactic: Tactic) -> int:
 
 def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
-    there are few, or stream-K where the last round leaves a tenth of the GPU's time idle."""
+    there are few, or stream-K where the last round leaves a tenth of the GPU's time idle. Sums of a split K meet in clusters
+    where these all run at a time, else in memory: of the same tiles in clusters, an H200 took 2.6 to 3.8 us less."""
     t, units = tactic.gemm, _units(p, tactic)
     steps = k_stages(p) // ends.taps(t)
     blocks = math.prod(t.cluster)
@@ -215,10 +217,11 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
     if merged(p).count > 1:
         return
     fit = [s for s in WAYS if 2 * s <= steps and units * s <= 2 * workers] if 2 * units <= workers else []
-    yield from (changed(t, split=s) for s in fit[-3:])
     room = t.stages * ends.stage_bytes(t, tactic.sparse) >= t.m * t.n * 4  # for sums
-    if blocks == 1 and not t.pingpong and not linear(tactic.out) and room:
-        yield from (changed(t, cluster=(1, 1, s)) for s in fit if s <= PORTABLE_CLUSTER and s * 16 <= t.n)
+    able = blocks == 1 and not t.pingpong and not linear(tactic.out) and room
+    meet = [s for s in fit if able and s <= PORTABLE_CLUSTER and units <= clusters_at_once(device, s)]
+    yield from (changed(t, cluster=(1, 1, s)) for s in meet)
+    yield from (changed(t, split=s) for s in fit[-3:] if s not in meet)
     rounds = units / workers
     if rounds <= 8 and math.ceil(rounds) >= 1.1 * rounds and units * steps >= 2 * workers:
         yield changed(t, stream=workers * blocks)
@@ -414,9 +417,11 @@ def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: f
     alone = conv_gemm.EPILOGUE_CLK + conv_gemm.epilogue_issue_clk(p, tactic) + conv_gemm.scattered_clk(p, tactic)
     alone += OUTPUT_ALONE * outputs / (1 if t.pingpong else ends.teams(t))
     faster = 1 if linear(tactic.out) else ends.BY_STMATRIX
-    alone, rate = ends.clocks(p, tactic) if ends.stored_by_tma(p, tactic) else (max(alone, rate) * faster, rate * faster)
+    by_tma = ends.stored_by_tma(p, tactic)
+    alone, rate = ends.clocks(p, tactic) if by_tma else (max(alone, rate) * faster, rate * faster)
     end = in_parts(alone, tactic, tiles, blocks, per_clk, SUMMED_CLK)
-    if deep > 1:  # each block of the cluster stores its part of the sums that all of them send
-        end = (end + conv_gemm.EPILOGUE_CLK * (deep - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / deep
-        end += 2 * CENTRE.cluster_latency
+    if deep > 1:  # `storing` blocks of the cluster each read all others' sums of a part of the tile, and store it
+        storing, again = min(deep, t.n // ends.part(t)), 0 if by_tma else conv_gemm.EPILOGUE_CLK
+        end = (end + again * (storing - 1) + outputs * 4 * (deep - 1) / CENTRE.cluster_rate) / storing
+        end += MEETING_CLK + CENTRE.cluster_latency
     return end, rate

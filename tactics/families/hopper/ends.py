@@ -48,8 +48,8 @@ def teams(t: Tile) -> int:
 
 
 def part(t: Tile) -> int:
-    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has some of them."""
-    return next(n for n in (64, 32, 16) if t.n % n == 0 and (n == 16 or n * t.cluster[2] <= t.n))
+    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has one, if there are so many eights."""
+    return next(n for n in (64, 32, 16, 8) if t.n % n == 0 and (n == 8 or n * t.cluster[2] <= t.n))
 
 
 def piece(t: Tile) -> tuple[int, int, int]:

@@ -245,11 +245,23 @@ def test_clusters_share_k(kernel, deep):
     for name, tile in (
         ("parts_of_a_stage", DEEPER),
         ("long_k", SMALL),
+        ("residual", replace(SMALL, n=16)),
         ("d2s_residual", replace(DEEPER, n=128)),
         ("tail", BOXES),
     ):
-        if deep * 16 <= tile.n and 2 * deep <= (4 if tile.box else 9):
+        if deep <= k_stages(CASES[name]) // (3 if tile.box else 1):
             held(CASES[name], crafted(kernel, replace(tile, cluster=(1, 1, deep)), CASES[name]))
+
+
+@pytest.mark.skipif(MOST_BLOCKS < 4, reason="the emulator starts no clusters of 4")
+@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("out", [HWC8, CHW32], ids=str)
+def test_sums_of_a_cluster_are_those_of_memory(out, kernel):
+    """Both add in ascending K: the same bits. Of 16 pixels two blocks store eight each, and two none."""
+    problem = CASES["long_k"]
+    for tile in (SMALL, replace(SMALL, n=16)):
+        found = [run(problem, crafted(kernel, replace(tile, **way), problem, out))[0] for way in (DEEP[1], {"split": 4})]
+        assert np.array_equal(*found)
 
 
 @slow

@@ -38,7 +38,7 @@ def variants(kernel: str) -> list[tuple[Tile, Format]]:
         else:
             found += [(replace(tile, **way), out) for out, of_out in ways.items() for way in of_out]
         if max(tile.cluster) == 1 and not tile.pingpong:
-            found.append((replace(tile, cluster=(1, 1, max(n for n in (1, 2, 4) if 16 * n <= tile.n))), HWC8))
+            found.append((replace(tile, cluster=(1, 1, 4)), HWC8))
     return list(dict.fromkeys((tile, out) for tile, out in found if out == HWC8 or tile.n % 32 == 0))
 
 

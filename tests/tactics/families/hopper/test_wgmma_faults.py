@@ -93,6 +93,7 @@ NEXT = "    if (AHEAD<Product> && !Product::RESIDENT && next.count) product.begi
 OTHER_ROWS = replace(ROUND, persist=1)
 SPLIT = replace(ROUND, n=128, split=2, persist=0)
 PAIR, PAIR_K = replace(TWO, cluster=(2, 1, 1), persist=2), replace(DEEPER, cluster=(1, 1, 2))
+EIGHTS = replace(SMALL, cluster=(1, 1, 4))  # parts of eight pixels
 FAULTS = {
     "products of a stage that is not full": own(DENSE, "      ring.wait_until_full(turn);\n", "", EARLY),
     "sparse products of a stage that is not full": own(SPARSE, "        ring.wait_until_full(turn);\n", "", EARLY),
@@ -240,6 +241,11 @@ FAULTS = {
         GEMM, "  if (TEAMS > 1) wait_for_other_warpgroup(OTHERS_TURN);", "  //", "race", tile=PAIR_K
     ),
     "sums of one block alone": Fault(GEMM, "* THREADS * 16, rank);", "* THREADS * 16, 0);", "wrong", tile=PAIR_K),
+    "sums read before all are there": Fault(
+        GEMM, "acc[i][j]));\n  sync_cluster();\n", "acc[i][j]));\n  meet_cluster();\n", "race", tile=EIGHTS
+    ),
+    "sums of another part": Fault(GEMM, "part * NT + j) * THREADS * 16, rank", "j) * THREADS * 16, rank", "wrong", tile=EIGHTS),
+    "parts stored that nobody sums": Fault(TILES, "CLUSTER_K == rank *", "CLUSTER_K == 0 *", "deadlock", tile=EIGHTS),
 }
 
 
