@@ -1,0 +1,74 @@
+"""`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by name and by what they import.
+
+A test file is named after its module, in the folder of tests that mirrors the module's; other files name it in an import.
+Without arguments: how many modules have a test of their name, and those that no test imports.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cuda_kernels", "tactics", "gpu_runtime", "benchmarks")
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Dotted names of the modules, and of what is taken out of them, that a file imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+def test_files() -> list[Path]:
+    return sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def own(module: Path) -> Path | None:
+    """The test file of that name in the mirrored folder; `module`: relative to the root."""
+    found = ROOT / "tests" / module.parent / f"test_{module.stem}.py"
+    return found if found.exists() else None
+
+
+def importing(module: Path) -> Iterator[Path]:
+    name = ".".join(module.with_suffix("").parts)
+    return (path for path in test_files() if name in imported(path))
+
+
+def tests_of(module: Path) -> list[Path]:
+    """Its own test file first, then those that import it."""
+    mine = own(module)
+    return [*([mine] if mine else []), *(path for path in importing(module) if path != mine)]
+
+
+def modules() -> list[Path]:
+    found = (p.relative_to(ROOT) for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+    return sorted(p for p in found if p.name != "__init__.py")
+
+
+def main(names: list[str]) -> int:
+    if not names:
+        everything = modules()
+        print(f"{sum(own(m) is not None for m in everything)} of {len(everything)} modules have a test file of their name")
+        for module in everything:
+            if not tests_of(module):
+                print(f"{module}: no test file imports it")
+        return 0
+    known = modules()
+    for name in names:
+        module = Path(name)
+        if module not in known:
+            raise SystemExit(f"{name}: expected a module below {', '.join(PACKAGES)}, as gpu_runtime/planning/tables.py")
+        found = tests_of(module)
+        print("\n".join(str(path.relative_to(ROOT)) for path in found) or f"{name}: no test file imports it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
