@@ -13,6 +13,7 @@
 //
 // Compile-time: K_THREAD (1, 4 or 8), P_THREAD, SPLIT (1, 8, 32 or 128), X_F32, ADDED_F32, Y_F32 (1: that tensor is FP32), ACT,
 // RES, AFFINE, LAST.
+#define ROUNDED 0
 #include "activation.cuh"
 #include "types.cuh"
 

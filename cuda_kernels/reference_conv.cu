@@ -4,6 +4,7 @@
 // under test but the activation (which small shapes check against NumPy).
 //
 // Compile-time: ACT, RES, AFFINE, LAST (include/conv.cuh).
+#define ROUNDED 0
 #include "activation.cuh"
 #include "ptx.cuh"
 

@@ -3,12 +3,6 @@
 #pragma once
 #include "activation.cuh"
 
-// 9.7.3.10 max.NaN: max(v, low) where NaN stays NaN.
-__device__ __forceinline__ float no_less(float v, float low) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(v), "f"(low));
-  return r;
-}
 // 9.7.9.21 cvt: two floats rounded; RELU: by the same instruction a negative one becomes zero, and NaN stays NaN.
 template <bool RELU>
 __device__ __forceinline__ u32 rounded_pair(float low, float high) {
@@ -18,18 +12,6 @@ __device__ __forceinline__ u32 rounded_pair(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
-}
-
-// max(v, 0) - s 2^q(s) with s = |v|, for log2 of (1 - erf(s / sqrt 2)) / 2 is nearly a parabola. The polynomial is off by at most
-// 0.14 ulp of FP16 of the result on either side, up to s = 5.75, from where the difference is nothing.
-__device__ __forceinline__ float gelu_to_half(float v) {
-  const float s = fminf(fabsf(v), 5.75f);
-  float q = fmaf(s, -0.0003305553815618474f, 0.005924028168616319f);
-  q = fmaf(s, q, -0.04856324915675681f);
-  q = fmaf(s, q, -0.46366204553524953f);
-  q = fmaf(s, q, -1.1494231146314666f);
-  q = fmaf(s, q, -1.0000995612402992f);
-  return fmaf(-s, ex2_approx(q), no_less(v, 0.f));
 }
 
 // `activate` of both. SiLU has one quotient for the two: 1 / a is b / (a b). Below -40, where the result is 0, e^-v stays what it

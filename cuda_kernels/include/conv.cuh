@@ -5,6 +5,9 @@
 // K is cut into chunks of 8 channels (16 bytes): chunk j is channels 8*(j % c8).. of tap j / c8, so few channels waste
 // little. A tensor's element is at n*ns + (c >> log2v)*bs + pixel*ps + (c & (V-1)) halfs (tactics/format.py).
 #pragma once
+#if OUT_F32
+#define ROUNDED 0
+#endif
 #include "activation.cuh"
 #include "nonfinite.cuh"
 #include "swizzle.cuh"
