@@ -64,7 +64,8 @@ SMEM_BYTES_PER_CLK = 128
 # memory and instructions of a warp beside those of steps, the share of its time that the busiest is, start and end of a block.
 PORT_CLK, INSTRUCTIONS, BUSY, START_CLK = 880, 750, 0.92, 4000
 SMS = 132  # that blocks of tiles without `persist` are made for
-CASES = {"conv_stem": (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU),)}
+_CASE = ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU)
+CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=(3, 3, 2, 2, 1, 1, 6, 6))))}
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
