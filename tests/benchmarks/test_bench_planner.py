@@ -56,7 +56,7 @@ def test_plain_program_agrees_on_a_network():
 
 
 def test_the_command_on_one_convolution():
-    done = CliRunner().invoke(main, ["conv512", "--limit", "5"])
+    done = CliRunner().invoke(main, ["conv512", "--limit", "5", "--device", "a100"])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("conv512 ") and "HiGHS 1.000x" in done.output
     # The fastest kernel of all writes vectors, which a reformat then makes planes; a split K writes those itself.

@@ -143,8 +143,8 @@ def test_a_package_that_is_asked_for_late_is_named_too(without, module, words):
 @pytest.mark.parametrize(
     ("code", "module"),
     [
-        ("import gpu_runtime as gr; gr.build", "onnx"),
-        ("from gpu_runtime import build", "onnx"),
+        ("import gpu_runtime as gr; gr.build('tiny.onnx')", "onnx"),
+        ("from gpu_runtime import plan; plan('tiny.onnx', 'l4')", "onnx"),
         ("import gpu_runtime as gr; gr.load('tiny.engine').context(device='cuda')", "cupy"),
     ],
 )

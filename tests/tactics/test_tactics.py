@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
 
 @pytest.mark.parametrize("change,word", [({"sparse24": False}, "pattern_violation"), ({"c": 66}, "channels_not")])
 def test_sparse_is_rejected_with_its_reason(change, word):
-    problem = conv_case(**({f: getattr(CONV, f) for f in CONV.__dataclass_fields__} | change))
+    problem = conv_case(**({f.name: getattr(CONV, f.name) for f in fields(CONV)} | change))
     assert not any(t.sparse for t in candidates(problem, named("a100")))
     assert any(word in str(reason) for x, reason in rejected(problem, named("a100")) if "sparse" in str(x))
 
