@@ -28,7 +28,7 @@
 #define LOWEST __half2half2(__ushort_as_half(0xfc00))  // minus infinity
 static_assert(!OUT_LINEAR && BM % 64 == 0 && (ASYNC || MT > 1) && !RES, "8 threads read one pixel's 64 channels: all banks, once");
 
-// 8 channels of one output per thread and turn. ASYNC: what is staged are maxima of a column's rows.
+// 8 channels of one output per thread and turn. ASYNC: the staging tile holds maxima over the rows of each column.
 __device__ __forceinline__ void store_maxima(const StemParams& p, u32 staging, int m0, const Place& at) {
   const int i0 = at.i * TILE_H, j0 = at.j * TILE_W, row0 = at.row(p), column0 = at.column(p);
 #pragma unroll 1

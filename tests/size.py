@@ -27,7 +27,6 @@ LAYOUT = {
     tokenize.NEWLINE,
     tokenize.INDENT,
     tokenize.DEDENT,
-    tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
 LIMIT = re.compile(r"([-+])([a-z_]+) = ([\d_]+)")
@@ -92,7 +91,8 @@ def raises(log: str) -> Iterator[Raise]:
 
 
 def history() -> list[Raise]:
-    command = ["git", "log", "--no-merges", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
+    """Of the commits of this branch: a merge counts as one, with all that it brings."""
+    command = ["git", "log", "--first-parent", "-m", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
     return list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
 
 

@@ -1,7 +1,10 @@
 """The count of code, and raises of its limits."""
 
+import subprocess
+
 import pytest
 
+from tests import size
 from tests.size import code_lines, raises
 
 LOG = """\0abc1234
@@ -43,3 +46,29 @@ def test_a_raise_is_found_with_the_line_that_allows_it():
     assert (first.commit, first.folder, first.before, first.after) == ("abc1234", "cuda_kernels", 1000, 1012)
     assert first.budget == "Budget: sums in clusters, +12 lines"
     assert (second.commit, second.folder, second.budget) == ("def5678", "tactics", "")
+
+
+def test_a_merge_hides_no_raise(tmp_path, monkeypatch):
+    """Two branches raise limits; the merge has the sum, and no line that allows it."""
+
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a", *words], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    def commit(lines: int, *words: str) -> None:
+        (tmp_path / "pyproject.toml").write_text(f"[tool.size]\ntactics = {lines}\n")
+        git("commit", "-qa", "-m", *words)
+
+    git("init", "-qb", "main")
+    (tmp_path / "pyproject.toml").touch()
+    git("add", ".")
+    commit(100, "first")
+    git("checkout", "-qb", "other")
+    commit(110, "ten more\n\nBudget: other, +10 lines")
+    git("checkout", "-q", "main")
+    commit(105, "five more\n\nBudget: main, +5 lines")
+    git("merge", "-q", "-s", "ours", "--no-commit", "other")
+    commit(115, "both")
+    monkeypatch.setattr(size, "ROOT", tmp_path)
+    assert [(r.before, r.after, r.budget) for r in size.history()] == [(105, 115, ""), (100, 105, "Budget: main, +5 lines")]

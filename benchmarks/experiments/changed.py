@@ -93,9 +93,7 @@ def ends_1(device: Device, small: bool) -> list[Pair]:
     tile by threads, as planes of 32 channels. None where the device has no such kernel."""
     found: list[Pair] = []
     for c, size, k, r, stride in LONG_K[: 1 if small else None]:
-        p = ConvProblem(
-            1, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4, epilogue=replace(RELU, bias=True)
-        )
+        p = ConvProblem(1, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4, epilogue=RELU)
         able = [t for t in candidates(p, device) if t.kernel == conv_wgmma.NAMES[0] and t.ins[0].layout == "hwc8"]
         able.sort(key=lambda t: (predict_us(p, t, device), t.name))
         last = [t for t in able if t.out.layout == "hwc8"]
@@ -148,8 +146,10 @@ def main(argv: list[str]) -> int:
     by_problem: dict[Problem, list[Tactic]] = {}
     if "ends-1" in x.words:
         wanted = ends_1(x.device, x.small)
+    elif "untimed" in x.words:
+        wanted = untimed(NEWEST, x.device, x.small)
     else:
-        wanted = untimed(NEWEST, x.device, x.small) if "untimed" in x.words else pairs(x.out.parent, x.device, x.small)
+        wanted = pairs(x.out.parent, x.device, x.small)
     for problem, tactic in wanted:
         by_problem.setdefault(problem, []).append(tactic)
     for problem, tactics in by_problem.items():

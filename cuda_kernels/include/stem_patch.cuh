@@ -4,7 +4,7 @@
 // Compile-time, beside conv.cuh's: IN_TYPE 0 FP16, 1 FP32, 2 unsigned 8-bit; IN_HWC 1: channels of a pixel are neighbours; POOL 1:
 // a max pool follows, and y is its output; POOL_R x POOL_S, POOL_STRIDE_H, POOL_STRIDE_W are its windows, else one result each.
 //   CHANNELS; STRIDE_H, STRIDE_W; a tile is (BN >> LOG2_TW) x (1 << LOG2_TW) pixels, its patch ROWS x PAIRS x 2 columns
-//   STEPS of 16 along K, of which the first FULL need no masks; PAIRED as above
+//   STEPS of 16 along K, of which the first FULL need no masks; PAIRED 1: a slot of K is a word of the patch (conv_stem.cu)
 //   VEC   1: two neighbours in x are one aligned access and both inside the image or outside
 //   ROW_STEPS   steps along K of a row of the window that wgmma reads in the patch, 0: mma.sync; CARRIED   rows of the tile above
 //   WHOLE 1: y_c and k are multiples of BM; MIN_BLOCKS   that the registers of an SM are for
@@ -31,7 +31,8 @@ struct StemParams {
 constexpr int PITCH = ASYNC ? 4 : CHANNELS;  // halfs of a pixel in the patch
 constexpr int TW = 1 << LOG2_TW, ROW_BYTES = PAIRS * PITCH * 4, PIXEL_BYTES = PITCH * 2;
 constexpr int A_TILE = STEPS * 512, SLOTS = PAIRED ? 2 : 4, TAP_BYTES = STEPS * SLOTS * 16 + (PAIRED ? (STEPS - FULL) * 32 : 0);
-// ASYNC: in front of the patch the same without its even columns, of which a window's first is none of its own.
+// ASYNC: ahead of the patch lies a second copy with zeros for its even columns: a window's first pair begins with a column that is
+// not of that window.
 constexpr int PLANE_BYTES = (ROWS * ROW_BYTES + 15) / 16 * 16, PATCH_BYTES = (ASYNC + 1) * PLANE_BYTES;
 constexpr int TILE_H = ((BN >> LOG2_TW) + CARRIED - POOL_R) / POOL_STRIDE_H + 1;  // outputs
 constexpr int TILE_W = (TW - POOL_S) / POOL_STRIDE_W + 1, CHUNK = 2 * MT;  // CHUNK: a lane's neighbouring channels
@@ -40,7 +41,7 @@ constexpr int MOST = (MT * NT >= 16 ? 18 : 24) / (CHANNELS * (IN_TYPE == 1 ? 2 :
 constexpr int LIMIT = MT * NT >= 16 && MOST > 3 ? 3 : MOST, AHEAD = ITEMS < LIMIT ? ITEMS : LIMIT;  // on their way during stores
 constexpr int AT_ONCE = STEPS <= 12 ? STEPS : 2;    // steps of an unrolled loop
 
-// This thread's number, not what was computed from it for the last tile: that would take registers all along.
+// This thread's number. The compiler cannot know it is threadIdx.x, so it keeps no values that follow from it in registers.
 __device__ __forceinline__ int thread() {
   int me = threadIdx.x;
   asm volatile("" : "+r"(me));

@@ -21,10 +21,7 @@ from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, Sec
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
-from tactics.problems.problem import (
-    AnyProblem,
-    ReformatProblem,
-)
+from tactics.problems.problem import AnyProblem, ReformatProblem
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 

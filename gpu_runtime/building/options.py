@@ -29,8 +29,8 @@ LEVEL, MOST_LEVEL = 3, 5  # of optimization: as a rule, and at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What pipeline.build takes beside the model and describes. The planner and the timer read it once it is `checked`: then
-    `tuning_time` is a function, if anything."""
+    """The arguments of pipeline.build, which describes them, beside the model. The planner and the timer read them once they
+    are `checked`."""
 
     example_inputs: Sequence[Any] | None = None
     sparsity: Sparsity = "disable"
@@ -56,7 +56,8 @@ class BuildOptions:
     progress: Listener = ignore
 
     def checked(self) -> BuildOptions:
-        """Ready for a build. Raises TypeError and ValueError for an argument that is none of its values."""
+        """These options, with `tuning_time` as a function. Raises TypeError and ValueError for an argument of a wrong type or
+        value."""
         level, seconds, cache = self.optimization_level, self.tuning_time, self.timing_cache
         for name in ("workspace", "activations"):
             if isinstance(nbytes := getattr(self, name), int) and not 0 <= nbytes <= LARGEST:

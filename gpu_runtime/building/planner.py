@@ -41,8 +41,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A network's tables for one target, and the best plan; where tactics are timed step by step, once those of the plan and of
-    all that is said of it are. `options`: checked; `ends`: the formats that inputs and outputs may have."""
+    """Makes a network's tables for one target, and the best plan of them. Where tactics are timed step by step, it goes on
+    until those of the plan, and those that its explanation quotes, are timed. `options`: checked; `ends`: the formats that
+    inputs and outputs may have."""
 
     target: Device
     timer: Timer

@@ -62,7 +62,7 @@ def explain(
 
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
-    """What was timed for the plan; None where that is everything."""
+    """How many tactics were timed, and how many not; None if all were."""
     ops = [(op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)]
     timed = {(p, t): time.timed for p, times in (*ops, *table.reformats.items()) for t, time in times.items()}
     if all(timed.values()):

@@ -34,7 +34,6 @@ def settle(
     table, chosen = planner(shared(options, first) if first else options)
     if calibration is None or found.compared:
         return planner.settled(table, chosen, found)
-
     for done in range(ROUNDS + 1):
         planner.options.progress(Progress("compare", network.name))
         result = _deviation(table, chosen, calibration, planner)

@@ -8,7 +8,6 @@ finding is valid only for these. Other content of a file is ignored with a warni
 import hashlib
 import json
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,7 @@ from typing import Annotated
 from cuda_kernels import files
 from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.device import Device
+from gpu_runtime.progress import warn
 from tactics import codec
 from tactics.codec import Check
 from tactics.kernels import KERNELS
@@ -96,11 +96,7 @@ def read(path: Path) -> tuple[Findings, ...]:
         return ()
     except (OSError, ValueError, RecursionError) as e:
         reason = getattr(e, "strerror", None) or "".join(c if c.isprintable() else "?" for c in str(e))[:200]
-        warnings.warn(
-            f"{path}: not written by `gpu-runtime doctor`: {reason}; it is ignored: {AGAIN}, or remove the file",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn(f"{path}: not written by `gpu-runtime doctor`: {reason}; it is ignored: {AGAIN}, or remove the file")
         return ()
 
 
@@ -110,12 +106,8 @@ def of(device: Device) -> tuple[Failure, ...]:
     mine = [r for r in found if replace(r, failed=()) == here]
     if not mine and (stale := next((r for r in found if r.device == here.device and r.failed), None)):
         changed = f"driver {stale.driver}, now {here.driver}" if stale.driver != here.driver else "other kernel sources"
-        warnings.warn(
-            f"`gpu-runtime doctor` saw {len(stale.failed)} kernels or tiles fail on {device.title}, with {changed}: ignored; "
-            f"{AGAIN}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        text = f"`gpu-runtime doctor` saw {len(stale.failed)} kernels or tiles fail on {device.title}, with {changed}"
+        warn(f"{text}: ignored; {AGAIN}")
     return mine[0].failed if mine else ()
 
 
@@ -124,10 +116,6 @@ def applied(device: Device) -> Device:
     failed = of(device)
     if failed:
         named = ", ".join(f.what for f in failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")
-        warnings.warn(
-            f"plans exclude these kernels because they failed on {device.title}: {named}. After a driver update run "
-            f"`gpu-runtime doctor` again, or delete {path_of(device)}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        text = f"plans exclude these kernels because they failed on {device.title}: {named}"
+        warn(f"{text}. After a driver update run `gpu-runtime doctor` again, or delete {path_of(device)}")
     return replace(device, left_out=tuple((f.what, f.why) for f in failed))

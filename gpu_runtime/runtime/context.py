@@ -21,6 +21,7 @@ from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError, QueueFullError
+from gpu_runtime.progress import warn
 from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime import sizes
 from gpu_runtime.runtime import steps as launched
@@ -39,7 +40,7 @@ def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
     try:
         import nvtx
     except ImportError:
-        warnings.warn("no NVTX ranges: package nvtx is not installed (pip install nvtx)", RuntimeWarning, stacklevel=4)
+        warn("no NVTX ranges: package nvtx is not installed (pip install nvtx)")
         return nullcontext
     return partial(nvtx.annotate, domain="gpu_runtime")
 
@@ -201,7 +202,7 @@ class Context:
         """
         ran = self._run(inputs, out, stream)
         if ran.warning:
-            warnings.warn(ran.warning, RuntimeWarning, stacklevel=3)
+            warn(ran.warning)
         return ran.outputs
 
     def run_async(

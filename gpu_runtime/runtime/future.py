@@ -6,12 +6,12 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuda_kernels.driver_errors import explained
+from gpu_runtime.progress import warn
 
 if TYPE_CHECKING:
     from cupy.cuda import Event
@@ -69,7 +69,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         ran = self._ended(timeout)
         if ran.warning and not self._warned:
             self._warned = True
-            warnings.warn(ran.warning, RuntimeWarning, stacklevel=2)
+            warn(ran.warning)
         return ran.outputs
 
     def exception(self, timeout: float | None = None) -> Exception | None:

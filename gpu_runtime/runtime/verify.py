@@ -24,11 +24,7 @@ from tactics.format import DTYPES, LAYOUTS, CanonicalFormat, Format, canonical, 
 from tactics.kernels import KERNELS
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.problem import (
-    AnyProblem,
-    ConvProblem,
-    ConvTransposeProblem,
-)
+from tactics.problems.problem import AnyProblem, ConvProblem, ConvTransposeProblem
 from tactics.problems.protocol import Feature, Problem
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic

@@ -16,7 +16,17 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from tactics.families.stem_patch import IN_PLACE, Geometry, geometry, in_place, lies, lying, outputs, pool_of, shapes
+from tactics.families.stem_patch import (
+    IN_PLACE,
+    Geometry,
+    fits_in_place,
+    geometry,
+    geometry_in_place,
+    in_place,
+    outputs,
+    pool_of,
+    shapes,
+)
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
@@ -60,8 +70,9 @@ TILES = tuple(
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
-# Of wgmma, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM: clocks of the port of shared
-# memory and instructions of a warp beside those of steps, the share of its time that the busiest is, start and end of a block.
+# Of IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed. PORT_CLK: clocks
+# of the port of shared memory beside the steps; INSTRUCTIONS: of a warp beside the steps; BUSY: the share of a tile's time in
+# which the busiest unit works; START_CLK: of a block's start and end.
 PORT_CLK, INSTRUCTIONS, BUSY, START_CLK = 880, 750, 0.92, 4000
 SMS = 132  # that blocks of tiles without `persist` are made for
 _CASE = ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU)
@@ -73,7 +84,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     if reason := family_reason(p):
         yield "conv_stem", unsupported(reason)
         return
-    tiles = (*TILES, IN_PLACE) if lies(p, device) else TILES
+    tiles = (*TILES, IN_PLACE) if fits_in_place(p, device) else TILES
     for tile, x, y in product(restrict("conv_stem", tiles, only), INPUTS, HALF_FORMATS):
         tactic = tactic_of("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
@@ -126,7 +137,9 @@ def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
 
 def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
     t = tactic.gemm
-    return lying(_one_image(p), replace(t, persist=0)) if in_place(t) else geometry(_one_image(p), t.n, linear(tactic.out))
+    if in_place(t):
+        return geometry_in_place(_one_image(p), replace(t, persist=0))
+    return geometry(_one_image(p), t.n, linear(tactic.out))
 
 
 _one_image = lru_cache(maxsize=4096)(partial(replace, n=1))  # a tile lies in one: all batches share its geometry
@@ -144,7 +157,7 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return _tap_bytes(g) + t.m * 4 + g.steps * t.m * 32 + 2 * patch + staging
 
 
-# Epilogue.pool: members of the kernel's struct, behind compile-time values.
+# Epilogue.pool: its first four fields are compile-time values, the others members of the kernel's struct.
 POOL_ARGS = "pool_pad_t pool_pad_l pool_h pool_w".split()
 POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
 
@@ -265,6 +278,7 @@ def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 
 def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
+    """Microseconds of each unit, where wgmma reads the patch: loads of the next patch are behind its products."""
     t, g, carried = tactic.gemm, _geometry(p, tactic), _carried(p, tactic)
     rows, columns = _sizes(p, g, carried)
     columns *= p.n * _rows(p, tactic) // t.m
@@ -275,15 +289,13 @@ def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, fl
     return rounds_us(device, clk, columns * rows // together, 1, together * tile, 0, START_CLK)
 
 
-def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    """An SM's blocks convert their patches, then multiply; resident blocks overlap one's loads with another's products."""
+def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, tiles: int) -> dict[str, float]:
+    """The same where lanes gather the pixels: an SM's blocks convert their patches, then multiply; resident blocks overlap
+    one's loads with another's products."""
     t, g = tactic.gemm, _geometry(p, tactic)
-    (launch,) = launches(p, tactic)
-    tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
-    patch = g.rows * g.pairs
-    warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
+    patch, warps, mt, nt = g.rows * g.pairs, t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
     at_once = _held(p, tactic, device)
-    at_work = min(at_once, math.ceil(launch.grid[0] / device.num_sms))
+    at_work = min(at_once, math.ceil(blocks / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     loads = 2 if g.paired else 4
     # Per step and warp: gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
@@ -295,13 +307,18 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     ends = t.m * t.n * (3 + epilogue_instructions(p)) / 128
     convert = patch * (18 + 4 * p.c) / 128  # instructions per pair of columns
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    overlap = (at_work - 1) * epilogue / 2
-    limits = rounds_us(device, clk, tiles, at_once, loop + convert + ends, fill + epilogue, overlap)
-    if in_place(t):
-        limits = _in_place_us(p, tactic, device)
+    return rounds_us(device, clk, tiles, at_once, loop + convert + ends, fill + epilogue, (at_work - 1) * epilogue / 2)
+
+
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    """Patches overlap: their halos come from L2 again, and each block's weights."""
+    t, g = tactic.gemm, _geometry(p, tactic)
+    (launch,) = launches(p, tactic)
+    tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)
+    blocks = launch.grid[0]
+    limits = _in_place_us(p, tactic, device) if in_place(t) else _gathered_us(p, tactic, device, blocks, tiles)
     found = convolved(p, tactic, _rows(p, tactic) * g.steps * 32 + _tap_bytes(g), limits)
-    # Patches overlap: their halos come from L2 again, and each block's weights.
     x, element = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.ins[0], (1, 1, 1, 1))
-    again = tiles * 2 * patch * p.c * element + launch.grid[0] * g.steps * t.m * 32
+    again = tiles * 2 * g.rows * g.pairs * p.c * element + blocks * g.steps * t.m * 32
     l2 = moved_us(device, found.read, found.written, found.weights)["l2"] * (1 + again / (x + found.written))
     return replace(found, limits={"l2": l2, **limits})

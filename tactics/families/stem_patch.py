@@ -11,7 +11,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tile
 
 BANKS = 32
-IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # whose pixels wgmma reads where they lie in the patch; a pool's alone
+IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # wgmma reads its pixels where they lie in the patch; it has a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
 
 
 def pool_of(p: ConvProblem) -> tuple[int, ...]:
-    """Epilogue.pool, without one of windows of one result."""
+    """Epilogue.pool; of a convolution without a pool, windows of one result each."""
     return p.epilogue.pool or (1, 1, 1, 1, 0, 0, p.p, p.q)
 
 
@@ -160,18 +160,21 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_place(t: Tile) -> bool:
+    """Whether wgmma reads this tile's pixels in the patch."""
     return (t.m, t.warps_m) == (IN_PLACE.m, IN_PLACE.warps_m)
 
 
-def lies(p: ConvProblem, device: Device) -> bool:
-    """Whether a patch of 4 channels has windows that begin every 16 bytes, behind a column, and end with a step of K."""
+def fits_in_place(p: ConvProblem, device: Device) -> bool:
+    """Whether windows begin every 16 bytes of a patch of 4 channels to a pixel, and their rows, with the column ahead, are
+    whole steps of K; and a pool follows."""
     windows = p.stride[1] == 2 and p.s % 4 == 3 and p.pad[1] % 2 == 1 and p.dilation == (1, 1)
     return device.sm == "sm_90a" and p.c >= 3 and windows and bool(p.epilogue.pool and outputs(p, IN_PLACE.n // 16, 16))
 
 
 @lru_cache(maxsize=1024)
-def lying(p: ConvProblem, t: Tile) -> Geometry:
-    """Of wgmma: a warpgroup has 8 columns of pixels; a row of the window is pairs of columns, the first in front of it."""
+def geometry_in_place(p: ConvProblem, t: Tile) -> Geometry:
+    """As wgmma reads a patch: a warpgroup has 8 columns of pixels; a row of the window is pairs of columns, the first in front
+    of it."""
     tw, shift = 8 * t.warps_n, _shift(p)
     r, s, c = np.indices((p.r, p.s + 1, 4)) - np.array([0, 1, 0])[:, None, None, None]
     taps = np.where((s >= 0) & (c < p.c), (c * p.r + r) * p.s + s, -1).reshape(-1, 2, 4, 2)

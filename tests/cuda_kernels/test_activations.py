@@ -2,6 +2,7 @@
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from cuda_kernels.device import named
 from cuda_kernels.emulator import Memory, Options, launch, load
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.problems.pointwise_ops import ACTIVATIONS, Stage
-from tactics.problems.problem import PointwiseProblem
+from tactics.format import Format
+from tactics.problems.epilogue import Epilogue
+from tactics.problems.pointwise_ops import ACTIVATIONS, Activation, Stage
+from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tests.problems import PARAMS, execute
 
 NUMBERS = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
@@ -160,3 +163,23 @@ def test_pairs_that_are_rounded_next(name, most, shuffled):
             units = np.abs(y - exact) / 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - 10)
             units = np.where(fits, units, 0)
             assert units.max() <= most, (ends, x[units.argmax()], units.max())
+
+
+@pytest.mark.parametrize(
+    "kernel, out", [("conv_dense", "fp16"), ("conv_grouped", "fp16"), ("conv_dense", "fp32"), ("conv_fp32", "fp32")]
+)
+def test_gelu_of_a_convolution_is_as_exact_as_its_output(kernel, out):
+    """Of each finite FP16 number, by weights that leave it as it is: FP32 outputs have the long form."""
+    problem, device = ConvProblem(1, 16, 64, 64, 16, 1, 1, epilogue=Epilogue(act=Activation("gelu"))), named("a100")
+    found = candidates(problem, device, ("fp16", "fp32") if kernel == "conv_fp32" else ())
+    tactic = next(t for t in found if t.kernel == kernel and t.out.layout == "chw")
+    tactic = replace(tactic, out=Format(out, "chw"))
+    x = np.where(np.isfinite(NUMBERS), NUMBERS, 0).astype(np.float32)
+    w = np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1)
+    y = np.asarray(execute(Emulated(device), problem, tactic, (x.reshape(problem.in_shapes[0]),), {"w": w}), np.float64).ravel()
+    exact = EXACT["gelu"](x.astype(np.float64))
+    if out == "fp32":
+        np.testing.assert_allclose(y, exact, rtol=1e-6, atol=3.5e-7)
+    else:
+        units = np.abs(y - exact) / 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - 10)
+        assert units.max() <= 0.64, x[units.argmax()]

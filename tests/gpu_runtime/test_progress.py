@@ -13,8 +13,10 @@ import termios
 import threading
 import time
 
+import numpy as np
 import pytest
 
+import gpu_runtime as gr
 from cuda_kernels import compile as compiling
 from cuda_kernels.emulator import build
 from gpu_runtime import cli as command_line
@@ -22,6 +24,7 @@ from gpu_runtime.commands import console, progress
 from gpu_runtime.commands.progress import ProgressLine
 from gpu_runtime.progress import Progress
 from tests.conftest import ROOT
+from tests.reference_run import model, node
 
 
 class Clock:
@@ -284,3 +287,14 @@ def test_the_most_that_may_be_done_and_what_is_expected():
     line(Progress("tune", "", 412, 8236, 824))
     line.tick()
     assert "timing tactics: 412 of at most 8,236, about 20 s left" in stream.getvalue()
+
+
+def test_a_warning_points_at_the_line_that_called():
+    """However deep in the package it arises, of a build and of a run."""
+    proto = model([node("Relu", "x", "y")], {"x": (1, 8, 4, 4)}, "y", {})
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with pytest.warns(UserWarning, match="is dynamic and set to 1") as built:
+        engine = gr.build(proto)
+    with engine.context(device="emulator") as ctx, pytest.warns(RuntimeWarning, match="holds infinity") as ran:
+        ctx.run({"x": np.full((1, 8, 4, 4), np.inf, np.float32)})
+    assert {found.filename for found in (*built, *ran)} == {__file__}

@@ -11,7 +11,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import accepts, candidates
 from tactics.families import conv_stem
-from tactics.families.stem_patch import IN_PLACE, lying
+from tactics.families.stem_patch import IN_PLACE, geometry_in_place
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.predict import predict_us
@@ -84,7 +84,7 @@ def test_modes_and_orders_agree_bit_for_bit(options, monkeypatch):
 def test_no_row_is_multiplied_twice(monkeypatch):
     """Of 48: with images for all SMs, blocks go down them, 16 rows at a time; else by 14 rows and two of the next tile's."""
     monkeypatch.setattr(conv_stem, "SMS", 1)
-    per_tile = lying(SMALL, IN_PLACE).steps * 4 * 32
+    per_tile = geometry_in_place(SMALL, IN_PLACE).steps * 4 * 32
     many = check(SMALL, stem(), DEVICE)[1].mma
     assert many == per_tile * 3 * 2 * 3
     monkeypatch.setattr(conv_stem, "SMS", 132)
