@@ -118,7 +118,7 @@ def test_the_last_row_fills_the_batch(tmp_path):
 
 def split(n: int):
     """A product whose sum is split over blocks, which count up in memory that is zero before."""
-    w = (np.random.default_rng(3).standard_normal((64, 2048)) / 45).astype(np.float32)
+    w = (np.random.default_rng(3).standard_normal((1024, 2048)) / 45).astype(np.float32)
     nodes = [node("Relu", "x", "r"), node("Gemm", "r w", "t", transB=1), node("Relu", "t", "y")]
     return model(nodes, {"x": (n, 2048)}, "y", {"w": w})
 
