@@ -226,9 +226,10 @@ def build_command(asked: Asked) -> None:
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     progress = listening(asked.verbose)
+    import gpu_runtime.building.build  # noqa: F401  # where the extra that it needs is missing, nothing else is said
     from gpu_runtime.building.target import is_here
     from gpu_runtime.engine import encode
-    from gpu_runtime.pipeline import build  # where the extra that it needs is missing, nothing else is said
+    from gpu_runtime.pipeline import build
 
     target, spread = _target(asked.device, asked.ray)
     if target.measured and asked.cache is not False:

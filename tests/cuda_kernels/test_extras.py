@@ -81,8 +81,8 @@ def without(files):
 
 
 def one_sentence(result: tuple[int, str, str], module: str) -> None:
-    code, _, err = result
-    assert code == 1 and err == f"error: {why_missing(module)}\n"
+    code, out, err = result
+    assert (code, out, err) == (1, "", f"error: {why_missing(module)}\n")
 
 
 def test_every_command_is_tried():
