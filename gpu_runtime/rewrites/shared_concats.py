@@ -1,4 +1,8 @@
-"""Concats of Concats, and of parts of one tensor, as one memory. No option: it takes nothing away, fewer tensors are joined."""
+"""Concats of Concats, and of parts of one tensor, as one memory. No option: it takes nothing away, fewer tensors are joined.
+
+torchvision's DenseNet-121 joins all earlier outputs of a block anew for each layer, (a, b), (a, b, c), (a, b, c, d): as prefixes
+of one memory it takes 126 launches, else 719, of nearly twice the time (predicted).
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
