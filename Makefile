@@ -40,7 +40,7 @@ test-full: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver and not wheel and not servers" --durations=15
 
 test-blas: $(STAMP)  # plans, weights and texts, compared bit for bit: kernels are judged with a tolerance
-	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK) tests/networks tests/gpu_runtime tests/benchmarks
+	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK) tests/networks tests/package tests/gpu_runtime tests/benchmarks
 
 BASE ?= $(shell git rev-list -1 --before='24 hours ago' HEAD 2>/dev/null)
 test-compiled: $(STAMP)

@@ -62,12 +62,6 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_no_two_test_files_have_one_name():
-    """pytest imports each by its file name alone: the second would be refused."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert not {name for name in names if names.count(name) > 1}
-
-
 @pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "cuda_kernels").glob("*.cu")))
 def test_every_kernel_waits_for_the_launch_ahead(kernel):
     """Launches may begin before the one ahead has ended; a kernel that does not wait would read what is not yet there."""

@@ -21,3 +21,7 @@ def test_a_module_without_a_test_says_so(capsys):
 def test_what_is_no_module_is_refused():
     with pytest.raises(SystemExit, match=r"no\.py: expected a module below cuda_kernels"):
         where.main(["no.py"])
+
+
+def test_every_test_file_is_named_after_a_module_or_lies_in_a_folder_that_judges_a_whole():
+    assert where.unnamed() == []

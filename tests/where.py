@@ -1,7 +1,9 @@
 """`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by name and by what they import.
 
-A test file is named after its module, in the folder of tests that mirrors the module's; other files name it in an import.
-Without arguments: how many modules have a test of their name, and those that no test imports.
+A test file is named after its module, in the folder of tests that mirrors the module's: test_tables.py, or with its subject
+test_tables_of_pieces.py. Other files name the module in an import. Files of FOLDERS judge a whole, as the folder says; files in
+`tests` itself judge the tree.
+Without arguments: how many modules have a test of their name, the files named after none, and modules that no test imports.
 """
 
 import ast
@@ -12,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cuda_kernels", "tactics", "gpu_runtime", "benchmarks")
+FOLDERS = ("networks", "package", "driver", "independent", "servers", "cuda_kernels/emulator")  # each judges a whole
+SOURCES = (".cu", ".cuh", ".cpp", ".h")
 
 
 @cache
@@ -30,10 +34,19 @@ def test_files() -> list[Path]:
     return sorted((ROOT / "tests").rglob("test_*.py"))
 
 
-def own(module: Path) -> Path | None:
-    """The test file of that name in the mirrored folder; `module`: relative to the root."""
-    found = ROOT / "tests" / module.parent / f"test_{module.stem}.py"
-    return found if found.exists() else None
+def own(module: Path) -> list[Path]:
+    """The test files of that name in the mirrored folder, the one without a subject first; `module`: relative to the root."""
+    folder = ROOT / "tests" / module.parent
+    return [*folder.glob(f"test_{module.stem}.py"), *sorted(folder.glob(f"test_{module.stem}_*.py"))]
+
+
+def unnamed() -> list[Path]:
+    """Test files in mirrored folders that are named after no module there."""
+    kernels = (p.relative_to(ROOT) for p in (ROOT / "cuda_kernels").rglob("*") if p.suffix in SOURCES)
+    named = {path for module in (*modules(), *kernels) for path in own(module)}
+    folders = [ROOT / "tests" / folder for folder in FOLDERS]
+    mirrored = (path for path in test_files() if not any(path.is_relative_to(folder) for folder in folders))
+    return [path for path in mirrored if path not in named and path.parent != ROOT / "tests"]
 
 
 def importing(module: Path) -> Iterator[Path]:
@@ -42,9 +55,9 @@ def importing(module: Path) -> Iterator[Path]:
 
 
 def tests_of(module: Path) -> list[Path]:
-    """Its own test file first, then those that import it."""
+    """Its own test files first, then those that import it."""
     mine = own(module)
-    return [*([mine] if mine else []), *(path for path in importing(module) if path != mine)]
+    return [*mine, *(path for path in importing(module) if path not in mine)]
 
 
 def modules() -> list[Path]:
@@ -55,7 +68,8 @@ def modules() -> list[Path]:
 def main(names: list[str]) -> int:
     if not names:
         everything = modules()
-        print(f"{sum(own(m) is not None for m in everything)} of {len(everything)} modules have a test file of their name")
+        print(f"{sum(bool(own(m)) for m in everything)} of {len(everything)} modules have a test file of their name")
+        print("\n".join(f"{path.relative_to(ROOT)}: named after no module" for path in unnamed()))
         for module in everything:
             if not tests_of(module):
                 print(f"{module}: no test file imports it")

@@ -7,7 +7,7 @@ A mark is an HTML comment on the line above a fenced block, or above text that e
     <!-- quote quick: python -m benchmarks.pages.forum -->
     <!-- quote slow from "layer  " to "Next": python -m benchmarks.demo -->
 
-`quick`, `slow` and `long` are the marks of the test that compares the block with its command (tests/benchmarks/test_quotes.py).
+`quick`, `slow` and `long` mark the test that compares the block with its command (tests/benchmarks/pages/test_quotes.py).
 `from`: the last line that begins so is the first quoted; `to`: the first line after it that begins so ends the quote. The
 command runs in a folder that has nothing but `benchmarks/digits`, by bash, with this tree's code; its stdout is quoted.
 Seconds, milliseconds and dates are from the machine that wrote the page: they may differ, and so may the results of HiGHS

@@ -16,8 +16,8 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import NAMED
 from tactics.families.hopper.tiles import HopperTile
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
-from tests.benchmarks.test_sass import text
-from tests.benchmarks.test_warpgroups import consumer
+from tests.benchmarks.simulator.test_sass import text
+from tests.benchmarks.simulator.test_warpgroups import consumer
 
 
 def run(*args: str):

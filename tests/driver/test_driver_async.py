@@ -1,4 +1,4 @@
-"""Queued runs on a GPU, or on the emulated driver, where a missing wait fails every time; see test_run_async.py."""
+"""Queued runs on a GPU, or on the emulated driver, where a missing wait fails every time; see test_context_async.py."""
 
 import concurrent.futures
 import gc

@@ -39,7 +39,7 @@ from tests.emulated_driver import settings
 from tests.on_driver import ON_DRIVER, finished, started, timed
 from tests.problems import ACTS, CONVS, PROBLEMS, TAILS
 from tests.reference_run import model, node
-from tests.tactics.test_properties import conv as geometry
+from tests.tactics.test_candidates_drawn import conv as geometry
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY), timed]

@@ -8,7 +8,7 @@ import pytest
 
 from cuda_kernels.device import why_no_gpu
 from tests.driver.test_driver_context import FORMATS, build, close, cupy, expected, folder, network, stream
-from tests.gpu_runtime.runtime.test_points import split
+from tests.gpu_runtime.runtime.test_context_points import split
 from tests.ranges import joined
 
 __all__ = ["cupy", "folder", "stream"]  # fixtures

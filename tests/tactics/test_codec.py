@@ -17,7 +17,7 @@ from tactics.problems import codec
 from tactics.problems.problem import MoveProblem, PoolProblem
 from tactics.sampling.data import random_data
 from tests.problems import PROBLEMS, conv_case, pairs
-from tests.tactics.families.test_transpose import GROUPED as TRANSPOSED
+from tests.tactics.families.test_conv_transpose import GROUPED as TRANSPOSED
 
 DEVICE = named("h200")
 CONV = conv_case(1, 8, 9, 9, 16, 3, 3, pad=(1, 1, 1, 1), bias=True)

@@ -1,5 +1,5 @@
 """`gpu-runtime bench` as it is typed on a machine without a GPU: what it predicts, and what it refuses. What it measures is
-tested on the emulated driver (test_driver_bench.py), its statistics in test_bench_summary.py."""
+tested on the emulated driver (test_driver_bench.py), its statistics in test_summary.py."""
 
 from dataclasses import replace
 

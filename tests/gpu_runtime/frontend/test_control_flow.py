@@ -8,7 +8,7 @@ import pytest
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from tests.gpu_runtime.frontend.test_onnx_import import refused, save, weights
+from tests.gpu_runtime.frontend.test_importer import refused, save, weights
 from tests.reference_run import check_against_ort, feeds_for, network, ort_run, relative_error, run
 
 HEAD = '<ir_version: 8, opset_import: ["" : {opset}]>\ng (float[{sizes}] x) => (float[] y)'

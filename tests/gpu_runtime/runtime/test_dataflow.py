@@ -28,7 +28,7 @@ from tactics.problems.problem import ConcatProblem, ReformatProblem
 from tactics.tactic import Tactic
 from tests.conftest import model_path
 from tests.drawn import ALL, MOVES, network
-from tests.gpu_runtime.assembly.test_inplace import densenet
+from tests.gpu_runtime.assembly.test_assemble_in_place import densenet
 from tests.networks.test_drawn import emulated, feeds_of
 from tests.ort_budget import run
 from tests.reference_run import model, node

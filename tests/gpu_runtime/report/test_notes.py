@@ -12,7 +12,7 @@ import gpu_runtime as gr
 from gpu_runtime.report import notes
 from tests.conftest import model_path
 from tests.engines import SPARSE_DEVICE
-from tests.gpu_runtime.report.test_report_page import EVIL, hostile
+from tests.gpu_runtime.report.test_page import EVIL, hostile
 from tests.reference_run import ort_run
 
 

@@ -100,7 +100,7 @@ def test_all_commands_show_one_weight_energy(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_page_of_networks_has_the_plan_s_numbers(name):
     """docs/networks.md whole is written by a command that takes long; each row's times are held to the plan one by one."""
-    page = (Path(__file__).parents[3] / "docs" / "networks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()
     cells = re.search(rf"^\| {name} \|.*$", page, re.M)[0].strip("| ").split(" | ")
     plan, rivals = plans(name)[1], plans(name)[1].solution.rivals
     single, sparsity = rivals.best_single_format, plan.sparsity

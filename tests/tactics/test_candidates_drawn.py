@@ -1,7 +1,7 @@
 """Convolutions, pools and resizes with all their parameters drawn: each tactic's kernels, in the emulator, against reference().
 
 A case is its seed, which stands in the test's name; sizes, pads, strides and the like are arguments at run time, so that
-draws compile little. Pointwise chains and rows are drawn likewise in test_pointwise.py and test_reductions.py.
+draws compile little. Pointwise chains and rows are drawn likewise in test_pointwise_ops.py and test_reductions.py.
 """
 
 import math
@@ -167,7 +167,7 @@ def test_drawn(kind, seed):
 @pytest.mark.parametrize("kind", DRAWS)
 def test_many_drawn(kind, seed):
     """Every kernel and tile between linear and vector sides, and every mix of FP16 and FP32; what differs in nothing but
-    layouts shares these binaries and is drawn. With the 300 chains of test_pointwise.py, 2,001 draws."""
+    layouts shares these binaries and is drawn. With the 300 chains of test_pointwise_ops.py, 2,001 draws."""
     problem = DRAWS[kind](seed)
     tactics = by_tile(problem)
     assert tactics, f"no tactic for {problem}"

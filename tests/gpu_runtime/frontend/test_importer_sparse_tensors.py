@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 import gpu_runtime as gr
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import describe, importer
-from tests.gpu_runtime.frontend.test_onnx_import import refused, save
+from tests.gpu_runtime.frontend.test_importer import refused, save
 from tests.reference_run import check_against_ort, model, node
 
 

@@ -27,7 +27,7 @@ from tactics.problems.reductions import NormalizeProblem
 from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import TOLERANCE, bind, relative_error, scratch_for
 from tactics.tactic import Patch, Tactic, Tile
-from tests.gpu_runtime.assembly.test_inplace import CHW, CHW32, DENSE, H8, SPARSE
+from tests.gpu_runtime.assembly.test_assemble_in_place import CHW, CHW32, DENSE, H8, SPARSE
 from tests.problems import conv_case, transposed_case
 from tests.tactics.problems.test_attention import of_channels, of_tokens
 

@@ -18,7 +18,7 @@ from gpu_runtime import cli as command_line
 from gpu_runtime import engine as engines
 from gpu_runtime import engine_header
 from gpu_runtime.commands import targets
-from tests.gpu_runtime.commands.test_cli import ENV, SHAPES, contents, program, start
+from tests.gpu_runtime.test_cli import ENV, SHAPES, contents, program, start
 from tests.reference_run import model, node
 
 OLD = {

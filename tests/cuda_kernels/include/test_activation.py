@@ -83,7 +83,7 @@ ENDS = (((), ()), (BOTH, ()), ((), BOTH), (("ex2",), ("rcp",)), (("rcp",), ("ex2
 
 def single(name: str, x: np.ndarray, low: tuple[str, ...] = (), high: tuple[str, ...] = (), pairs: bool = False) -> np.ndarray:
     """The activation of FP32 numbers, unrounded; of `pairs` of neighbours, a multiple of 256, in FP16."""
-    source, blocks = str(Path(__file__).parents[1] / "faulty" / "activations.cu"), -(-x.size // (256 << pairs))
+    source, blocks = str(Path(__file__).parents[2] / "faulty" / "activations.cu"), -(-x.size // (256 << pairs))
     values = {"ACT": list(ACTIVATIONS).index(name), "PAIRS": int(pairs)}
     program = load(compile_kernel(source, values, "sm_80").ptx)
     memory = Memory()

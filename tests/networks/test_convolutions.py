@@ -8,8 +8,8 @@ import pytest
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 from tests.engines import check_engine
+from tests.networks.test_moves import kinds
 from tests.reference_run import check_against_ort, model, node
-from tests.tactics.problems.test_moves import kinds
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from tests.gpu_runtime.frontend.test_onnx_import import brute_force, refused, save, small, weights
+from tests.gpu_runtime.frontend.test_importer import brute_force, refused, save, small, weights
 from tests.reference_run import model, network, node
 
 # ---- bad files

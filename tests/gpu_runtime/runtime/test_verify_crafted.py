@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gpu_runtime.frontend.test_mutants import outcomes
+from tests.gpu_runtime.frontend.test_importer_mutants import outcomes
 
 FEW, MANY, LARGE = 96, 6000, 500
 

@@ -80,7 +80,7 @@ def test_a_hundred_ends_cost_what_was_in_flight_alone(tmp_path):
 
 SHARED = """
 import sys; sys.path.insert(0, {root!r})
-from tests.tactics.measure.test_resume import *
+from tests.tactics.measure.test_timing_resume import *
 waits = []
 def wait(): waits.append(1)
 timer = timing.measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False, waits=wait)
@@ -112,7 +112,7 @@ def test_without_a_folder_for_locks_nobody_waits(fake, monkeypatch):
 
 BUILD = """
 import sys; sys.path.insert(0, {root!r})
-from tests.tactics.measure.test_resume import *
+from tests.tactics.measure.test_timing_resume import *
 timer = timing.measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False)
 try:
     for n in range(1, 30):

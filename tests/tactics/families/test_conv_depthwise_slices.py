@@ -17,7 +17,7 @@ from tests.compiled import takes
 from tests.engines import judge
 from tests.problems import TAILS, depthwise
 from tests.reference_run import model, node
-from tests.tactics.families.test_depthwise import DEVICE, compiles, tactic
+from tests.tactics.families.test_conv_depthwise import DEVICE, compiles, tactic
 
 pytestmark = pytest.mark.slow
 

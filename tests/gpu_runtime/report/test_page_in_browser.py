@@ -12,8 +12,8 @@ from tactics.reason import Reason
 from tests.browser import CHROMIUM, Browser
 from tests.conftest import model_path
 from tests.engines import SPARSE_DEVICE
-from tests.gpu_runtime.explain.test_counts import SMALL
-from tests.gpu_runtime.report.test_report_page import hostile
+from tests.gpu_runtime.report.test_page import hostile
+from tests.networks.test_counts import SMALL
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 ROWS = "[...document.querySelectorAll('#layer-table tbody tr')].filter(r => !r.hidden)"

@@ -10,7 +10,7 @@ from tactics.launches import launches
 from tactics.problems.pointwise_ops import Activation
 from tactics.sampling.data import random_data, reference
 from tests.problems import assert_right, depthwise, execute
-from tests.tactics.families.test_depthwise import DEVICE, LIMITS, run, tactic
+from tests.tactics.families.test_conv_depthwise import DEVICE, LIMITS, run, tactic
 
 pytestmark = pytest.mark.slow
 
