@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from cuda_kernels.device import NAMED
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, bench_options, check_loaded, is_timed, load_engine, time_engine, unused
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
@@ -81,8 +82,7 @@ class Asked:
     device: str | None = flag(
         "--device",
         metavar="NAME",
-        help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, a10, a40, l4, l40s, h100, h200, b200, "
-        "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: this machine's GPU of that number, with "
+        help=f"Plan for this GPU with predicted times: {', '.join(NAMED)}. A number: this machine's GPU of that number, with "
         "measured times. Default: the current GPU, measured; without a GPU, h200.",
     )
     pools: tuple[str, ...] = flag(
