@@ -8,6 +8,7 @@ from typing import Any, overload
 from cuda_kernels import files
 from gpu_runtime.explain import side_by_side
 from gpu_runtime.report import batches as by_batch
+from gpu_runtime.report import curves
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
 
@@ -40,8 +41,6 @@ class Plans(Shown, Sequence[Outlook]):
 
     def page(self) -> bytes:
         """The time of an image by batch, as an HTML page. Raises ValueError without batches."""
-        from gpu_runtime.report import curves
-
         if not self.batches:
             raise ValueError("batches: a page draws times by batch: plan with batches=(1, 8, 32)")
         return curves.page(self)

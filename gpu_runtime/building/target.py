@@ -11,9 +11,12 @@ from cuda_kernels import device as devices
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
 from gpu_runtime.building.options import DEFAULTS, LEVEL, BuildOptions
+from gpu_runtime.planning.surroundings import stays_in_l2
 from gpu_runtime.progress import Progress, compiling
 from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
+from tactics.measure import lazy, spread, timing
+from tactics.measure.timing import driver_version
 
 if TYPE_CHECKING:
     from gpu_runtime.network import Network
@@ -37,8 +40,6 @@ def pick_device(device: str | Device | None) -> Device:
 
 
 def _here() -> tuple[Device, str]:
-    from tactics.measure.timing import driver_version
-
     return pick_device(None), driver_version()
 
 
@@ -60,8 +61,6 @@ def placed(options: BuildOptions) -> tuple[Device, BuildOptions]:
     if ray is None or ray is False:
         found, options = pick_device(device), replace(options, ray=None)
     else:
-        from tactics.measure import spread
-
         if not isinstance(ray, (bool, str, spread.Spread)):
             raise TypeError(f"ray: expected the address of a Ray cluster, True or False, got {ray!r}")
         on = ray if isinstance(ray, spread.Spread) else None
@@ -76,8 +75,6 @@ def make_timer(device: Device, options: BuildOptions = DEFAULTS, networks: Seque
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). The options' listener is
     told of the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache
     was good for when the timer is closed. `networks`: those that are built."""
-    from gpu_runtime.planning.surroundings import stays_in_l2
-    from tactics.measure import lazy, timing
 
     if not device.measured:
         return timing.predicted(device)
@@ -101,8 +98,6 @@ def timing_record(device: Device, driver: str | None = None) -> Timing:
     """How the plan's times came about; `label` is what every printed time carries. `driver`: its version where the times were
     measured, without: this machine's."""
     if device.measured:
-        from tactics.measure import timing
-
         driver = timing.driver_version() if driver is None else driver
         title = device.title + (", emulated driver" if timing.names_emulated(driver) else "")
         return Timing("measured", f"measured({title})", driver=driver, policy=timing.POLICY)

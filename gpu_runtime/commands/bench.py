@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from cuda_kernels import device as devices
+from gpu_runtime.benchmark.records import Settings
 from gpu_runtime.commands.console import json_bytes, say
 from gpu_runtime.commands.options import opened, shown_at
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
+from gpu_runtime.errors import EngineError
 from gpu_runtime.progress import Progress, compiling
 
 if TYPE_CHECKING:
@@ -144,8 +147,6 @@ def bench_options(hidden: bool) -> Callable[[Callable[..., Any]], Callable[..., 
 
 
 def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
-    from gpu_runtime.benchmark.records import Settings
-
     settings = Settings(
         given["warm_up"],
         given["iterations"],
@@ -217,8 +218,6 @@ def bench(
 
 def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:
     """The engine of a file; this process sees the GPU of the number `device` alone. UsageError for any other device."""
-    from cuda_kernels import device as devices
-
     try:
         if device is not None and not device.isdecimal():
             raise ValueError(f"expected the number of a GPU here, got {device!r}: an engine is for the GPU it was built for")
@@ -234,9 +233,7 @@ def time_engine(
     engine: Engine, name: str, wanted: Wanted, paths: Mapping[str, Path], progress: ProgressLine, verbose: bool
 ) -> None:
     """Measure and print; `name`: of the engine, in messages; `paths`: option -> the file that it asks for."""
-    from cuda_kernels import device as devices
     from gpu_runtime.benchmark import inputs, summary, wording
-    from gpu_runtime.errors import EngineError
     from gpu_runtime.explain.points import at_text
 
     if why := devices.why_no_gpu():

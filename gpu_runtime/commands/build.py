@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from cuda_kernels import device as devices
 from cuda_kernels.device import NAMED
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, bench_options, check_loaded, is_timed, load_engine, time_engine, unused
@@ -31,6 +32,7 @@ from gpu_runtime.commands.progress import Interrupts, ProgressLine, listening
 from gpu_runtime.commands.targets import KEPT, check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import PROFILES, TrtexecCommand
 from gpu_runtime.progress import Progress
+from gpu_runtime.text import printable, wrap
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
@@ -365,7 +367,6 @@ def _source(model: str | None, onnx: str | None) -> str:
 
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
     """The GPU that is planned for, and the cluster of such ones that it is timed on."""
-    from cuda_kernels import device as devices
     from gpu_runtime.building.options import BuildOptions
     from gpu_runtime.building.target import pick_device, placed
 
@@ -392,8 +393,6 @@ def _info(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
 
 
 def _lines(text: str) -> list[str]:
-    from gpu_runtime.text import printable, wrap
-
     return wrap(printable(text), columns())
 
 

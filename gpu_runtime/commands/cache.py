@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cuda_kernels import device as devices
+from cuda_kernels.compile import CompileError, source_hash
 from cuda_kernels.files import open_regular
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import HELP
@@ -144,7 +146,6 @@ def _lines(name: str, data: bytes) -> dict[Key, bytes]:
 def _source(tactic: str) -> str | None:
     """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
     None where what compiles them is not installed."""
-    from cuda_kernels.compile import CompileError, source_hash
     from tactics.measure import cache
     from tactics.tactic import Tactic
 
@@ -163,7 +164,6 @@ def _count(number: int, what: str) -> str:
 @lru_cache(maxsize=1)
 def this_gpu() -> str:
     """As keys have it; empty without a GPU."""
-    from cuda_kernels import device as devices
     from tactics.measure.timing import driver_version
 
     return f"{devices.current().key}|{driver_version()}" if devices.has_gpu() else ""

@@ -9,6 +9,7 @@ from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import labels_option, opened, quiet_option, shown_at
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays, split_labels
+from gpu_runtime.text import several
 
 NOT_PASSED = 5  # exit code
 
@@ -63,7 +64,6 @@ def compare_command(
     given, classes = split_labels(labels, read_arrays("--inputs", inputs))
     from gpu_runtime.accuracy import compare, wording
     from gpu_runtime.explain.points import at_text
-    from gpu_runtime.text import several
 
     loaded = opened(engine, allow_cubins, shown)
     progress = listening()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import click
 
+from gpu_runtime.text import printable
+
 WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
 QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
 OUTPUT = threading.RLock()  # held by who writes
@@ -27,8 +29,6 @@ def columns() -> int:
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a text that may hold names out of files: no character of it commands the terminal."""
-    from gpu_runtime.text import printable
-
     if QUIET.is_set() and not err:
         return
     with OUTPUT:

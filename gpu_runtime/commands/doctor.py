@@ -4,6 +4,7 @@ import json
 
 import click
 
+from cuda_kernels import device as devices
 from gpu_runtime.commands.console import json_bytes, say
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
@@ -35,7 +36,6 @@ def doctor_command(
     Exits with 5 unless all was tested and is right; rates, which other work changes, do not count. The kernels that failed on a
     GPU are recorded in the cache folder, and plans exclude them.
     """
-    from cuda_kernels import device as devices
     from gpu_runtime.doctor import examine, wording
     from tactics.kernels import KERNELS
 

@@ -13,6 +13,7 @@ from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import checked_device, parse_shapes
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.errors import ModelError
 
 NOT_PASSED = 5  # exit code
 
@@ -40,7 +41,6 @@ def inspect_command(
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
         return _engine(file, as_json, gap, shown, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
-    from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cuda_kernels import device as devices
 from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
@@ -223,8 +224,6 @@ def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
 
 def checked_device(name: str | None, *others: str) -> str | None:
     """The name of a known GPU, or one of `others`. Raises UsageError."""
-    from cuda_kernels import device as devices
-
     try:
         return name if name is None or name in others else devices.named(name).name
     except ValueError as e:

@@ -4,6 +4,7 @@ import json
 
 import click
 
+from cuda_kernels import device
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import parse_shapes, risk_option
 from gpu_runtime.commands.progress import listening
@@ -29,7 +30,6 @@ def plan_command(
         raise click.UsageError("--report needs --batches=NUMBERS: `gpu-runtime report` draws the plan of an engine")
     paths = check_targets({"--report": report}, [model])
     progress = listening()
-    from cuda_kernels import device
     from gpu_runtime.pipeline import plan
 
     names = [name.strip() for name in devices.split(",")]

@@ -16,6 +16,7 @@ import click
 
 from gpu_runtime.commands import console
 from gpu_runtime.progress import Progress
+from gpu_runtime.text import printable
 
 if TYPE_CHECKING:
     import logging
@@ -114,8 +115,6 @@ class ProgressLine:
         return f"{MARK}{_span(now - self._began)}] {p.text(left)}"
 
     def _line(self, text: str) -> None:
-        from gpu_runtime.text import printable
-
         self._said = self._clock()
         self._write(printable(text) + "\n")
 

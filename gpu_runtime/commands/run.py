@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cuda_kernels import device as devices
+from cuda_kernels.extras import CUDA
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import named, opened, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
+from gpu_runtime.text import not_finite, printable, shapes_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,10 +50,7 @@ def run_command(
     kind = "npy" if output.endswith(".npy") else "npz"
     paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
     progress = listening()
-    from cuda_kernels import device as devices
-    from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError
-    from gpu_runtime.text import not_finite, printable, shapes_text
 
     progress(Progress("load", engine))
     loaded = opened(engine, allow_cubins)
@@ -101,7 +101,6 @@ def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engi
     from gpu_runtime.benchmark.inputs import random_inputs
     from gpu_runtime.runtime.arrays import check_names, host_inputs
     from gpu_runtime.runtime.sizes import filled
-    from gpu_runtime.text import shapes_text
 
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)
