@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.explain.facts import LayerFacts, facts_of, pieces_text
-from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text, us_text
-from gpu_runtime.explain.points import batches_text
+from gpu_runtime.explain.facts import LayerFacts, facts_of
+from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text
+from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.wording import layer_facts, network_lines
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
@@ -254,14 +254,11 @@ def environment(record: EngineRecord) -> list[Named]:
         ("planner", ", ".join(filter(None, (plan.solution.method, plan.solution.status)))),
         ("weights", size_text(record.weight_bytes)),
         ("activations", size_text(plan.memory.activation_bytes)),
-        ("pieces", pieces_text(record)),
-        *([("sizes", batches_text(record))] if record.profiles else []),
         ("launches", f"{len(plan.steps)}" + (f", including {library} of a library" if library else "")),
         ("machine code", f"of {record.num_cubins} kernels embedded" if record.num_cubins else "compiled on loading"),
     ]
-    if plan.solution.measured_us is not None:
-        found.append(("end to end", us_text(plan.solution.measured_us, timing)))
-    return [(key, printable(value)) for key, value in found if value]
+    known = [(key, printable(value)) for key, value in found if value]
+    return known + plan_facts(record, ("batches", *NOTED))
 
 
 def command(record: EngineRecord) -> str:
