@@ -7,9 +7,10 @@ from gpu_runtime.explain.figures import ceiling_text, counts_text, dense_text, g
 from gpu_runtime.explain.names import fitting, grouped
 from gpu_runtime.explain.points import batches_text
 from gpu_runtime.runtime.findings import Apart
-from gpu_runtime.runtime.plan_record import EngineRecord, Memory
+from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, Memory
 from gpu_runtime.text import printable, size_text, versus
 
+ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # of the engine
 # What is out of the ordinary in a plan, which every view shows.
 NOTED = ("pieces", "whole", "in place", "replaced", "left out", "merged", "FP32", "scaled", "overflow", "compared")
 Most = int | None  # names or tensors that a fact lists; None for all
@@ -148,7 +149,34 @@ def _compared(record: EngineRecord, most: Most) -> str:
     return f"with FP32 on the calibration input: {'; '.join(parts)}" if parts else ""
 
 
+# ---- where the engine comes from
+
+
+def _model(record: EngineRecord, _: Most) -> str:
+    return f"{record.model.name}, sha256 {record.model.sha256}"
+
+
+def _kernels(record: EngineRecord, _: Most) -> str:
+    return f"sources {record.source_hash}, {f'{record.num_cubins} embedded' if record.num_cubins else 'compiled on loading'}"
+
+
+def _launches(record: EngineRecord, _: Most) -> str:
+    calls = sum(layer.type == "library" for layer in record.plan.layers)
+    return f"{len(record.plan.steps)}" + (f", including {calls} of a library" if calls else "")
+
+
 FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
+    "model": _model,
+    "device": lambda record, _: str(record.device),
+    "sources": lambda record, _: record.device.sources,
+    "assumed": lambda record, _: record.device.assumed,
+    "times": lambda record, _: record.timing.label,
+    "driver": lambda record, _: record.timing.driver or "",
+    "policy": lambda record, _: record.timing.policy or "",
+    "made by": lambda record, _: f"gpu_runtime {record.producer.version}, NVRTC {record.producer.nvrtc}",
+    "format": lambda *_: f"{FORMAT_VERSION}",
+    "kernels": _kernels,
+    "launches": _launches,
     "pruning": lambda record, _: gain_text(record),
     "sparsity": lambda record, _: counts_text(record.sparsity),
     "time": _time,

@@ -5,10 +5,10 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 
 from gpu_runtime.explain.facts import ends_of, layer_rows
 from gpu_runtime.explain.figures import PREDICTED, tactic_text, times_are, us_text
-from gpu_runtime.explain.plan_facts import NOTED, plan_facts
+from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
-from gpu_runtime.runtime.plan_record import FORMAT_VERSION, Bound, EngineRecord, Flags
+from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Flags
 from gpu_runtime.text import listed, printable, table, wrap
 
 KEY = 9  # columns of a fact's key
@@ -50,23 +50,13 @@ def trust_text(record: EngineRecord, checked: bool) -> str:
 
 def inspect_text(record: EngineRecord, checked: bool = False) -> str:
     """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log. `checked`: Engine.checked."""
-    device, coded = record.device, record.num_cubins
     facts = [
-        ("model", f"{record.model.name}, sha256 {record.model.sha256[:16]}"),
-        ("device", f"{device.title} ({device.sm}, {device.num_sms} SMs, {device.clock_mhz} MHz)"),
-        ("times", record.timing.label),
-        ("made by", f"gpu_runtime {record.producer.version}, NVRTC {record.producer.nvrtc}"),
-        ("format", f"{FORMAT_VERSION}"),
-        (
-            "kernels",
-            f"sources {record.source_hash[:16]}, " + (f"{coded} embedded" if coded else "compiled on loading"),
-        ),
         ("trust", trust_text(record, checked)),
         ("flags", _flags(record.flags)),
         *(("input", _io_text(t)) for t in record.plan.inputs),
         *(("output", _io_text(t)) for t in record.plan.outputs),
     ]
-    lines = listed([(key, printable(value)) for key, value in facts], KEY)
+    lines = listed([*plan_facts(record, ORIGIN), *((key, printable(value)) for key, value in facts)], KEY)
     sizes = [points_text(record)] if record.profiles else []
     return "\n".join([*lines, "", *sizes, plan_text(record), sparsity_text(record)]).rstrip() + "\n"
 
