@@ -101,6 +101,11 @@ def wrap(text: str, width: int | None = None, indent: int = 2) -> list[str]:
     return textwrap.wrap(text, width or WIDTH.get(), subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
 
 
+def listed(facts: Sequence[tuple[str, str]], column: int, width: int | None = None, most: int | None = None) -> list[str]:
+    """(key, text) as paragraphs that begin at `column`, of `most` lines each."""
+    return [line for key, text in facts for line in wrap(f"{key:{column}}{text}", width, column)[:most]]
+
+
 def fold(text: str, width: int) -> list[str]:
     """Lines of at most `width`, broken at blanks; a longer word after `/`, `_` or `>`; the rest is indented."""
     if len(text) <= width:

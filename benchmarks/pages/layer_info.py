@@ -71,9 +71,10 @@ LAYER = {
     "SparsitySureness": f"of a layer that runs sparse, what that is called: {', '.join(word for word, _ in SURE)}",
     "SparseBest": "Ms, LowMs, HighMs, Tactic, Formats, Bound: the fastest sparse kernel in any formats, alone",
     "DenseBest": "the same of the fastest dense one",
-    "PredictedIfSparse": "Ms, Tactic: the best sparse kernel if the weights had the pattern, predicted",
+    "PredictedIfSparse": "the same of the best sparse kernel if the weights had the pattern, predicted",
     "PredictedIfDense": "Ms: the dense one beside it",
-    "OtherChoice": "CostMs = KernelMs + ReformatMs + AroundMs, Tactic, Formats: the plan with this layer forced the other way",
+    "OtherChoice": "CostMs = KernelMs + ReformatMs + AroundMs, TotalMs, Reformats, Ms, Tactic, Formats, Kernels if several, "
+    "PremiumMs if any: the plan with this layer forced the other way, and its kernels for the layer",
     "LibraryEstimate": "Ms, Bound, Error, SparseMs: a library's dense kernel, what limits it, the relative error, "
     "and its 2:4 kernel where the weights have the pattern",
     "Floor": "Bound, DenseMs, SparseMs, MmaMs, DramMs, L2Ms, LaunchMs: least times at the device's peak rates",

@@ -11,7 +11,6 @@ import onnx
 
 from benchmarks.light import light, open_batch
 from gpu_runtime import pipeline
-from gpu_runtime.report.batches import text
 
 
 @click.command()
@@ -22,7 +21,7 @@ def main(batches: str, devices: str) -> None:
         onnx.save(open_batch(light("light_resnet50")), Path(folder) / "resnet50.onnx")
         counts = [int(n) for n in batches.split(",")]
         plans = pipeline.plan(Path(folder) / "resnet50.onnx", devices.split(","), batches=counts, sparsity="force")
-    click.echo(text(plans), nl=False)
+    click.echo(str(plans), nl=False)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,18 @@ class Tolerance:
         return self.rtol is not None or self.atol is not None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is compared, and how: `drawn`: the samples are random values."""
+
+    models: _Models
+    engine: Engine
+    samples: Sequence[Arrays]
+    drawn: bool
+    tolerance: Tolerance
+    judged: Judge | None
+
+
 @dataclass(slots=True)
 class _Sums:
     """Sums for one tensor over all samples: squares of the model's values, of the engine's difference and of FP16 storage's
@@ -120,22 +132,14 @@ def compare(
     if judged:
         judged.check({o.name: ((o.shape[0] * len(samples), *o.shape[1:]), o.dtype) for o in engine.outputs if o.shape})
     with engine.context(device="emulator" if emulate else None, graph=False) as context:
-        found = _run(models, engine, context, samples, tolerance, judged, inputs is not None, progress)
+        found = _run(_Asked(models, engine, samples, inputs is None, tolerance, judged), context, progress)
     found = replace(found, text=wording.text(found))
     report(found.__str__)
     return found
 
 
-def _run(
-    models: _Models,
-    engine: Engine,
-    context: Context,
-    samples: Sequence[Arrays],
-    tolerance: Tolerance,
-    judged: Judge | None,
-    are_given: bool,
-    progress: Listener,
-) -> Comparison:
+def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
+    models, engine, samples, judged = asked.models, asked.engine, asked.samples, asked.judged
     tensors = _Tensors.of(models, engine)
     oracle = _Oracle(models, sorted(set(tensors.shared.values())), judged)
     answers: list[Arrays] = []
@@ -154,23 +158,23 @@ def _run(
                         f"output {name!r} is {got.shape} in the engine and {y[name].shape} in the model: give the "
                         "model that the engine was built from"
                     )
-                outputs[name].add(got, y[name], rough[name], tolerance)
+                outputs[name].add(got, y[name], rough[name], asked.tolerance)
             for layer, tensor in tensors.shared.items():
                 if layer in traced and y[tensor].size == traced[layer].size:
                     value = traced[layer].astype(np.float64) * tensors.scales[layer]
-                    layers[layer].add(value, y[tensor], rough[tensor], tolerance)
-    rows = tuple(_row(layer, tensors.shared[layer], sums, tolerance) for layer, sums in layers.items() if sums.count)
+                    layers[layer].add(value, y[tensor], rough[tensor], asked.tolerance)
+    rows = tuple(_row(layer, tensors.shared[layer], sums, asked.tolerance) for layer, sums in layers.items() if sums.count)
     unnamed = tuple(layer for layer in tensors.written if layer not in layers or not layers[layer].count)
     noise = [math.sqrt(s.noise / s.signal) for s in oracle.pruning.outputs.values() if s.signal]
     pruning = oracle.pruning.accuracy() if models.is_pruned else None
     return Comparison(
         len(samples) * max((len(a) for a in samples[0].values() if a.ndim), default=1),
-        tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()),
+        tuple(_row("", name, sums, asked.tolerance) for name, sums in outputs.items()),
         rows,
         unnamed,
         context.emulated,
         models.same_file,
-        pruning if are_given or pruning is None else replace(pruning, agreement=None),  # of random values it says nothing
+        replace(pruning, agreement=None) if pruning and asked.drawn else pruning,  # of random values it says nothing
         max(noise, default=None),
         oracle.scores(judged, answers) if judged else None,
     )

@@ -1,8 +1,7 @@
 """What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpu_runtime.accuracy.errors import Accuracy
@@ -77,35 +76,14 @@ class Comparison(Shown):
 
 
 def _data(c: Comparison) -> dict[str, Any]:
-    """The result as JSON, in which null stands for infinity."""
+    """The result as JSON, in which null stands for infinity and NaN."""
 
-    def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
-        return [
-            {
-                "layer": r.layer or None,
-                "tensor": r.tensor,
-                "error": _finite(r.error),
-                "fp16_alone": _finite(r.alone),
-                "allowed": r.allowed,
-                "largest": _finite(r.largest),
-                "beyond": r.beyond,
-                "changed": r.changed,
-                "ruined": r.ruined,
-                "passed": r.passed,
-            }
-            for r in found
-        ]
+    def row(r: Row) -> dict[str, Any]:
+        found = {key: _finite(value) for key, value in asdict(r).items()}
+        return found | {"layer": r.layer or None, "fp16_alone": found.pop("alone")}
 
-    pruning = (
-        None
-        if c.pruning is None
-        else {
-            "error": c.pruning_error,
-            "snr_db": _finite(c.pruning.snr_db),
-            "agreement": c.pruning.agreement,
-        }
-    )
-    s = c.scores
+    s, p = c.scores, c.pruning
+    pruning = {"error": c.pruning_error, "snr_db": _finite(p.snr_db), "agreement": p.agreement} if p else None
     return {
         "schema_version": 1,
         "passed": c.passed,
@@ -113,13 +91,13 @@ def _data(c: Comparison) -> dict[str, Any]:
         "emulated": c.emulated,
         "same_file": c.same_file,
         "first_divergence": c.first.layer if c.first else None,
-        "outputs": rows(c.outputs),
-        "layers": rows(c.layers),
+        "outputs": [*map(row, c.outputs)],
+        "layers": [*map(row, c.layers)],
         "not_compared": c.unnamed,
         "scores": {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original} if s else None,
         "pruning": pruning,
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -121,20 +121,26 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`wall_s`: from when the first query began to be queued to when the last one had ended, by the host's clock; `throughput`:
-    queries in each of its seconds; `percents`: those of the percentiles."""
+    """`wall_s`: from when the first query began to be queued to when the last one had ended, by the host's clock; `percents`:
+    those of the percentiles; `throughput`: queries in each of its seconds."""
 
     queries: int
     warm_up: int
     wall_s: float
-    throughput: float
     percents: tuple[float, ...]
     latency: Statistics
     enqueue: Statistics
     h2d: Statistics
     compute: Statistics
     d2h: Statistics
-    total_compute_s: float
+
+    @property
+    def total_compute_s(self) -> float:
+        return self.compute.mean * self.queries / 1e3
+
+    @property
+    def throughput(self) -> float:
+        return self.queries / self.wall_s if self.wall_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

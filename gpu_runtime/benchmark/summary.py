@@ -38,20 +38,8 @@ def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary
     if not queries:
         raise ValueError("no query was measured before the end: give a shorter --warmUp, or wait longer")
     wall_s = (max(q.ended for q in queries) - min(q.begun for q in queries)) / 1e3
-    compute = of_times([q.compute_ms for q in queries], percents)
-    return Summary(
-        queries=len(queries),
-        warm_up=trace.warm_up,
-        wall_s=wall_s,
-        throughput=len(queries) / wall_s if wall_s else 0.0,
-        percents=tuple(percents),
-        latency=of_times([q.latency_ms for q in queries], percents),
-        enqueue=of_times([q.enqueue_ms for q in queries], percents),
-        h2d=of_times([q.h2d_ms for q in queries], percents),
-        compute=compute,
-        d2h=of_times([q.d2h_ms for q in queries], percents),
-        total_compute_s=compute.mean * len(queries) / 1e3,
-    )
+    times = zip(*((q.latency_ms, q.enqueue_ms, q.h2d_ms, q.compute_ms, q.d2h_ms) for q in queries), strict=True)
+    return Summary(len(queries), trace.warm_up, wall_s, tuple(percents), *(of_times(each, percents) for each in times))
 
 
 def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:

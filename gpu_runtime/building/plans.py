@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from cuda_kernels import files
-from gpu_runtime.explain import side_by_side
-from gpu_runtime.report import batches as by_batch
-from gpu_runtime.report import curves
+from gpu_runtime.report import curves, outlooks
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
 
@@ -33,7 +31,7 @@ class Plans(Shown, Sequence[Outlook]):
         return self.plans[at]
 
     def __str__(self) -> str:
-        return by_batch.text(self) if self.batches else side_by_side.text(self)
+        return outlooks.text(self, self.batches)
 
     def to_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # JSON of a sequence is a list
         """What `gpu-runtime plan --json` prints."""

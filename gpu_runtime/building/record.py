@@ -37,18 +37,18 @@ def explain(
         rivals = replace(rivals, all_dense_us=planned.dense_us, own_us=planned.own.us)
     if planned.whole:
         rivals = replace(rivals, whole_us=planned.whole[0], whole_bytes=planned.whole[1])
-    explained = reasons.sparsity(
+    facts = reasons.Known(
         table,
         chosen,
         others,
         planner.options.sparsity,
+        table.device.measured,
         own=planned.own,
-        all_dense_us=rivals.all_dense_us,
-        measured=table.device.measured,
         single={t: clipped(why) for t, why in planned.reached.single if table.network.type(t).fixed},
         stored=loaded.stored,
         patterns=known,
     )
+    explained = reasons.sparsity(facts, rivals.all_dense_us)
     energy = loaded.before.lost_energy if loaded.before else None
     explained = replace(explained, pruned=loaded.pruned, not_pruned=loaded.not_pruned, pruned_energy=energy)
     return explained, replace(

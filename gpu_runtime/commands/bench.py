@@ -7,18 +7,17 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial, wraps
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from cuda_kernels import device as devices
 from gpu_runtime.benchmark.records import Settings
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import opened, shown_at
+from gpu_runtime.commands.options import argument, cubins_option, flag, gathered, given, opened, part, shown_at, typed
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.errors import EngineError
@@ -32,35 +31,6 @@ if TYPE_CHECKING:
 
 PERCENTILES = "90,95,99"
 INTERRUPTED = 130  # exit code
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the options ask for. `typed`: the names of those that were given."""
-
-    settings: Settings
-    percents: tuple[float, ...]
-    runs: int | None
-    inputs: str
-    times: str | None
-    output: str | None
-    dump: bool
-    typed: tuple[str, ...]
-
-    @property
-    def targets(self) -> dict[str, str | None]:
-        """Option -> the file that it asks for."""
-        return {"--exportTimes": self.times, "--exportOutput": self.output}
-
-    @property
-    def sources(self) -> list[str]:
-        """The files that --loadInputs reads."""
-        return [item.rpartition(":")[2] for item in self.inputs.split(",") if item]
-
-    @property
-    def results(self) -> list[str]:
-        """The given options that ask for what only a run gives."""
-        return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
 
 
 # ---- values of options
@@ -93,121 +63,112 @@ def _percents(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
+
+
 # fmt: off
-OPTIONS: dict[str, Callable[..., Any]] = {
-    "warm_up": partial(click.option, "--warmUp", default=200, show_default=True, **MS,
-                       help="Run for this long before the measurement."),
-    "iterations": partial(click.option, "--iterations", type=click.IntRange(min=1), default=10, show_default=True,
-                          help="Measure at least this many inferences of each stream."),
-    "duration": partial(click.option, "--duration", type=float, default=3, show_default=True, metavar="SECONDS",
-                        callback=_duration, help="Measure for at least this long; -1: until Ctrl-C."),
-    "streams": partial(click.option, "--streams", "--infStreams", type=click.IntRange(1, 64), default=1, show_default=True,
-                       help="Contexts that run at once, each on a stream of its own."),
-    "threads": partial(click.option, "--threads", is_flag=True, help="Each stream in a host thread of its own."),
-    "no_graph": partial(click.option, "--noCudaGraph", is_flag=True,
-                        help="Launch kernels one by one. Default: as one CUDA graph."),
-    "no_transfers": partial(click.option, "--noDataTransfers", is_flag=True, help="Copy the inputs once, before the first "
-                            "inference. Default: each inference copies inputs and outputs from and to pinned memory."),
-    "no_spin": partial(click.option, "--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Default: "
-                       "it spins."),
-    "sleep": partial(click.option, "--sleepTime", default=0, **MS, help="Sleep before the first inference."),
-    "idle": partial(click.option, "--idleTime", default=0, **MS, help="Sleep after each inference."),
-    "runs": partial(click.option, "--avgRuns", type=click.IntRange(min=1), metavar="N", help="Also print the mean times "
-                    "of every N inferences."),
-    "percents": partial(click.option, "--percentile", default=PERCENTILES, show_default=True, metavar="P,...",
-                        callback=_percents, help="Percentiles to print (nearest rank)."),
-    "inputs": partial(click.option, "--loadInputs", default="", metavar="NAME:FILE,...", help="Inputs from raw files, as "
-                      "numpy's tofile() writes them, or .npy files. Other inputs are random, with a fixed seed."),
-    "dump": partial(click.option, "--dumpOutput", is_flag=True, help="Print the outputs, every value."),
-    "output": partial(click.option, "--exportOutput", type=click.Path(), metavar="FILE", help="Write the outputs (trtexec's "
-                      "JSON)."),
-    "times": partial(click.option, "--exportTimes", type=click.Path(), metavar="FILE", help="Write the times of every "
-                     "inference (trtexec's JSON)."),
-    "patience": partial(click.option, "--timeout", type=float, default=60, show_default=True, metavar="SECONDS",
-                        callback=_patience, help="Give up if no inference ends for this long."),
-}
-# fmt: on
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options of timed inferences."""
 
+    warm_up: float = flag("--warmUp", default=200, show_default=True, **MS, help="Run for this long before the measurement.")
+    iterations: int = flag("--iterations", type=click.IntRange(min=1), default=10, show_default=True,
+                           help="Measure at least this many inferences of each stream.")
+    duration: float = flag("--duration", type=float, default=3, show_default=True, metavar="SECONDS", callback=_duration,
+                           help="Measure for at least this long; -1: until Ctrl-C.")
+    streams: int = flag("--streams", "--infStreams", type=click.IntRange(1, 64), default=1, show_default=True,
+                        help="Contexts that run at once, each on a stream of its own.")
+    threads: bool = flag("--threads", is_flag=True, help="Each stream in a host thread of its own.")
+    no_graph: bool = flag("--noCudaGraph", is_flag=True, help="Launch kernels one by one. Default: as one CUDA graph.")
+    no_transfers: bool = flag("--noDataTransfers", is_flag=True, help="Copy the inputs once, before the first inference. "
+                              "Default: each inference copies inputs and outputs from and to pinned memory.")
+    no_spin: bool = flag("--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Default: it spins.")
+    sleep: float = flag("--sleepTime", default=0, **MS, help="Sleep before the first inference.")
+    idle: float = flag("--idleTime", default=0, **MS, help="Sleep after each inference.")
+    runs: int | None = flag("--avgRuns", type=click.IntRange(min=1), metavar="N", help="Also print the mean times of every N "
+                            "inferences.")
+    percents: tuple[float, ...] = flag("--percentile", default=PERCENTILES, show_default=True, metavar="P,...",
+                                       callback=_percents, help="Percentiles to print (nearest rank).")
+    inputs: str = flag("--loadInputs", default="", metavar="NAME:FILE,...", help="Inputs from raw files, as numpy's tofile() "
+                       "writes them, or .npy files. Other inputs are random, with a fixed seed.")
+    dump: bool = flag("--dumpOutput", is_flag=True, help="Print the outputs, every value.")
+    output: str | None = flag("--exportOutput", type=click.Path(), metavar="FILE", help="Write the outputs (trtexec's JSON).")
+    times: str | None = flag("--exportTimes", type=click.Path(), metavar="FILE", help="Write the times of every inference "
+                             "(trtexec's JSON).")
+    patience: float = flag("--timeout", type=float, default=60, show_default=True, metavar="SECONDS", callback=_patience,
+                           help="Give up if no inference ends for this long.")
+    # fmt: on
 
-def bench_options(hidden: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """OPTIONS, which the command gets as one argument, `wanted`."""
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            self.warm_up,
+            self.iterations,
+            self.duration,
+            self.streams,
+            self.threads,
+            not self.no_graph,
+            not self.no_transfers,
+            not self.no_spin,
+            self.sleep,
+            self.idle,
+            self.patience,
+        )
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def gathered(*args: Any, **values: Any) -> Any:
-            given = {name: values.pop(name) for name in OPTIONS}
-            return command(*args, wanted=_wanted(click.get_current_context(), given), **values)
+    @property
+    def typed(self) -> list[str]:
+        """The options that were given."""
+        return [*typed(*(f.name for f in fields(self))).values()]
 
-        decorated: Callable[..., Any] = gathered
-        for name, option in reversed(OPTIONS.items()):
-            decorated = option(name, hidden=hidden)(decorated)
-        return decorated
+    @property
+    def targets(self) -> dict[str, str | None]:
+        """Option -> the file that it asks for."""
+        return {"--exportTimes": self.times, "--exportOutput": self.output}
 
-    return decorate
+    @property
+    def sources(self) -> list[str]:
+        """The files that --loadInputs reads."""
+        return [item.rpartition(":")[2] for item in self.inputs.split(",") if item]
 
-
-def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
-    settings = Settings(
-        given["warm_up"],
-        given["iterations"],
-        given["duration"],
-        given["streams"],
-        given["threads"],
-        not given["no_graph"],
-        not given["no_transfers"],
-        not given["no_spin"],
-        given["sleep"],
-        given["idle"],
-        given["patience"],
-    )
-    own = {p.name: p.opts[0] for p in context.command.params if p.name in OPTIONS}
-    typed = [option for name, option in own.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    rest = {name: given[name] for name in ("percents", "runs", "inputs", "times", "output", "dump")}
-    return Wanted(settings, **rest, typed=tuple(typed))
+    @property
+    def results(self) -> list[str]:
+        """The given options that ask for what only a run gives."""
+        return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
 
 
 # ---- the command
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments and options of bench."""
+
+    engine: str = argument()
+    wanted: Wanted = part(Wanted)
+    device: str | None = flag("--device", metavar="N", help="Number of the GPU. Default: the current GPU.")
+    predict: bool = flag("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
+    verbose: bool = flag("--verbose", is_flag=True, help="Explain each line.")
+    allow_cubins: bool = given(cubins_option)
+    shown: str = given(shown_at)
+
+
 @click.command("bench", short_help="Time inferences of an engine, as trtexec does.")
-@click.argument("engine", type=click.Path())
-@bench_options(hidden=False)
-@click.option("--device", metavar="N", help="Number of the GPU. Default: the current GPU.")
-@click.option("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
-@click.option("--verbose", is_flag=True, help="Explain each line.")
-@click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
-@shown_at
-def bench_command(
-    engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool, shown: str
-) -> None:
+@gathered(Asked)
+def bench_command(asked: Asked) -> None:
     """Time inferences of ENGINE on a GPU: throughput, latency, and the shares of the host, the copies and the kernels in it.
 
     Inferences are measured, after a warm-up, until there are --iterations of them and --duration has passed. Ctrl-C ends it
     early and prints the results so far.
     """
-    if predict and wanted.results:
+    name, wanted = asked.engine, asked.wanted
+    if asked.predict and wanted.results:
         raise click.UsageError(f"--predict runs nothing: leave out {', '.join(wanted.results)}")
-    if predict and wanted.typed:
+    if asked.predict and wanted.typed:
         say(f"ignored: {', '.join(wanted.typed)}: --predict runs nothing", err=True)
-    bench(engine, wanted, device=device, predict=predict, verbose=verbose, allow_cubins=allow_cubins, shown=shown)
-
-
-def bench(
-    name: str,
-    wanted: Wanted,
-    *,
-    device: str | None = None,
-    predict: bool = False,
-    verbose: bool = False,
-    allow_cubins: bool = False,
-    shown: str = "",
-) -> None:
-    """Time the engine of a file, or predict, at the sizes of `shown`."""
     paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()
-    engine = load_engine(name, device, progress, shown, allow_cubins)
-    if not predict:
-        return time_engine(engine, name, wanted, paths, progress, verbose)
+    engine = load_engine(name, asked.device, progress, asked.shown, asked.allow_cubins)
+    if not asked.predict:
+        return time_engine(engine, name, wanted, paths, progress, asked.verbose)
     from gpu_runtime.benchmark import summary, wording
     from gpu_runtime.explain.points import at_text
 
@@ -325,13 +286,8 @@ OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_la
 
 def check_loaded(wanted: Wanted, limited: bool) -> None:
     """UsageError for options of a build that name a file of its own or are to limit memory; others are told to be of no use."""
-    context = click.get_current_context()
-    typed = {
-        p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
-        for p in context.command.params
-        if p.name and p.expose_value and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
-    }
-    if refused := [o for name, o in typed.items() if name in NOT_LOADED or (name == "pools" and limited)]:
+    given_options = typed()
+    if refused := [o for name, o in given_options.items() if name in NOT_LOADED or (name == "pools" and limited)]:
         raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
-    if ignored := [option for name, option in typed.items() if name not in OF_LOADED and option not in wanted.typed]:
+    if ignored := [option for name, option in given_options.items() if name not in OF_LOADED and option not in wanted.typed]:
         say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)

@@ -15,14 +15,16 @@ import click
 from cuda_kernels import device as devices
 from cuda_kernels.device import NAMED
 from gpu_runtime.commands import options
-from gpu_runtime.commands.bench import Wanted, bench_options, check_loaded, is_timed, load_engine, time_engine, unused
+from gpu_runtime.commands.bench import Wanted, check_loaded, is_timed, load_engine, time_engine, unused
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import (
     HELP,
+    argument,
     flag,
     gathered,
     given,
     parse_pools,
+    part,
     quiet_option,
     risk_option,
     shapes_of,
@@ -49,7 +51,7 @@ WRITES = {"--saveEngine": "engine", "--savePruned": "onnx", options.ONNX: "onnx"
 class Asked:
     """The arguments and options of a build."""
 
-    model: str | None = given(click.argument("model", required=False, type=click.Path()))
+    model: str | None = argument(required=False)
     onnx: str | None = flag("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
     engine_path: str | None = flag("-o", "--saveEngine", type=click.Path(), help="Write the engine to this file.")
     sparsity: str = flag(
@@ -171,7 +173,7 @@ class Asked:
         is_flag=True,
         help="Time no inferences after a build on a GPU. Otherwise the options of gpu-runtime bench apply to them.",
     )
-    wanted: Wanted = given(bench_options(hidden=True))
+    wanted: Wanted = part(Wanted, hidden=True)
 
     @property
     def sizes(self) -> Any:

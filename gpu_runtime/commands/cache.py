@@ -19,6 +19,7 @@ from cuda_kernels.files import open_regular
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import HELP
 from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.text import several
 
 if TYPE_CHECKING:
     from tactics.measure.cache import Key
@@ -42,17 +43,18 @@ def list_command(names: tuple[str, ...]) -> None:
         lines = [line for line in _read(name).split(b"\n") if line.strip()]
         records = {key_of(record): record for record in map(parse, lines) if record}
         good = sum(parse(line) is not None for line in lines)
-        text = f"{name}: {_count(good, 'line')}, {_count(len(records), 'key')}"
+        text = f"{name}: {several(good, 'line')}, {several(len(records), 'key')}"
         bad = len(lines) - good
         say(
-            text + (f", {_count(bad, 'line')} that {'is no measurement' if bad == 1 else 'are no measurements'}" if bad else "")
+            text
+            + (f", {several(bad, 'line')} that {'is no measurement' if bad == 1 else 'are no measurements'}" if bad else "")
         )
         kinds: dict[tuple[str, str], Counter[str]] = {}
         for key, record in records.items():
             kind = "failure" if "error" in record else "time" if is_over(record) else "unfinished race"
             kinds.setdefault((key.device, key.policy), Counter())[kind] += 1
         for (device, policy), found in kinds.items():
-            counts = [_count(found[kind], kind) for kind in ("time", "failure", "unfinished race") if found[kind]]
+            counts = [several(found[kind], kind) for kind in ("time", "failure", "unfinished race") if found[kind]]
             say(f"  {device}; {policy}: {', '.join(counts)}")
 
 
@@ -66,7 +68,7 @@ def merge_command(names: tuple[str, ...], output: str) -> None:
     for name in names:
         found |= _lines(name, _read(name))
     write_all({paths["--output"]: b"".join(found.values())})
-    say(f"Wrote {output}: {_count(len(found), 'measurement')} of {_count(len(names), 'file')}")
+    say(f"Wrote {output}: {several(len(found), 'measurement')} of {several(len(names), 'file')}")
 
 
 @cache_command.command("prune", short_help="Drop the lines that no build reads here any more.")
@@ -103,7 +105,7 @@ def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes
     kept = [line for key, line in lines.items() if not why[key]]
     parts = [f"{count} {reason}" for reason, count in Counter(filter(None, why.values())).most_common()]
     dropped = f"; dropped {', '.join(parts)}" if parts else ""
-    return b"".join(kept), f"{name}: kept {len(kept)} of {_count(len(lines), 'measurement')}{dropped}"
+    return b"".join(kept), f"{name}: kept {len(kept)} of {several(len(lines), 'measurement')}{dropped}"
 
 
 def _why_dropped(key: Key) -> str:
@@ -155,10 +157,6 @@ def _source(tactic: str) -> str | None:
         return source_hash()[:24]
     except (CompileError, ModuleNotFoundError):
         return None
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what if number == 1 else f'{what}s'}"
 
 
 @lru_cache(maxsize=1)

@@ -6,12 +6,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 import click
 
 from gpu_runtime.text import printable
 
 WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
+NOT_PASSED = 5  # exit code
 QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
 OUTPUT = threading.RLock()  # held by who writes
 DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
@@ -35,6 +37,16 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
         for clear in DRAWN:
             clear()
         click.echo(printable(text, keep="\n"), err=err, nl=nl)
+
+
+def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
+    """Print one JSON document, or else a text that ends with its last line."""
+    say(json.dumps(data(), indent=1) if as_json else text(), nl=as_json)
+
+
+def not_passed() -> NoReturn:
+    """End the command: a check that was asked for did not pass."""
+    click.get_current_context().exit(NOT_PASSED)
 
 
 def json_bytes(data: object) -> bytes:

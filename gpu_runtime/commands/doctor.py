@@ -1,15 +1,11 @@
 """`gpu-runtime doctor`: whether this machine's GPU computes what it should, and how fast."""
 
-import json
-
 import click
 
 from cuda_kernels import device as devices
-from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.console import answer, json_bytes, not_passed
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
-
-NOT_PASSED = 5  # exit code
 
 
 @click.command("doctor", short_help="Examine this machine's GPU: every family of kernels, versions, rates.")
@@ -26,10 +22,7 @@ NOT_PASSED = 5  # exit code
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for a bug report, without names of folders.")
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write the JSON document to this file.")
-@click.pass_context
-def doctor_command(
-    context: click.Context, emulate: str | None, kernels: str, limit_s: int, as_json: bool, output: str | None
-) -> None:
+def doctor_command(emulate: str | None, kernels: str, limit_s: int, as_json: bool, output: str | None) -> None:
     """Examine this machine: driver, versions, graphs and dependent launches. Compare the results of each family of kernels on
     small problems, with every tile for the GPU, with the reference, and clocks, bandwidth and launch time with the tables.
 
@@ -52,6 +45,6 @@ def doctor_command(
     progress.end()
     data = wording.data(found)
     write_all({path: json_bytes(data) for path in paths.values()})
-    say(json.dumps(data, indent=1) if as_json else wording.text(found), nl=as_json)
+    answer(as_json, lambda: data, lambda: wording.text(found))
     if not found.well:
-        context.exit(NOT_PASSED)
+        not_passed()

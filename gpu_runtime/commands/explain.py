@@ -1,11 +1,9 @@
 """`gpu-runtime explain ENGINE`: why each layer runs as it does, and what if it did not; `report`: that as a page."""
 
-import json
-
 import click
 
-from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named, opened, quiet_option, shown_at
+from gpu_runtime.commands.console import answer, say
+from gpu_runtime.commands.options import json_option, named, opened, quiet_option, shown_at
 from gpu_runtime.commands.targets import check_targets, write_all
 
 
@@ -21,7 +19,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
     "repeated.",
 )
 @shown_at
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], shown: str, as_json: bool) -> None:
     """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it.
 
@@ -33,13 +31,11 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     loaded = opened(engine, True, shown)  # only read, never run
     found = loaded.what_if(wanted) if wanted else None
     account = loaded.explain(layers or None) if layers or not wanted else None
-    if as_json:
-        answer = found.to_dict() if found else None
-        document = account.to_dict() | ({"what_if": answer} if answer else {}) if account else answer
-        return say(json.dumps(document, indent=1))
-    if plan := at_text(loaded.record):
-        say(f"{engine}: {loaded.record.model.name}{plan}\n")
-    say("\n".join(str(part) for part in (account, found) if part), nl=False)
+    changed = found.to_dict() if found else None
+    document = account.to_dict() | ({"what_if": changed} if changed else {}) if account else changed
+    plan = at_text(loaded.record)
+    head = [f"{engine}: {loaded.record.model.name}{plan}\n"] if plan else []
+    answer(as_json, lambda: document, lambda: "\n".join([*head, *(str(part) for part in (account, found) if part)]))
 
 
 @click.command("report", short_help="Write an engine's plan as one HTML page.")

@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cuda_kernels import device as devices
 from gpu_runtime.commands.console import QUIET, json_bytes
@@ -20,12 +21,22 @@ if TYPE_CHECKING:
 
 def given(decorator: Callable[..., Any]) -> Any:
     """A field of a record of options: what this decorator passes to the command by the field's name."""
-    return field(metadata={"click": lambda _: decorator})
+    return field(metadata={"click": lambda _, **__: decorator})
+
+
+def argument(**settings: Any) -> Any:
+    """A field of a record of options: a file that is given without an option."""
+    return field(metadata={"click": partial(click.argument, type=click.Path(), **settings)})
 
 
 def flag(*names: str, **settings: Any) -> Any:
     """A field of a record of options: a click option."""
     return field(metadata={"click": partial(click.option, *names, **settings)})
+
+
+def part(record: type, **settings: Any) -> Any:
+    """A field of a record of options: a record of further ones, each with these settings of click's."""
+    return field(metadata={"part": record, "settings": settings})
 
 
 def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -34,16 +45,45 @@ def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def called(**values: Any) -> Any:
-            return command(record(**values))
+            return command(_filled(record, values))
 
-        decorated: Callable[..., Any] = called
-        for one in reversed(fields(record)):
-            decorated = one.metadata["click"](one.name)(decorated)
-        return decorated
+        return _decorated(record, called)
 
     return decorate
 
 
+def _decorated(record: type, command: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    for one in reversed(fields(record)):
+        if inner := one.metadata.get("part"):
+            command = _decorated(inner, command, **one.metadata["settings"])
+        else:
+            command = one.metadata["click"](one.name, **settings)(command)
+    return command
+
+
+def _filled(record: type, values: Mapping[str, Any]) -> Any:
+    parts = ((one.name, one.metadata.get("part")) for one in fields(record))
+    return record(**{name: _filled(inner, values) if inner else values[name] for name, inner in parts})
+
+
+def typed(*names: str) -> dict[str, str]:
+    """Name -> option, or argument, as it is typed, of those of the command's parameters that were given; `names`: of these
+    alone."""
+    context = click.get_current_context()
+    return {
+        p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
+        for p in context.command.params
+        if p.name and p.expose_value and (not names or p.name in names)
+        if context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+    }
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+cubins_option = click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+emulate_option = click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
+sizes_option = click.option(
+    "--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...]."
+)
 risk_option = click.option(
     "--risk",
     type=click.FloatRange(0.5, 1, max_open=True),

@@ -1,12 +1,10 @@
 """`gpu-runtime plan MODEL --devices`: one model on several GPUs, and at several batches."""
 
-import json
-
 import click
 
 from cuda_kernels import device
-from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import parse_shapes, risk_option
+from gpu_runtime.commands.console import answer, say
+from gpu_runtime.commands.options import json_option, parse_shapes, risk_option, sizes_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
 
@@ -16,10 +14,10 @@ from gpu_runtime.commands.targets import check_targets, write_all
 @click.option("--devices", required=True, metavar="NAMES", help="Names with commas: a100,l4,h100,h200,rtx4090.")
 @click.option("--batches", metavar="NUMBERS", help="Batches with commas, such as 1,8,32,128: a row for each, times per image.")
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
-@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@sizes_option
 @risk_option
 @click.option("--report", type=click.Path(), metavar="FILE.html", help="With --batches: also draw the table as a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def plan_command(
     model: str, devices: str, batches: str | None, sparsity: str, shapes: str, risk: float, report: str | None, as_json: bool
 ) -> None:
@@ -41,7 +39,7 @@ def plan_command(
     progress.end()
     if report:
         write_all({paths["--report"]: plans.page()})
-    say(json.dumps(plans.to_dict(), indent=1) if as_json else str(plans), nl=as_json)
+    answer(as_json, plans.to_dict, plans.__str__)
     if report:
         say(f"Wrote {report} (--report)", err=as_json)
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import checked_device, labels_option, parse_shapes, quiet_option
+from gpu_runtime.commands.console import answer, say
+from gpu_runtime.commands.options import (
+    argument,
+    checked_device,
+    flag,
+    gathered,
+    given,
+    json_option,
+    labels_option,
+    parse_shapes,
+    quiet_option,
+    sizes_option,
+)
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, split_labels, write_all
 
@@ -16,115 +27,109 @@ if TYPE_CHECKING:
     from gpu_runtime.pruning.benefit import Forecast
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The argument and options of pruning."""
+
+    model: str = argument()
+    output: str = flag("-o", "--output", required=True, type=click.Path(), help="Write the pruned model to this file.")
+    layers: tuple[str, ...] = flag(
+        "--layers",
+        multiple=True,
+        metavar="NAMES",
+        help="Prune these only: names of layers or weights, with commas, and "
+        "* and ? as in a shell; auto: the layers that the plan for --device runs sparse. Default: all.",
+    )
+    skip: tuple[str, ...] = flag(
+        "--skip", multiple=True, metavar="NAMES", help="Leave these layers or weights dense; names as for --layers."
+    )
+    branches: str = flag(
+        "--branches",
+        type=click.Choice(["common", "separate"]),
+        default="common",
+        show_default=True,
+        help="Branches that may run as one convolution: common gives them one pattern, so that the merged convolution is 2:4; "
+        "separate prunes each by itself, which keeps more of its weights.",
+    )
+    permute: bool = flag(
+        "--permute",
+        is_flag=True,
+        help="Reorder channels so that pruning loses less; the new order alone does not change the outputs.",
+    )
+    calibration: str | None = flag(
+        "--calibration",
+        type=click.Path(),
+        metavar="FILE.npz",
+        help="Inputs by name, several samples along their first axes, on which onnxruntime measures the effect of pruning.",
+    )
+    min_snr: float | None = flag(
+        "--min-snr",
+        type=float,
+        metavar="DB",
+        help="With --calibration: leave the worst layers dense until the outputs have this signal-to-noise ratio.",
+    )
+    max_drop: float | None = flag(
+        "--max-drop",
+        type=click.FloatRange(0, 100),
+        metavar="PERCENT",
+        help="With --calibration: leave the worst layers dense until top-1 changes for at most this share of samples; with "
+        "--labels, until accuracy falls by at most this many points.",
+    )
+    labels: str | None = given(labels_option("--calibration"))
+    device: str | None = flag(
+        "--device",
+        metavar="NAME",
+        help="GPU to plan for. Its plan predicts the gain and selects the layers for --layers=auto. Default: the current GPU; "
+        "without one, h200. none: do not plan.",
+    )
+    shapes: str = given(sizes_option)
+    as_json: bool = given(json_option)
+
+
 @click.command("prune", short_help="Prune the weights of an ONNX model to 2:4.")
-@click.argument("model", type=click.Path())
-@click.option("-o", "--output", required=True, type=click.Path(), help="Write the pruned model to this file.")
-@click.option(
-    "--layers",
-    multiple=True,
-    metavar="NAMES",
-    help="Prune these only: names of layers or weights, with commas, and "
-    "* and ? as in a shell; auto: the layers that the plan for --device runs sparse. Default: all.",
-)
-@click.option("--skip", multiple=True, metavar="NAMES", help="Leave these layers or weights dense; names as for --layers.")
-@click.option(
-    "--branches",
-    type=click.Choice(["common", "separate"]),
-    default="common",
-    show_default=True,
-    help="Branches that may run as one convolution: common gives them one pattern, so that the merged convolution is 2:4; "
-    "separate prunes each by itself, which keeps more of its weights.",
-)
-@click.option(
-    "--permute",
-    is_flag=True,
-    help="Reorder channels so that pruning loses less; the new order alone does not change the outputs.",
-)
-@click.option(
-    "--calibration",
-    type=click.Path(),
-    metavar="FILE.npz",
-    help="Inputs by name, several samples along their first axes, on which onnxruntime measures the effect of pruning.",
-)
-@click.option(
-    "--min-snr",
-    type=float,
-    metavar="DB",
-    help="With --calibration: leave the worst layers dense until the outputs have this signal-to-noise ratio.",
-)
-@click.option(
-    "--max-drop",
-    type=click.FloatRange(0, 100),
-    metavar="PERCENT",
-    help="With --calibration: leave the worst layers dense until top-1 changes for at most this share of samples; with "
-    "--labels, until accuracy falls by at most this many points.",
-)
-@labels_option("--calibration")
-@click.option(
-    "--device",
-    metavar="NAME",
-    help="GPU to plan for. Its plan predicts the gain and selects the layers for --layers=auto. Default: the current GPU; "
-    "without one, h200. none: do not plan.",
-)
-@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@gathered(Asked)
 @quiet_option
-def prune_command(
-    model: str,
-    output: str,
-    layers: tuple[str, ...],
-    skip: tuple[str, ...],
-    branches: str,
-    permute: bool,
-    calibration: str | None,
-    min_snr: float | None,
-    max_drop: float | None,
-    labels: str | None,
-    device: str | None,
-    shapes: str,
-    as_json: bool,
-) -> None:
+def prune_command(asked: Asked) -> None:
     """Set to zero, of each 4 consecutive input channels of MODEL's weights, the two smallest, and write the model.
 
     Nothing else of it changes. Build the result with --sparsity=enable. docs/pruning.md has a recipe for fine-tuning.
     """
-    if calibration is None and (labels, min_snr, max_drop) != (None, None, None):
+    if asked.calibration is None and (asked.labels, asked.min_snr, asked.max_drop) != (None, None, None):
         raise click.UsageError("--labels, --min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
-    only, device = _names("--layers", layers), checked_device(device, "none")
-    sizes = parse_shapes(shapes)
-    paths = check_targets({"--output": output}, [model, *filter(None, [calibration])], {"--output": "onnx"})
+    only, device = _names("--layers", asked.layers), checked_device(asked.device, "none")
+    sizes = parse_shapes(asked.shapes)
+    sources = [asked.model, *filter(None, [asked.calibration])]
+    paths = check_targets({"--output": asked.output}, sources, {"--output": "onnx"})
     from gpu_runtime.pruning import prune, wording
 
-    inputs, classes = split_labels(labels, read_arrays("--calibration", calibration))
-    skipped = _names("--skip", skip)
+    inputs, classes = split_labels(asked.labels, read_arrays("--calibration", asked.calibration))
+    skipped = _names("--skip", asked.skip)
     progress = listening()
 
     def tell(forecast: Forecast) -> None:
         progress.end()
-        if not as_json:
+        if not asked.as_json:
             say(wording.forecast(forecast), nl=False)
 
     result = prune.prune(
-        model,
+        asked.model,
         layers=() if only == ("all",) else only,
         skip=skipped,
         device=device,
-        permute=permute,
-        separate=branches == "separate",
+        permute=asked.permute,
+        separate=asked.branches == "separate",
         shapes=sizes,
         calibration=inputs,
         labels=classes,
-        min_snr=min_snr,
-        max_drop=None if max_drop is None else max_drop / 100,
+        min_snr=asked.min_snr,
+        max_drop=None if asked.max_drop is None else asked.max_drop / 100,
         tell=tell,
         progress=progress,
     )
     progress.end()
     write_all({paths["--output"]: result.model})
-    if as_json:
-        return say(json.dumps(result.to_dict(), indent=1))
-    say(wording.text(result), nl=False)
-    say(f"Wrote {output}: build it with --sparsity=enable")
+    written = f"Wrote {asked.output}: build it with --sparsity=enable\n"
+    answer(asked.as_json, result.to_dict, lambda: wording.text(result) + written)
 
 
 def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import click
 from cuda_kernels import device as devices
 from cuda_kernels.extras import CUDA
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named, opened, quiet_option, sizes_of
+from gpu_runtime.commands.options import cubins_option, emulate_option, named, opened, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     metavar="SIZES|BATCH",
     help="Without --input, run random values of these sizes, x:8x3x224x224, or of this batch.",
 )
-@click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
+@emulate_option
 @click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")
-@click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+@cubins_option
 @quiet_option
 def run_command(
     engine: str, inputs: tuple[str, ...], output: str, shapes: str, emulate: bool, nvtx: bool, allow_cubins: bool

@@ -36,6 +36,14 @@ EMULATED_CHECKS = ("dependent launches",)
 
 
 @dataclass(frozen=True, slots=True)
+class Child:
+    """The process that runs what is examined: its command, and the seconds without an answer after which it counts as hung."""
+
+    command: Sequence[str] = WORKER
+    hang_s: float = HANG_S
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a case. `why`: the reason if it is wrong or untested; `lost`: its process hung, died or lost its CUDA
     context."""
@@ -108,13 +116,14 @@ def examine(
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
     progress: Listener = ignore,
-    command: Sequence[str] = WORKER,
-    hang_s: float = HANG_S,
+    child: Child = Child(),
 ) -> Examination:
     """Examine this machine's GPU or, if `emulated`, the device `planned` in the emulator; without a GPU run only the checks
     that need none, for `planned`. `kernels`: only these. Failures on a GPU are recorded for builds."""
     begun = time.monotonic()
-    patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
+    patient = _Patient(
+        (*child.command, *([planned.name] if emulated else ())), begun + limit_s, child.hang_s * (4 if emulated else 1)
+    )
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
@@ -206,18 +215,13 @@ class _Patient:
 
     def check(self, name: str) -> Verdict:
         begun = time.monotonic()
-        reply = self.ask({"op": "check", "name": name}, self.deadline)
-        if "unasked" in reply:
-            return Verdict(name, "untested", _short(reply["unasked"]))
-        if why := reply.get("wrong") or reply.get("error"):
-            return Verdict(name, "failed", _short(why))
-        return Verdict(name, "passed", f"correct ({time.monotonic() - begun:.1f} s)")
+        status, why = _judged(self.ask({"op": "check", "name": name}, self.deadline))
+        return Verdict(name, status, why or f"correct ({time.monotonic() - begun:.1f} s)")
 
     def rate(self, device: Device, name: str) -> Rate:
         reply = self.ask({"op": "rate", "name": name}, self.deadline)
-        why = next((reply[key] for key in ("unasked", "wrong", "error") if key in reply), "")
         value = reply.get("value")
-        return rate(device, name, value if isinstance(value, int | float) else None, _short(why))
+        return rate(device, name, value if isinstance(value, int | float) else None, _judged(reply)[1])
 
 
 def _run(
@@ -249,13 +253,17 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
         return Outcome(case, "failed", _short(f"does not compile: {e}"))
     request = {"op": "case", "problem": codec.to_json(case.problem), "tactic": case.tactic.name}
     reply = patient.ask(request, deadline)
+    status, why = _judged(reply)
+    return Outcome(case, status, why, float(reply.get("error_of", 0.0)), lost=bool(reply.get("fatal")))
+
+
+def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:
+    """The status that a child's answer stands for, and why it is not passed."""
     if "unasked" in reply:
-        return Outcome(case, "untested", _short(reply["unasked"]))
+        return "untested", _short(reply["unasked"])
     if "wrong" in reply:
-        return Outcome(case, "failed", _short(f"computes wrong results: {reply['wrong']}"))
-    if "error" in reply:
-        return Outcome(case, "failed", _short(reply["error"]), lost=bool(reply.get("fatal")))
-    return Outcome(case, "passed", error_of=float(reply["error_of"]))
+        return "failed", _short(f"computes wrong results: {reply['wrong']}")
+    return ("failed", _short(reply["error"])) if "error" in reply else ("passed", "")
 
 
 def _short(text: object) -> str:

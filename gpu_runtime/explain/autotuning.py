@@ -7,6 +7,7 @@ that are another name for a timed one's addresses.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from gpu_runtime.explain.figures import ms_of, tactic_value
 from gpu_runtime.network import Op
@@ -24,27 +25,27 @@ def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str]
     """Blocks of lines, one per op, then the reformats. `failures`: (problem, tactic) -> why it has no time."""
     mark = "" if table.device.measured else "~"
     for op, times in zip(table.network.ops, table.times, strict=True):
-        yield "\n".join(_op(table, op, times, chosen, failures, mark, exhaustive))
+        parts = (_timings(op, times, mark), _skipped(table, op, failures), _untimed(table, op, exhaustive), _choice(op, chosen))
+        yield "\n".join(chain(*parts))
     yield "\n".join(_reformats(table, chosen, mark))
 
 
-def _op(
-    table: Table, op: Op, times: Times, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], mark: str, exhaustive: bool
-) -> Iterator[str]:
-    name = printable(op.name)
-    yield from _timings(op, times, mark)
+def _skipped(table: Table, op: Op, failures: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Tactics that failed, and those that cannot run."""
     for (problem, tactic), why in failures.items():
         if problem == str(op.problem):
             yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
     for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
-        yield f"Skipping {count} tactics of {name}: cannot run: {printable(str(reason))}"
-    yield from _untimed(table, op, exhaustive)
+        yield f"Skipping {count} tactics of {printable(op.name)}: cannot run: {printable(str(reason))}"
+
+
+def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
     if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
         entry = chosen.entries[op.name]
         runner = entry.tactic.runner if entry.tactic else entry.name
         yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {tactic_value(entry.name)}"
     else:
-        yield f"{ARROWS} {name} is not part of the plan: another way to fuse it is faster"
+        yield f"{ARROWS} {printable(op.name)} is not part of the plan: another way to fuse it is faster"
 
 
 def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:

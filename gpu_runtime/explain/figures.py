@@ -122,26 +122,6 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
     return "not proven minimal" + ("" if gap is None else f": a plan that takes up to {100 * gap:.2f} % less may exist")
 
 
-def whole_texts(plan: PlanRecord, timing: Timing) -> list[tuple[str, str]]:
-    """(key, text) of what the plan took as a whole, where it ran; names are not made printable."""
-    p, found = plan.solution, []
-    if p.measured_us is not None:
-        text = f"{us_text(p.measured_us, timing)} measured end to end, {versus(p.measured_us, p.total_us)} than the sum"
-        found.append(("whole", text))
-    if p.apart:
-        worst = sorted(p.apart, key=lambda a: -abs(a.us - a.alone_us))
-        places = [f" behind {a.behind}" if a.behind else "" for a in worst]
-        texts = [
-            f"{a.layer} took {us_text(a.us, timing)}{at}, {us_text(a.alone_us, timing)} alone"
-            for a, at in list(zip(worst, places, strict=True))[:3]
-        ]
-        found.append(("in place", "; ".join([*texts, *([f"{len(worst) - 3} more"] if len(worst) > 3 else [])])))
-    for r in p.replaced:
-        whole = f"the whole took {us_text(r.after_us, timing)} instead of {us_text(r.before_us, timing)}"
-        found.append(("replaced", f"{r.op}: {r.after.partition('__')[0]} for {r.before.partition('__')[0]}, as {whole}"))
-    return found
-
-
 def held_text(device: Device) -> str:
     """For a card with a tight power limit, the clock that predictions of tensor work assume; else an empty text."""
     low, high = rates(device).sustained

@@ -1,8 +1,8 @@
 """How far each launch of a plan is above its floor: by kind of layer, and the worst layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_runtime.explain.figures import RESOURCES, tactic_text, us_text
 from gpu_runtime.runtime.plan_record import EngineRecord, Timing
@@ -11,6 +11,7 @@ from tactics.roofline import least_us
 
 FAR, LONG_US = 5.0, 10.0  # times its floor, and microseconds: a launch above both is a defect of kernels or plan
 MOST_ROWS = 12
+Of = TypeVar("Of")  # what a group of launches has in common
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,7 @@ def text(record: EngineRecord) -> str:
 
 def alike(found: Sequence[Gap]) -> list[list[Gap]]:
     """Launches of one kernel with one time and floor together, the farthest above their floors first."""
-    together: dict[tuple[str, str, float, float], list[Gap]] = {}
-    for g in found:
-        together.setdefault((g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2)), []).append(g)
-    return sorted(together.values(), key=lambda of: -sum(g.above_us for g in of))
+    return [*_grouped(found, lambda g: (g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2))).values()]
 
 
 def _names(of: Sequence[Gap]) -> str:
@@ -89,10 +87,14 @@ def _numbers(of: Sequence[Gap], timing: Timing) -> list[str]:
 
 def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
     """The kinds that are farthest above their floors first."""
-    kinds: dict[str, list[Gap]] = {}
+    return _grouped(found, lambda g: g.type)
+
+
+def _grouped(found: Sequence[Gap], key: Callable[[Gap], Of]) -> dict[Of, list[Gap]]:
+    groups: dict[Of, list[Gap]] = {}
     for g in found:
-        kinds.setdefault(g.type, []).append(g)
-    return dict(sorted(kinds.items(), key=lambda item: -sum(g.above_us for g in item[1])))
+        groups.setdefault(key(g), []).append(g)
+    return dict(sorted(groups.items(), key=lambda item: -sum(g.above_us for g in item[1])))
 
 
 def data(record: EngineRecord) -> dict[str, Any]:

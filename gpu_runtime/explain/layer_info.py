@@ -3,14 +3,14 @@
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from gpu_runtime.explain import points
 from gpu_runtime.explain.facts import facts_of
 from gpu_runtime.explain.figures import ms_of, sureness, surenesses, tactic_value
 from gpu_runtime.explain.wording import sentence
-from gpu_runtime.runtime.findings import KernelTime, SparsityRow
+from gpu_runtime.runtime.findings import Floor, KernelTime, LibraryKernel, OtherChoice, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
@@ -301,38 +301,37 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
         "SparsitySureness": sureness(row) or None,
     }
     keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.first_violation or (), strict=False)
-    keys |= _best_keys("Sparse", row.best_sparse) | _best_keys("Dense", row.best_dense)
-    if would := row.if_sparse:
-        keys |= {"PredictedIfSparseMs": ms_of(would.us), "PredictedIfDenseMs": ms_of(would.dense_us)}
-        keys |= {"PredictedIfSparseTactic": would.tactic.name}
-    if row.other_cost_us is not None:
-        keys["OtherChoiceCostMs"] = ms_of(row.other_cost_us)
-    if other := row.other:
-        parts = {"Kernel": other.kernel_us, "Reformat": other.reformat_us, "Around": other.around_us}
-        keys |= {f"OtherChoice{name}Ms": ms_of(us) for name, us in parts.items()}
-        keys |= {"OtherChoiceTactic": other.tactic.name, "OtherChoiceFormats": f"{other.in_} -> {other.out}"}
-    if library := row.library:
-        keys |= {"LibraryEstimateMs": ms_of(library.us), "LibraryEstimateBound": library.bound}
-        keys |= {"LibraryEstimateError": library.error}
-        keys["LibraryEstimateSparseMs"] = None if library.sparse_us is None else ms_of(library.sparse_us)
-    if floor := row.floor:
-        keys |= {"FloorBound": floor.bound, "FloorDenseMs": ms_of(floor.dense_us), "FloorSparseMs": ms_of(floor.sparse_us)}
-        parts = {"Mma": floor.mma_us, "Dram": floor.dram_us, "L2": floor.l2_us, "Launch": floor.launch_us}
-        keys |= {f"Floor{name}Ms": ms_of(us) for name, us in parts.items()}
+    keys |= {"OtherChoiceCostMs": None if row.other_cost_us is None else ms_of(row.other_cost_us)}
+    for prefix, found in (
+        ("SparseBest", row.best_sparse),
+        ("DenseBest", row.best_dense),
+        ("PredictedIfSparse", row.if_sparse),
+        ("OtherChoice", row.other),
+        ("LibraryEstimate", row.library),
+        ("Floor", row.floor),
+    ):
+        keys |= _scalars(prefix, found)
+    if row.if_sparse:
+        keys["PredictedIfDenseMs"] = keys.pop("PredictedIfSparseDenseMs")
     return _known(keys)
 
 
-def _best_keys(kind: str, best: KernelTime | None) -> Keys:
-    if best is None:
-        return {}
-    return {
-        f"{kind}BestMs": ms_of(best.us),
-        f"{kind}BestTactic": best.tactic.name,
-        f"{kind}BestFormats": f"{best.in_} -> {best.out}",
-        f"{kind}BestBound": best.bound,
-        f"{kind}BestLowMs": ms_of(best.low_us),
-        f"{kind}BestHighMs": ms_of(best.high_us),
-    }
+def _scalars(prefix: str, found: KernelTime | OtherChoice | LibraryKernel | Floor | None) -> Keys:
+    """The fields of a record that differ from their defaults: times in milliseconds, both formats as one text."""
+    keys: Keys = {}
+    for field in fields(found) if found else ():
+        name, value = field.name, getattr(found, field.name)
+        if value == field.default or name in ("in_", "out"):
+            continue
+        if name.endswith("us"):
+            keys[f"{prefix}{camel(name.removesuffix('us'))}Ms"] = ms_of(value)
+        elif name == "tactic":
+            keys[f"{prefix}Tactic"] = value.name
+        else:
+            keys[f"{prefix}{camel(name)}"] = value
+    if isinstance(found, KernelTime | OtherChoice):
+        keys[f"{prefix}Formats"] = f"{found.in_} -> {found.out}"
+    return keys
 
 
 def _tensor(t: TensorPlace) -> Keys:

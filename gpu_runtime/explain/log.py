@@ -4,31 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.facts import facts_of, pieces_text
-from gpu_runtime.explain.figures import (
-    SURE,
-    ceiling_text,
-    counts_text,
-    dense_text,
-    gain_text,
-    library_text,
-    proof_text,
-    pruned_text,
-    sureness,
-    us_text,
-    whole_texts,
-    whose_text,
-)
+from gpu_runtime.explain.figures import SURE, pruned_text, sureness, whose_text
 from gpu_runtime.explain.names import fitting, grouped, packed
-from gpu_runtime.explain.points import batches_text
+from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.explain.wording import ELIGIBLE_LINE, PICKED_LINE
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord
-from gpu_runtime.text import printable, wrap
+from gpu_runtime.text import listed, printable, wrap
 
 MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log; of that of a network with more layers than LARGE
 FACT = 10  # columns of a fact's key
+MOST_NAMES = 6  # of a fact
+FACTS = ("pruning", "sparsity", "time", "batches", "library", "ceiling", *NOTED)
 INDENT = 6  # columns before a row's further lines
 
 
@@ -48,9 +36,9 @@ def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) 
         head += wrap(printable(text), width)[:2]
     head += wrap(printable(whose_text(record)), width)[:2]
     lists = [_Row(ELIGIBLE_LINE, sparsity.eligible, 2, 2, list), _Row(PICKED_LINE, sparsity.picked, 2, 2, list)]
-    paragraphs, facts, rooms = [*lists, *_grouped(record)], _facts(record), []
+    paragraphs, facts, rooms = [*lists, *_grouped(record)], plan_facts(record, FACTS, MOST_NAMES), []
     for room in (3, 2, 1):  # lines of a fact
-        lines = [line for key, text in facts for line in wrap(f"{key:{FACT}}{text}", width, FACT)[:room]]
+        lines = listed(facts, FACT, width, room)
         rooms.append((lines, most - len(head) - len(lines) - 2))  # two empty lines
     some = 2 * len(paragraphs)
     whole = max(some, sum(1 if row.rank else row.need(width) for row in paragraphs))  # each eligible layer by name
@@ -93,57 +81,6 @@ def _listed(row: _Row, width: int, most: int) -> list[str]:
     texts = fitting(row.names, lambda texts: len(row.lines(width, texts)) <= most, row.write)
     lines = row.lines(width, texts)
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 4]} ..."]
-
-
-# ---- facts of the whole plan
-
-
-def _facts(record: EngineRecord) -> list[tuple[str, str]]:
-    """(key, text), in the order in which they are shown."""
-    timing, sparsity = record.timing, record.sparsity
-    time = f"{us_text(record.solution.total_us, timing)}, {proof_text(record.plan, timing)}"
-    facts = [("pruning", text)] if (text := gain_text(record)) else []
-    facts += [("sparsity", counts_text(sparsity)), ("time", "; ".join(filter(None, (time, dense_text(record)))))]
-    facts += [("pieces", text)] if (text := pieces_text(record)) else []
-    facts += [(key, printable(text)) for key, text in whole_texts(record.plan, timing)]
-    if record.profiles:
-        facts.append(("batches", batches_text(record)))
-    if library := library_text(record):
-        facts.append(("library", library))
-    if ceiling := ceiling_text(record):
-        facts.append(("ceiling", ceiling))
-    if gone := record.device.left_out:
-        facts.append(("left out", printable("; ".join(f"{what}, which failed on this GPU: {why}" for what, why in gone))))
-    if merged := [row for row in sparsity.rows if row.branches]:
-        many = sum(len(row.layers) for row in merged)
-        text = f"{many} convolutions run as {len(merged)}, each the sum of parallel branches of one input"
-        facts.append(("merged", f"{text}; the merged weights need the 2:4 pattern"))
-    return facts + _range_facts(record)
-
-
-def _range_facts(record: EngineRecord) -> list[tuple[str, str]]:
-    """What FP16 cannot hold, and what was done about it."""
-    found, facts = record.plan.range, []
-    if found is None:
-        return []
-    wide = {f.layer.layer or f.layer.name: f.wide for f in facts_of(record) if f.wide}
-    if wide:
-        names = ", ".join(fitting(list(wide), lambda texts: len(texts) <= 6))
-        facts.append(("FP32", f"{len(wide)} layers: {names}; {printable(next(iter(wide.values()))[0])}"))
-    scaled = {t: e for t, e in found.exponents.items() if dict(found.high).get(t)}
-    if scaled:
-        high = {t: v for t, v in found.high if v is not None and t in scaled}
-        top = max(high, key=lambda t: high[t])
-        text = f"{len(scaled)} tensors are stored times 2^{min(scaled.values())} or more, since FP16's maximum is 65504: "
-        facts.append(("scaled", printable(f"{text}{top!r} reaches {high[top]:g} on {found.source}")))
-    if found.stuck:
-        shown = "; ".join(f"{t!r}: {why}" for t, why in found.stuck[:2])
-        facts.append(("overflow", printable(f"{len(found.stuck)} tensors may exceed FP16's range: {shown}")))
-    if found.compared and (found.compared.skipped or found.compared.far):
-        far = found.compared.far
-        shown = found.compared.skipped or f"{len(far)} tensors are far from FP32: {', '.join(far[:4])}"
-        facts.append(("compared", printable(f"on the calibration input: {shown}")))
-    return facts
 
 
 # ---- a row for each reason

@@ -11,7 +11,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.describe import ModelInfo, describe
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
-from gpu_runtime.text import printable, size_text, wrap
+from gpu_runtime.text import listed, printable, size_text
 
 MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON has all
 
@@ -62,7 +62,5 @@ def text(info: ModelInfo) -> str:
     else:
         chosen = "; choose its dynamic sizes with --shapes" if info.shapes else ""
         rows.append(("build", f"{info.command}  ({info.layers} layers once fused{chosen})"))
-    lines = [f"{info.file}: an ONNX model, {opsets}, IR version {info.ir_version}{made}, {size_text(info.nbytes)}"]
-    for name, value in rows:
-        lines += wrap(f"{name:<9} {value}", indent=10)
-    return printable("\n".join(lines), keep="\n") + "\n"
+    head = f"{info.file}: an ONNX model, {opsets}, IR version {info.ir_version}{made}, {size_text(info.nbytes)}"
+    return printable("\n".join([head, *listed(rows, 10)]), keep="\n") + "\n"

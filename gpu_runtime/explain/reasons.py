@@ -40,55 +40,22 @@ Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # by the weights of an op: it, 
 OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
-def sparsity(
-    table: Table,
-    chosen: plan.Plan,
-    others: Counterfactuals,
-    mode: Sparsity,
-    *,
-    own: plan.Plan | None = None,
-    all_dense_us: float | None = None,
-    measured: bool,
-    single: Mapping[str, str] | None = None,
-    stored: Mapping[str, Stored] | None = None,
-    patterns: Patterns | None = None,
-) -> SparsityRecord:
-    """The engine's sparsity record, a row for every layer with weights.
-
-    Reasons within_noise, not_timed and in_network are of measured plans only. `others`: what the plan would be otherwise, or
-    the batch's `own` plan where `chosen` is for all batches; `all_dense_us`: `chosen` without sparse kernels, if that is not
-    the rivals' plan; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file
-    has them; `patterns`: what is known of weights, which is extended.
-    """
-    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
-    timed = alternatives(table, ops)
-    seen = {} if patterns is None else patterns
-    known = _Known(table, chosen, own or chosen, others, mode, measured, single or {}, stored or {}, seen)
-    rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
-    found = SparsityRecord(
-        mode,
-        tuple(layer for r in rows for layer in r.able),
-        tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers),
-        rows,
-    )
-    least_us, device = others.rivals.all_dense_us, None if measured else table.device
-    return replace(found, summary=_summary(found, chosen, all_dense_us or least_us, least_us, device))
-
-
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What all rows are made from; see `sparsity`. Ops alike share one table of times, so their best kernels are looked up once
-    in `_best` and `_if_sparse`."""
+class Known:
+    """What all rows are made from. `others`: what the plan would be otherwise, or the batch's `own` plan where `chosen` is for
+    all batches; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has
+    them; `patterns`: what is known of weights, which is extended. Ops alike share one table of times, so their best kernels are
+    looked up once in `_best` and `_if_sparse`."""
 
     table: Table
     chosen: plan.Plan
-    own: plan.Plan
     others: Counterfactuals
     mode: Sparsity
     measured: bool
-    single: Mapping[str, str]
-    stored: Mapping[str, Stored]
-    patterns: Patterns
+    own: plan.Plan | None = None
+    single: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+    patterns: Patterns = field(default_factory=dict)
     _best: dict[tuple[int, bool], Best] = field(default_factory=dict)
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
@@ -100,9 +67,10 @@ class _Known:
 
     def alone(self, alternatives: list[Timed]) -> tuple[Op, tuple[Tactic, Time]] | None:
         """The one of the alternatives that the batch's own plan runs, and its kernel."""
+        own = self.own or self.chosen
         for op, times in alternatives:
-            entry = self.own.entries.get(op.name)
-            if entry and entry.tactic and plan.holds(op.when, self.own.options):
+            entry = own.entries.get(op.name)
+            if entry and entry.tactic and plan.holds(op.when, own.options):
                 return op, (entry.tactic, times[entry.tactic])
         return None
 
@@ -120,7 +88,27 @@ class _Known:
         return self._if_sparse[key]
 
 
-def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
+def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
+    """The engine's sparsity record, a row for every layer with weights.
+
+    Reasons within_noise, not_timed and in_network are of measured plans only. `all_dense_us`: the plan without sparse kernels,
+    if that is not the rivals' plan.
+    """
+    table, chosen = known.table, known.chosen
+    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    timed = alternatives(table, ops)
+    rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
+    found = SparsityRecord(
+        known.mode,
+        tuple(layer for r in rows for layer in r.able),
+        tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers),
+        rows,
+    )
+    least_us, device = known.others.rivals.all_dense_us, None if known.measured else table.device
+    return replace(found, summary=_summary(found, chosen, all_dense_us or least_us, least_us, device))
+
+
+def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     """What `op` computes may be another form of the layer, over other channels; one of its `alternatives` has the model's own
     weights (`_own`), and only some may have sparse kernels."""
     table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
@@ -181,7 +169,7 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
     return LibraryKernel(round(found.us, 4), found.bound, PUBLISHED[regime(found.bound)], sparse)
 
 
-def _blank(op: Op, own: Op, known: _Known) -> SparsityRow:
+def _blank(op: Op, own: Op, known: Known) -> SparsityRow:
     """The layer itself, and its weights' pattern; not eligible, until that is known."""
     weights = *map(id, own.weights.values()), own.layers, own.branches
     if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of

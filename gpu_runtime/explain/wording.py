@@ -27,7 +27,7 @@ from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_t
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, LibraryPlan, OtherChoice, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
-from gpu_runtime.text import lost_text, printable, table, wrap
+from gpu_runtime.text import listed, lost_text, printable, table, wrap
 from tactics import codec
 
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
@@ -210,10 +210,8 @@ def _library(found: LibraryKernel) -> str:
 
 def layer_text(row: SparsityRow, record: EngineRecord) -> str:
     """Everything known about one layer's choice, a line per fact: first what it runs."""
-    lines = wrap(f"{printable(row.layer)}   {row.verdict}: {row.reason}")
-    for key, value in (*_runs(row, record), *layer_facts(row, record)):
-        lines += wrap(f"  {key:9} {printable(value)}", indent=12)
-    return "\n".join(lines) + "\n"
+    facts = [(f"  {key}", printable(value)) for key, value in (*_runs(row, record), *layer_facts(row, record))]
+    return "\n".join([*wrap(f"{printable(row.layer)}   {row.verdict}: {row.reason}"), *listed(facts, 12)]) + "\n"
 
 
 def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 Enters: an engine's record. Leaves: one HTML file that needs no network, a trace, notes for an ONNX model's nodes.
 
-data: what a page shows, as JSON, memory too; drawing: where the plan's graph is drawn; page:
-the file, from the template and the scripts in this folder; batches: plans for several batches, curves: the same as a page;
+data: what a page shows, as JSON, memory too; drawing: where the plan's graph is drawn; page: the file, from the template and
+the scripts in this folder; outlooks: plans for several devices or batches as tables, curves: those for batches as a page;
 notes: a trace for Perfetto, notes for Netron.
 """

@@ -136,6 +136,16 @@ function chart(place, draw) {
   redraw();
 }
 
+// A drawing in a section of the page, in which the selected layer is marked, with a note; or `none`, why there is no drawing.
+function showChart(id, draw, note, none = "") {
+  const place = by(id);
+  if (none) return place.append(el("p", { class: "soft" }, none));
+  let nodes = new Map();
+  chart(place, (width) => draw((nodes = new Map()), width));
+  place.append(el("p", { class: "sub" }, note));
+  return onSelect((layer, before) => mark(nodes, layer, before));
+}
+
 function frame(width, height, title) {
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
 }

@@ -75,15 +75,9 @@ function roofline(page, nodes, points, width) {
 
 function showRoofline(page) {
   const points = workers(page);
-  const place = by("roofline");
-  if (!points.length) {
-    place.append(el("p", { class: "soft" }, "No layer multiplies: there is nothing to compare with the device's peak."));
-    return;
-  }
-  let nodes = new Map();
-  chart(place, (width) => roofline(page, (nodes = new Map()), points, width));
-  place.append(el("p", { class: "sub" }, "Lines: DRAM and L2 bandwidth up to the peak of dense FP16 tensor cores with FP32 sums, at the boost clock; dashed: that of 2:4, counted in operations of the dense layer. A layer's bytes are counted once each; what stays in L2 can lie above the DRAM line."));
-  onSelect((layer, before) => mark(nodes, layer, before));
+  const none = points.length ? "" : "No layer multiplies: there is nothing to compare with the device's peak.";
+  const note = "Lines: DRAM and L2 bandwidth up to the peak of dense FP16 tensor cores with FP32 sums, at the boost clock; dashed: that of 2:4, counted in operations of the dense layer. A layer's bytes are counted once each; what stays in L2 can lie above the DRAM line.";
+  showChart("roofline", (nodes, width) => roofline(page, nodes, points, width), note, none);
 }
 
 // ---- pruning
@@ -112,16 +106,10 @@ function pruning(page, nodes, points, width) {
 
 function showPruning(page) {
   const points = pruningPoints(page);
-  const place = by("pruning");
-  if (!points.length) {
-    place.append(el("p", { class: "soft" }, "The engine holds no layer's gain from 2:4 together with its loss: build with --sparsity=force, or from a model whose weights have the pattern."));
-    return;
-  }
-  let nodes = new Map();
-  chart(place, (width) => pruning(page, (nodes = new Map()), points, width));
-  const none = points.every((p) => !p.x) ? " All these weights had the pattern already." : "";
-  place.append(el("p", { class: "sub" }, `For a sparse layer: how much longer the plan would take with the layer dense. For a dense one: what 2:4 would save (below zero: cost). Energy: share of the sum of squared weights.${none}`));
-  onSelect((layer, before) => mark(nodes, layer, before));
+  const none = points.length ? "" : "The engine holds no layer's gain from 2:4 together with its loss: build with --sparsity=force, or from a model whose weights have the pattern.";
+  const fit = points.every((p) => !p.x) ? " All these weights had the pattern already." : "";
+  const note = `For a sparse layer: how much longer the plan would take with the layer dense. For a dense one: what 2:4 would save (below zero: cost). Energy: share of the sum of squared weights.${fit}`;
+  showChart("pruning", (nodes, width) => pruning(page, nodes, points, width), note, none);
 }
 
 // ---- memory
@@ -162,12 +150,9 @@ function memoryMap(page, nodes, width) {
 
 function showMemory(page) {
   const { memory } = page;
-  const place = by("memory");
-  let nodes = new Map();
-  chart(place, (width) => memoryMap(page, (nodes = new Map()), width));
   const scratch = memory.workspace ? `; of them ${bytes(memory.workspace[1])} of scratch memory at ${memory.workspace[0]}` : "";
   const spare = memory.nbytes - memory.most_alive;
   const verdict = spare > 0 ? `${bytes(memory.most_alive)} is live at once (dashed)` : "all of it is live at once: no packing could take less in this order";
-  place.append(el("p", { class: "sub" }, `${bytes(memory.nbytes)} in all${scratch}; ${verdict}. A block is coloured by the layer that writes it first.`));
-  onSelect((layer, before) => mark(nodes, layer, before));
+  const note = `${bytes(memory.nbytes)} in all${scratch}; ${verdict}. A block is coloured by the layer that writes it first.`;
+  showChart("memory", (nodes, width) => memoryMap(page, nodes, width), note);
 }

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from gpu_runtime.report.batches import LEGEND, SERIES, by_device, text
+from gpu_runtime.report.outlooks import LEGEND, SERIES, by_device, text
 from gpu_runtime.report.page import HERE, sha256_of
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
@@ -28,17 +28,16 @@ circle.series2 { fill: var(--text); } circle.series3 { fill: var(--soft); stroke
 def page(plans: Sequence[Outlook]) -> bytes:
     """The HTML file: a plot for each device, then the table. `plans`: as pipeline.plan returns them."""
     style = (HERE / "style.css").read_text(encoding="utf-8") + STYLE
-    names = dict.fromkeys(p.device.name for p in plans)
-    title = html.escape(printable(f"{plans[0].model.name} on {', '.join(names)}"))
-    panels = [_panel([p for p in by_device(plans) if p.device.name == name]) for name in names]
+    devices = by_device(plans)
+    title = html.escape(printable(f"{plans[0].model.name} on {', '.join(devices)}"))
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{sha256_of(style)}'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{style}</style></head><body><header><h1>{title}</h1></header><main>",
         f"<section><p>All times are predicted; none was measured. {html.escape(LEGEND)}.</p></section>",
-        *panels,
-        f"<section><pre>{html.escape(text(plans))}</pre></section>",
+        *map(_panel, devices.values()),
+        f"<section><pre>{html.escape(text(plans, [p.batch for p in plans]))}</pre></section>",
         "</main></body></html>",
     ]
     return "\n".join(lines).encode()

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.explain.facts import LayerFacts, facts_of, pieces_text
-from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text, us_text
-from gpu_runtime.explain.points import batches_text
+from gpu_runtime.explain.facts import LayerFacts, facts_of
+from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text
+from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
 from gpu_runtime.explain.wording import layer_facts, network_lines
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
-from gpu_runtime.text import printable, size_text
+from gpu_runtime.text import printable
 from tactics.planner.graph import to_us
 from tactics.tactic import Tactic
 
@@ -239,29 +239,7 @@ def _verdict(record: EngineRecord) -> Keys:
 
 def environment(record: EngineRecord) -> list[Named]:
     """What the engine was built from, by what, and for which device."""
-    device, timing, plan = record.device, record.timing, record.plan
-    library = sum(layer.type == "library" for layer in plan.layers)
-    found = [
-        ("model", f"{record.model.name}, sha256 {record.model.sha256}"),
-        ("built by", f"gpu_runtime {record.producer.version}, NVRTC {record.producer.nvrtc}"),
-        ("kernel sources", record.source_hash),
-        ("device", str(device)),
-        ("facts from", device.sources),
-        ("assumed", device.assumed),
-        ("times", timing.label),
-        ("driver", timing.driver or ""),
-        ("policy", timing.policy or ""),
-        ("planner", ", ".join(filter(None, (plan.solution.method, plan.solution.status)))),
-        ("weights", size_text(record.weight_bytes)),
-        ("activations", size_text(plan.memory.activation_bytes)),
-        ("pieces", pieces_text(record)),
-        *([("sizes", batches_text(record))] if record.profiles else []),
-        ("launches", f"{len(plan.steps)}" + (f", including {library} of a library" if library else "")),
-        ("machine code", f"of {record.num_cubins} kernels embedded" if record.num_cubins else "compiled on loading"),
-    ]
-    if plan.solution.measured_us is not None:
-        found.append(("end to end", us_text(plan.solution.measured_us, timing)))
-    return [(key, printable(value)) for key, value in found if value]
+    return plan_facts(record, (*ORIGIN, "sources", "assumed", "total", "memory", "launches", "batches", *NOTED))
 
 
 def command(record: EngineRecord) -> str:

@@ -10,10 +10,10 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels import sparse24
 from gpu_runtime import pipeline
-from gpu_runtime.explain import layer_info, report, side_by_side, wording
+from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.explain.log import log_text
 from gpu_runtime.frontend.weights import stored_weights
-from gpu_runtime.report import data
+from gpu_runtime.report import data, outlooks
 from tests.conftest import MODELS, model_path
 from tests.gpu_runtime.explain.test_log import sizes
 from tests.reference_run import model, node
@@ -130,7 +130,7 @@ def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
         sum(map(int, re.findall(rf"^{kind} +(\d+) ", texts["log"], re.M))) for kind in ("sparse", "dense", "not 2:4")
     )
     assert sparse + dense + no == every and sparse == picked and dense + picked >= able
-    assert f"{picked} of {able}" in side_by_side.text([outlook])
+    assert f"{picked} of {able}" in outlooks.text([outlook])
     info = layer_info.layer_info(record)
     assert [info[f"Sparsity{what}Layers"] for what in ("Eligible", "", "Picked")] == [able, every, picked]
     assert [sum(x.get(f"Sparsity{what}Layers", 0) for x in info["Layers"]) for what in ("Eligible", "")] == [able, every]

@@ -1,5 +1,6 @@
 """Drawn networks through build and emulator against onnxruntime, within FP16's own error; onnx's reference settles disputes."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_a_wrong_answer_is_a_dispute(tmp_path, monkeypatch):
         y.flat[y.size // 2] += np.float32(0.125 * (np.ptp(y) + 1))
         return got
 
-    monkeypatch.setattr("test_drawn.emulated", off)
+    monkeypatch.setattr(sys.modules[__name__], "emulated", off)
     assert "alone: ours" in disputes(network(0), tmp_path / "m.onnx")[0]
 
 

@@ -69,7 +69,7 @@ def row(net, times, mode="enable", measured=False):
 
 def told(table, mode="enable", **facts):
     chosen = plan.solve(table.graph)
-    return reasons.sparsity(table, chosen, counterfactuals(table, chosen), mode, **facts)
+    return reasons.sparsity(reasons.Known(table, chosen, counterfactuals(table, chosen), mode, **facts))
 
 
 W = np.random.default_rng(0).standard_normal((64, 64, 1, 1)).astype(np.float16).astype(np.float32)

@@ -50,7 +50,7 @@ def drawn(seed: int) -> Outlook:
     table = tables.tabulate(net, device, times, sparse=True, io=io, risk=risk)
     chosen = plan.solve(table.graph)
     others = counterfactuals(table, chosen)
-    found = reasons.sparsity(table, chosen, others, "enable", measured=False)
+    found = reasons.sparsity(reasons.Known(table, chosen, others, "enable", measured=False))
     solution = Solution(chosen.us, chosen.status, chosen.method, rivals=others.rivals)
     return Outlook(Model("drawn"), device, Timing("predicted", "predicted(h200)", 0.2), found, solution, risk)
 

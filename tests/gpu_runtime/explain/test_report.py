@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.explain import layer_info, reason_texts, report, wording
+from gpu_runtime.explain.log import log_text
+from gpu_runtime.report import data
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.text import WIDTH
 from tactics import codec
@@ -169,6 +171,38 @@ def test_plan_text_shows_all_layers_and_what_is_proven():
     plan["solution"] |= {"gap": None, "rivals": {}, "measured_us": 150.0}
     text = report.plan_text(record(plan))
     assert "not proven minimal" in text and "rivals" not in text and "150.00 us measured end to end" in text
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda plan: log_text(plan, 120, 60),
+        report.inspect_text,
+        lambda plan: "\n".join(f"{key} {text}" for key, text in data.environment(plan)),
+    ],
+    ids=["log", "inspect", "page"],
+)
+def test_facts_of_the_whole_plan_are_in_every_view(view):
+    plan = example_plan()
+    plan["range"] = {
+        "source": "random values",
+        "high": [["a", 70000.0], ["b\nc", 140000.0]],
+        "exponents": {"a": -1, "b\nc": -2},
+        "stuck": [["p", "its scale is fixed"], ["q", "so is its"], ["r", "its too"]],
+        "compared": {"skipped": "it is too large"},
+    }
+    swap = {"op": "/fc/Gemm", "before": "conv_dense__a", "after": "conv_sparse24__b", "before_us": 120.0, "after_us": 118.0}
+    apart = {"layer": "/layer1/conv2", "alone_us": 9.0, "us": 12.0, "behind": "/stem/Conv"}
+    plan["solution"] |= {"measured_us": 150.0, "apart": [apart], "replaced": [swap, swap | {"op": "/cat/Concat"}]}
+    found = record(plan)
+    found = replace(found, device=replace(found.device, left_out=(("pool", "it hangs"),)))
+    text = " ".join(view(found).split())
+    assert "3 tensors may exceed FP16's range: 'p': its scale is fixed; 'q': so is its; " in text
+    assert "2 tensors exceed FP16's maximum of 65504 on random values: 'b\\nc' reaches 140000, stored times 2^-2; " in text
+    assert "with FP32 on the calibration input: not run: it is too large" in text
+    assert "150.00 us measured end to end" in text and "/layer1/conv2 took " in text and " behind /stem/Conv, " in text
+    assert "/fc/Gemm: conv_sparse24 for conv_dense, as the whole took " in text and "/cat/Concat: conv_sparse24" in text
+    assert "pool, which failed on this GPU: it hangs" in text
 
 
 def test_an_empty_plan_has_a_text():

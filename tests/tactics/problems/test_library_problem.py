@@ -294,7 +294,7 @@ def test_in_an_engine(tmp_path):
     assert (info["a"]["LayerType"], info["a"]["ParameterType"], info["a"]["Function"]) == ("Library", "Library", "LRN")
     text = report.plan_text(engine.record)
     assert (
-        "library  6 functions without a kernel, together ~" in text
+        "calls    6 functions without a kernel, together ~" in text
         and "estimated as one launch that moves each byte once" in text
     )
     assert (
