@@ -22,10 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import gpu_networks, hardware, heavy, light, topologies
+from benchmarks import gpu_networks, hardware, heavy, light, processes, topologies
 from benchmarks.experiments import stored
 from benchmarks.experiments.run import PARTLY
 from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
@@ -349,7 +348,7 @@ def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
     """The exit status: PARTLY where the time ended before the last row, 1 where an engine of ours failed."""
     begun, kept = time.monotonic(), dict[str, np.ndarray]()
     data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "small": args.small, "rows": [], "left_out": []}
-    with ProcessPoolExecutor(min(12, os.cpu_count() or 1), get_context("spawn")) as pool:
+    with processes.pool(min(12, os.cpu_count() or 1)) as pool:
         waiting = begin(todo if "predicted" in args.plans else [], device, folder, pool)
         for row in todo:
             if time.monotonic() - begun > args.seconds:
@@ -391,7 +390,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not args.build_only:
             return all_rows(todo, args, folder, hardware.named_like(current().title))
-        with ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn")) as pool:
+        with processes.pool(os.cpu_count() or 1) as pool:
             failed: dict[str, str] = {}
             done = [e for w, f in begin(todo, args.build_only, folder, pool).items() for e in built(w, f.result, failed)]
         print(f"{len(done)} engines built in {time.monotonic() - begun:.0f} s", *failed.values(), sep="\n", flush=True)

@@ -15,15 +15,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 import onnx
 
-from benchmarks import light
+from benchmarks import light, processes
 from benchmarks.bench_networks import model_of
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import everything
@@ -96,7 +94,7 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
 
 def alone(name: str, batch: int, device: str, kinds: Sequence[str]) -> Row:
     """The run, of RUNS, in which the planner took the median of seconds."""
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with processes.pool(1, 1) as pool:
         runs = [pool.submit(row_of, name, batch, device, kinds) for _ in range(RUNS)]
         return sorted((run.result() for run in runs), key=lambda row: row[kinds[-1]]["s"])[RUNS // 2]
 

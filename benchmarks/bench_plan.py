@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,19 @@ def _line(cells: Sequence) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments and options of `main`."""
+
+    names: tuple[str, ...]
+    run: bool
+    device: str
+    sparsity: str
+    as_json: str | None
+    table: bool
+    before: bool
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--run", is_flag=True, help="Execute in the emulator and count bytes.")
@@ -228,20 +242,21 @@ def _line(cells: Sequence) -> str:
 @click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
 @click.option("--table", is_flag=True, help="Then print them as a Markdown table.")
 @click.option("--before", is_flag=True, help="The table of launches before and now, of 'today'.")
-def main(names, run, device, sparsity, as_json, table, before) -> None:
-    rows, items = [], list(names or NETWORKS)
+def main(**given: Any) -> None:
+    asked = Asked(**given)
+    rows, items = [], list(asked.names or NETWORKS)
     if items == ["all"]:
         items = [*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES]
     if items == ["today"]:
         items = [*topologies.NAMES]
     with tempfile.TemporaryDirectory() as folder:
         for item in items:
-            rows.append(measure(*find(item, Path(folder)), device, sparsity, run))
+            rows.append(measure(*find(item, Path(folder)), asked.device, asked.sparsity, asked.run))
             click.echo(text(rows[-1]))
-    if as_json:
-        Path(as_json).write_text(json.dumps(rows, indent=1) + "\n")
-    if table:
-        click.echo(beside(rows) if before else page(rows))
+    if asked.as_json:
+        Path(asked.as_json).write_text(json.dumps(rows, indent=1) + "\n")
+    if asked.table:
+        click.echo(beside(rows) if asked.before else page(rows))
 
 
 if __name__ == "__main__":

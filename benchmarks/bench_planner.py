@@ -121,7 +121,7 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
     target = named(device)
     network = alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
+    table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
     graph = table.graph
     seconds = []
     for _ in range(RUNS):

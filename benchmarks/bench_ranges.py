@@ -9,7 +9,6 @@ Times of plans are predicted.
 
 import io
 import json
-import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import click
 import onnx
 
-from benchmarks import light, topologies
+from benchmarks import light, processes, topologies
 
 NAMES = ("digits", "light_resnet50", "tv_mobilenet_v3_large", "tv_efficientnet_b0", "tv_convnext_tiny", "timm_repvgg_a0")
 DIGITS = Path(__file__).parent / "digits" / "digits_sparse.onnx"
@@ -58,10 +57,10 @@ def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False)
 
 def compared(name: str, device: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """A range, the same with one tactic per layer, and an engine for each batch that the range tried."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        whole = pool.apply(built, (name, device, batches))
-        alike = pool.apply(built, (name, device, batches, True))
-        singles = {n: pool.apply(built, (name, device, (n,))) for n in whole["tried"]}
+    with processes.pool(1, 1) as pool:
+        whole = pool.submit(built, name, device, batches).result()
+        alike = pool.submit(built, name, device, batches, True).result()
+        singles = {n: pool.submit(built, name, device, (n,)).result() for n in whole["tried"]}
     return {"network": name, "device": device, "range": whole, "alike": alike, "singles": singles}
 
 

@@ -15,12 +15,12 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 import click
 
+from benchmarks import processes
 from benchmarks.cycles import KERNELS, LAYER, TILES, ours, tactic
 from benchmarks.simulator.machine import CENTRE, LOADED, LOADED_SWEEP, SWEEP, Machine, Residency, interval, machine, residency
 from benchmarks.simulator.sass import Instruction, ToolMissing
@@ -196,7 +196,7 @@ def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
 
 def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]]:
     """Loops with their rows as they are done, in two processes: those of other sources, and those that lack a machine."""
-    with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+    with processes.pool(PROCESSES) as pool:
         open_ones = [
             loop
             for loop in loops()
@@ -244,7 +244,7 @@ def main(sms: tuple[str, ...], only_print: bool, loaded: bool) -> None:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:
         if loaded:
-            with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+            with processes.pool(PROCESSES) as pool:
                 return click.echo(load_table(list(pool.map(under_load, [x for x in loops() if x.name == "vectors"]))))
         version = nvrtc_version()
         known = table().get(version, {})

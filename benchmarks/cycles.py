@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -257,6 +258,27 @@ def _shown(value: object) -> str:
     return f"{value[0]} and {value[1]}" if isinstance(value, tuple) else str(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments and options of `main`."""
+
+    kernel: str
+    tile_name: str
+    sm: str | None
+    device: str | None
+    defined: tuple[str, ...]
+    function: str
+    threads: int | None
+    smem: int
+    registers: int | None
+    blocks: int | None
+    warpgroups: int
+    drawn: int
+    stages: int | None
+    brief: bool
+    figures: bool
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("kernel", default="")
 @click.argument("tile_name", metavar="[TILE]", default="")
@@ -275,37 +297,28 @@ def _shown(value: object) -> str:
 @click.option("--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop")
 @click.option("--brief", is_flag=True, help="without the listing and the sweep")
 @click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
-def main(
-    kernel: str,
-    tile_name: str,
-    sm: str | None,
-    device: str | None,
-    defined: tuple[str, ...],
-    function: str,
-    threads: int | None,
-    smem: int,
-    registers: int | None,
-    blocks: int | None,
-    warpgroups: int,
-    drawn: int,
-    stages: int | None,
-    brief: bool,
-    figures: bool,
-) -> None:
+def main(**given: Any) -> None:
     """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, or Hopper's conv_dense_sm90 or
     conv_sparse24_sm90, with a TILE, or a file that ends in .cubin."""
+    asked = Asked(**given)
     try:
-        on = named(device) if device else device_of(sm or (EVERY_KERNEL[kernel].sm if kernel in HOPPER else "sm_80"))
-        if figures:
+        on = (
+            named(asked.device)
+            if asked.device
+            else device_of(asked.sm or (EVERY_KERNEL[asked.kernel].sm if asked.kernel in HOPPER else "sm_80"))
+        )
+        if asked.figures:
             return click.echo(sourced(machine(on)))
-        if kernel.endswith(".cubin"):
-            code = _file(Path(kernel), function, threads, smem, registers)
-        elif kernel in KERNELS | HOPPER:
-            code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
+        if asked.kernel.endswith(".cubin"):
+            code = _file(Path(asked.kernel), asked.function, asked.threads, asked.smem, asked.registers)
+        elif asked.kernel in KERNELS | HOPPER:
+            code = ours(asked.kernel, tile(asked.kernel, asked.tile_name), on.sm, dict(_values(asked.defined)))
         else:
-            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(KERNELS | HOPPER)} or a file that ends in .cubin")
-        given = replace(code, multiplying=warpgroups or code.multiplying, drawn=drawn or code.drawn)
-        show(given, on, blocks, stages, brief)
+            raise click.UsageError(
+                f"kernel {asked.kernel!r}: expected {', '.join(KERNELS | HOPPER)} or a file that ends in .cubin"
+            )
+        changed = replace(code, multiplying=asked.warpgroups or code.multiplying, drawn=asked.drawn or code.drawn)
+        show(changed, on, asked.blocks, asked.stages, asked.brief)
     except (ValueError, CompileError, ToolMissing, OSError) as e:
         raise click.ClickException(str(e)) from None
 

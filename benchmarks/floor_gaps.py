@@ -12,14 +12,13 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 
 import gpu_runtime as gr
+from benchmarks import processes
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import SLOW, everything
 from gpu_runtime.explain.gaps import FAR, LONG_US, alike, by_kind, gaps
@@ -97,7 +96,7 @@ def main(names: Sequence[str], device: str, sparsity: str, jobs: int, only_table
         raise click.UsageError(f"{out} has plans for {known['device']}, {known['sparsity']}: give another --out")
     networks = known["networks"]
     wanted = () if only_table else sorted([*everything(), *SLOW]) if names == ("all",) else names
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with processes.pool(jobs) as pool:
         for name, row in zip(wanted, pool.map(measure, wanted, *([v] * len(wanted) for v in (device, sparsity))), strict=True):
             networks[name] = row
             rows = ",\n".join(f"{json.dumps(n)}: {json.dumps(networks[n])}" for n in sorted(networks))

@@ -8,6 +8,7 @@ forum thread on two convolutions with 2:4 weights that TensorRT ran dense (`foru
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -167,13 +168,21 @@ def vit_b16(batch: int = 1, depth: int = 12) -> onnx.ModelProto:
     x = n.add("Concat", [token, x], "cat", width, axis=1)
     x = n.add("Add", [x, n.weight("pos_embedding", 0.02 * n.rng.standard_normal((1, tokens, width)))], "add", width)
     for i in range(depth):
-        x = _encoder(n, x, f"layer_{i}", batch, tokens, width, heads)
+        x = _encoder(n, x, f"layer_{i}", _Tokens(batch, tokens, width, heads))
     x = _layer_norm(n, x, "ln", width)
     x = n.add("Gather", [x, n.sizes("first", 0, scalar=True)], "select", width, axis=1)
     return n.finish(_linear(n, x, "head", width, 1000, "Gemm"), opset=20)
 
 
-def _encoder(n: Net, x: str, at: str, batch: int, tokens: int, width: int, heads: int) -> str:
+class _Tokens(NamedTuple):
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+
+
+def _encoder(n: Net, x: str, at: str, sizes: _Tokens) -> str:
+    batch, tokens, width, heads = sizes
     d = width // heads
     y = n.add("Transpose", [_layer_norm(n, x, f"{at}/ln_1", width)], f"{at}/transpose", width, perm=[1, 0, 2])
     y = _linear(n, y, f"{at}/in_proj", width, 3 * width)

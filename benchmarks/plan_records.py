@@ -16,14 +16,12 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import click
 
 import gpu_runtime as gr
-from benchmarks import light, topologies
+from benchmarks import light, processes, topologies
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from gpu_runtime.engine import Engine
@@ -99,7 +97,7 @@ def held(
     known = json.loads(records.read_text()) if records.exists() else {}
     wanted = [n for name in names for n in (SIX if name == "six" else (name,))] or everything()
     different = 0
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with processes.pool(jobs) as pool:
         for name, rows in zip(wanted, pool.map(find_rows, wanted), strict=True):
             for row, now in rows.items():
                 if not write and (told := differences(row, known.get(row), now)):

@@ -1,9 +1,13 @@
-"""A command in a process group of its own, which is ended as a whole at a time limit."""
+"""Processes that benchmarks start: a command whose process group ends as a whole at a time limit, and pools of fresh processes.
+
+A process that answers requests is a `tactics.measure.child`."""
 
 import os
 import signal
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,3 +31,18 @@ def run(command: list[str], seconds: float, env: dict[str, str] | None = None) -
             process.wait()
         log.seek(0)
         return code, log.read().decode(errors="replace")
+
+
+def checked(command: list[str], seconds: float, env: dict[str, str] | None = None) -> str:
+    """The output of `run`. RuntimeError: the command did not end with status 0 in time."""
+    code, text = run(command, seconds, env)
+    if code:
+        raise RuntimeError(f"{command[2]} ended with {code}: {text[-800:].strip()}")
+    if code is None:
+        raise RuntimeError(f"{command[2]} did not end within {seconds:.0f} s: {text[-800:].strip()}")
+    return text
+
+
+def pool(jobs: int, tasks_of_each: int | None = None) -> ProcessPoolExecutor:
+    """Processes that inherit no threads and no CUDA context; each is replaced after so many tasks."""
+    return ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=tasks_of_each)

@@ -79,37 +79,18 @@ def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: 
 
 
 class Emulated:
-    """The PTX of the same kernels, executed on the CPU. `options` go to the emulator (checks, modes, seeds)."""
+    """The PTX of the same kernels, executed on the CPU. `options`: fields of emulator.Options (checks, modes, seeds)."""
 
     name = "emulator"
 
-    def __init__(
-        self,
-        device: Device,
-        checks: bool = True,
-        async_mode: str = "eager",
-        seed: int = 0,
-        threads: int | None = None,
-        resident_blocks: int = 0,
-        low_ends: Sequence[str] = (),
-        high_ends: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, device: Device, **options: Any) -> None:
         from cuda_kernels import emulator
 
         self.device = device
         self.arch = virtual(device.sm)
         self._emulator = emulator
-        self._options = emulator.Options(
-            checks=checks,
-            async_mode=async_mode,
-            seed=seed,
-            threads=threads,
-            resident_blocks=resident_blocks,
-            smem_limit=device.smem_per_block,
-            dependent=device.dependent_launch,
-            low_ends=tuple(low_ends),
-            high_ends=tuple(high_ends),
-        )
+        own = {"smem_limit": device.smem_per_block, "dependent": device.dependent_launch}
+        self._options = emulator.Options(**own | options)
         self._memory = emulator.Memory()
         self._shared: list[Copy] = []
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,13 +108,18 @@ def clusters_at_once(device: Device, blocks: int) -> int:
     return max(1, AT_ONCE[blocks] * device.num_sms // 132)
 
 
-def rounds_us(
-    device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, block: float, turn: float, once: float = 0.0
-) -> dict[str, float]:
-    """The time of the SM with most blocks, under the name of the largest of `clocks`. In clocks: `block` for each of its
-    blocks, `turn` for each round of `at_once` blocks, and `once`."""
+class Spent(NamedTuple):
+    """Clocks that an SM spends on each `block`, on each `turn` of blocks that it holds at a time, and `once`."""
+
+    block: float
+    turn: float
+    once: float = 0.0
+
+
+def rounds_us(device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, spent: Spent) -> dict[str, float]:
+    """The time of the SM with most blocks, of which it holds `at_once`, under the name of the largest of `clocks`."""
     per_sm = math.ceil(blocks / device.num_sms)
-    sm = per_sm * block + math.ceil(per_sm / at_once) * turn + once
+    sm = per_sm * spent.block + math.ceil(per_sm / at_once) * spent.turn + spent.once
     return {max(clocks, key=clocks.__getitem__): sm * (1 / device.clock_mhz)}
 
 

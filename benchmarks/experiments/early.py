@@ -11,9 +11,7 @@ on few SMs (benchmarks/NOTES.md), it takes its layers' time in the other two way
 
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from benchmarks import hardware, timeline
 from benchmarks.bench_networks import Wanted, build, images, row_of
 from benchmarks.experiments.run import Experiment, begun
 from benchmarks.gpu_networks import replay_us
+from benchmarks.processes import checked
 from cuda_kernels.device import current
 from cuda_kernels.launch import Cuda, Kernel, Triple
 
@@ -79,12 +78,7 @@ def ran(file: Path, way: str, x: Experiment) -> None:
     """A process for one engine and way. RuntimeError: it did not end with 0 in time."""
     out = file.with_suffix(f".{way}.json")
     command = [sys.executable, "-m", "benchmarks.experiments.early", "--child", str(file), way, str(out)]
-    env = {**os.environ, "GPU_RUNTIME_LAUNCH": WAYS[way]}
-    done = subprocess.run(
-        [*command, *(["--small"] if x.small else [])], env=env, capture_output=True, text=True, timeout=max(5.0, x.left)
-    )
-    if done.returncode:
-        raise RuntimeError(f"it ended with {done.returncode}: {done.stderr[-800:]}")
+    checked([*command, *(["--small"] if x.small else [])], max(5.0, x.left), {"GPU_RUNTIME_LAUNCH": WAYS[way]})
     found = json.loads(out.read_bytes())
     x.data.setdefault("engines", {}).setdefault(file.stem, {})[way] = found
     print(f"{file.stem} {way}: graph {found['graph']['us']} us, {found['launches']} launches", flush=True)

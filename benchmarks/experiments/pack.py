@@ -20,13 +20,12 @@ import tarfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hardware
+from benchmarks import hardware, processes
 from benchmarks.bench_networks import KINDS, Row, model_of, row_of
 from benchmarks.experiments import kernels, stored
 from benchmarks.processes import ROOT
@@ -93,7 +92,7 @@ def plans(items: Sequence[str], devices: Sequence[str]) -> list[str]:
     """Those that are missing; returns why some failed."""
     wanted = [(row, kind, device) for row in (row_of(i, "dense") for i in items) for kind in row.kinds for device in devices]
     todo = [w for w in wanted if not stored.path_of(w[2], w[0].name, w[0].batch, w[1]).exists()]
-    with ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn")) as pool:
+    with processes.pool(os.cpu_count() or 1) as pool:
         return list(filter(None, pool.map(plan, *zip(*todo, strict=True)))) if todo else []
 
 

@@ -12,7 +12,6 @@ medians of ROUNDS. Then SECOND s of replays of each, one after the other, while 
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +22,12 @@ from benchmarks.bench_conv import Clock, Cudnn
 from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
+from tactics.measure.child import Child, command_of
 from tactics.measure.timing import quantiles
 from tactics.tactic import Tactic
 
 ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05
+ANSWER_S = 60.0  # in which cuSPARSELt's process starts, or answers
 SPARSE_TYPES = ("float16", "bfloat16")  # the second where the first fails
 LABELS = ("dense", "2:4", "cudnn", "cudnn plain", "cublas", "cusparselt")
 # title: (above, below) of a quotient of times; above 1 the one below is faster
@@ -110,22 +111,16 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
 
 
 class Sparselt:
-    """The process of sparselt.py: one product at a time, asked for by lines of JSON. RuntimeError: it says why not, or died."""
+    """The process of sparselt.py: one product at a time. RuntimeError: the process says why not, hung or died."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "benchmarks.experiments.sparselt"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._child = Child(command_of("benchmarks.experiments.sparselt"))
+        self.close = self._child.close
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        assert self.process.stdin and self.process.stdout
-        try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"the process of cuSPARSELt ended with status {self.process.wait(10)}")
-        answer: dict[str, Any] = json.loads(line)
+        answer = {} if self._child.running else self._child.start(ANSWER_S)
+        if "error" not in answer:
+            answer = self._child.ask(request, ANSWER_S)
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
@@ -135,10 +130,6 @@ class Sparselt:
 
     def replay(self, seconds: float) -> None:
         self.ask(op="replay", s=seconds)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def of_sparselt(entry: Entry, failed: dict[str, str]) -> tuple[Sparselt, Contestant] | None:

@@ -1,4 +1,4 @@
-"""One product by cuSPARSELt at a time, for row `peers`: requests and answers are lines of JSON.
+"""One product by cuSPARSELt at a time, for row `peers`: requests and answers as in tactics/measure/child.py.
 
     {"op": "product", "rows": K, "depth": RSC, "columns": pixels, "dtype": "float16"}     {"dtype", "torch", "rel_error"}
     {"op": "sample"}                                                                      {"us": microseconds of one product}
@@ -7,11 +7,10 @@
 The left operand is pruned to 2:4 and compressed; both are random normal. {"error": text} where PyTorch or cuSPARSELt refuses.
 """
 
-import json
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
+
+from tactics.measure.child import Answer, serve
 
 SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
 
@@ -50,7 +49,7 @@ class Product:
             self.torch.cuda.synchronize()
 
 
-def answers(torch: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def answers(torch: Any) -> Answer:
     products: list[Product] = []
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -65,17 +64,12 @@ def answers(torch: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return answer
 
 
-def main() -> None:
+def begin() -> tuple[dict[str, Any], Answer]:
+    """The first line, and the answer to each request."""
     import torch
 
-    answer = answers(torch)
-    for line in sys.stdin:
-        try:
-            found = answer(json.loads(line))
-        except Exception as e:  # told to who asked, who tries another type
-            found = {"error": f"{type(e).__name__}: {e}"[:500]}
-        print(json.dumps(found), flush=True)
+    return {"device": "cuda"}, answers(torch)
 
 
 if __name__ == "__main__":
-    main()
+    serve(begin)

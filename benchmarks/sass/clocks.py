@@ -5,13 +5,11 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import simulator
+from benchmarks import processes, simulator
 from benchmarks.simulator.machine import CENTRE, SHIFTED, SWEEP, Residency, machine
 from benchmarks.simulator.sass import program
 from benchmarks.simulator.simulate import points_of, steady, tile_clocks
@@ -99,7 +97,7 @@ def simulated(asked: Sequence[Asked]) -> list[Simulated]:
     new = [a for a in dict.fromkeys(asked) if not _path(a).exists()]
     if new:
         workers = min(len(new), os.cpu_count() or 1)
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # this process may have threads
+        with processes.pool(workers) as pool:  # this process may have threads
             for a, found in zip(new, pool.map(_simulate, new), strict=True):
                 write(_path(a), json.dumps([found.shares, found.once, found.shifted]).encode())
     kept = [json.loads(_path(a).read_text()) for a in asked]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulator.machine import BULK_SWEEP, CENTRE, LOADED_SWEEP, OLDEST, SUB_CORES, SWEEP, Machine, Residency, Sweep
 from benchmarks.simulator.sass import GMMA, Instruction, Program
-from benchmarks.simulator.sm import Sm
+from benchmarks.simulator.sm import Course, Sm
 from benchmarks.simulator.state import REASONS
 from benchmarks.simulator.steps import COPY, FULL, GLOBAL, GROUP_WARPS, ISSUE, LOAD, Step, steps
 from benchmarks.simulator.warpgroups import Ring
@@ -40,19 +40,11 @@ def steady(
     r: Residency,
     machine: Machine,
     sweep: Sweep = CENTRE,
-    wavefronts: Mapping[int, int] | None = None,
-    taken: Mapping[int, bool] | None = None,
-    stages: int = STAGES,
     ring: Ring | None = None,
 ) -> Steady:
     """The steady state of a program's main loop. `ring`: what TMA brings, whose producer runs elsewhere; without it the stages
-    of such a loop are always full. `wavefronts`: by address, of memory instructions whose accesses are not all
-    side by side (bank conflicts); `taken`: by address, of branches that are not as usual (Program.iteration). Raises
-    NoMainLoop, and ValueError for products whose rate is not in the table."""
-    if stages < STAGES:
-        raise ValueError(f"{stages} stages: expected {STAGES} or more, fewer are no steady state")
-    once = program.iteration(program.main_loop, taken)
-    return steady_of(once, r, machine, sweep, wavefronts, stages, ring=ring)
+    of such a loop are always full. Raises NoMainLoop, and ValueError for products whose rate is not in the table."""
+    return steady_of(program.iteration(program.main_loop), r, machine, sweep, ring=ring)
 
 
 def steady_of(
@@ -65,10 +57,11 @@ def steady_of(
     warm: int = WARM,
     ring: Ring | None = None,
 ) -> Steady:
-    """`steady` of the instructions of one iteration. `warm`: iterations before those that count; a loop of hardly any memory
-    instructions takes many until their queues are full."""
+    """`steady` of the instructions of one iteration. `wavefronts`: by address, of memory instructions whose accesses are not
+    all side by side (bank conflicts). `warm`: iterations before those that count; a loop of hardly any memory instructions
+    takes many until their queues are full."""
     path = steps(tuple(once), machine, tuple((wavefronts or {}).items()))
-    sm = Sm(path, 0, len(path) - 1, r, machine, sweep, ring=ring)
+    sm = Sm(Course(path, 0, len(path) - 1), r, machine, sweep, ring)
     warps = len(sm.warps)
     sm.run(warm * warps)
     sm.slots = [[0] * (2 + len(REASONS)) for _ in path]
@@ -101,48 +94,24 @@ def _port(s: Step, machine: Machine, sweep: Sweep) -> float:
     return max(machine.port_interval, s.wavefronts) if LOAD <= s.kind <= GLOBAL else 0
 
 
-def tile_clocks(
-    program: Program,
-    stages: int,
-    r: Residency,
-    machine: Machine,
-    sweep: Sweep = CENTRE,
-    wavefronts: Mapping[int, int] | None = None,
-    taken: Mapping[int, bool] | None = None,
-) -> int:
+def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, sweep: Sweep = CENTRE) -> int:
     """Clocks from the start of an SM's blocks to the end of the last, each of so many iterations of the main loop, with what is
     before it and behind it on its commonest path: loops there count once, and all loads come from L2."""
     if stages < 1:
         raise ValueError(f"{stages} stages: expected one or more")
     loop = program.main_loop
-    before, behind = program.around(loop, taken)
-    once = program.iteration(loop, taken)
-    path = steps(before + once + behind, machine, tuple((wavefronts or {}).items()))
-    sm = Sm(path, len(before), len(before) + len(once) - 1, r, machine, sweep, stages)
+    before, behind = program.around(loop)
+    once = program.iteration(loop)
+    path = steps(before + once + behind, machine, ())
+    sm = Sm(Course(path, len(before), len(before) + len(once) - 1, stages), r, machine, sweep)
     sm.run(stages * len(sm.warps))
     return max(warp.marks[-1] for warp in sm.warps)
 
 
-def share_of_peak(
-    program: Program,
-    r: Residency,
-    machine: Machine,
-    wavefronts: Mapping[int, int] | None = None,
-    taken: Mapping[int, bool] | None = None,
-) -> Share:
-    """Over the sweep with an idle L2 and its centre, as `steady` has it."""
-    return share_of(program.iteration(program.main_loop, taken), r, machine, wavefronts)
-
-
-def share_of(
-    once: Sequence[Instruction],
-    r: Residency,
-    machine: Machine,
-    wavefronts: Mapping[int, int] | None = None,
-    swept: Sequence[Sweep] = SWEEP,
-) -> Share:
-    """`share_of_peak` of the instructions of one iteration. Of two warps the youngest but one is the oldest."""
+def share_of(once: Sequence[Instruction], r: Residency, machine: Machine, swept: Sequence[Sweep] = SWEEP) -> Share:
+    """Of the instructions of one iteration, over the sweep and its centre, as `steady` has it. Of two warps the
+    youngest but one is the oldest."""
     few = r.warps * r.blocks <= 2 * SUB_CORES
     points = (CENTRE, *(sweep for sweep in swept if not (few and sweep.arbitration == OLDEST)))
-    centre, *found = (steady_of(once, r, machine, sweep, wavefronts).mma_share for sweep in points)
+    centre, *found = (steady_of(once, r, machine, sweep).mma_share for sweep in points)
     return Share(min(centre, *found), centre, max(centre, *found))

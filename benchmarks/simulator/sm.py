@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 from benchmarks.simulator.machine import (
     ROUND_ROBIN,
@@ -66,20 +67,20 @@ def begins(r: Residency, busy: int, shift: int) -> list[int]:
     return found
 
 
+class Course(NamedTuple):
+    """What each warp issues: a path whose steps `first` to `last` are a loop; `repeats`: of the loop, 0 for ever."""
+
+    path: Sequence[Step]
+    first: int
+    last: int
+    repeats: int = 0
+
+
 class Sm:
     """The state of one simulated SM."""
 
-    def __init__(
-        self,
-        path: Sequence[Step],
-        first: int,
-        last: int,
-        r: Residency,
-        machine: Machine,
-        sweep: Sweep,
-        repeats: int = 0,
-        ring: Ring | None = None,
-    ) -> None:
+    def __init__(self, course: Course, r: Residency, machine: Machine, sweep: Sweep, ring: Ring | None = None) -> None:
+        path, first, last, repeats = course
         self.path, self.first, self.last, self.machine, self.sweep = path, first, last, machine, sweep
         self.cores = [Core() for _ in range(SUB_CORES)]
         self.warps = []
@@ -103,7 +104,7 @@ class Sm:
         self.groups = Warpgroups(r.warps, r.blocks, sweep.bulk, path, ring) if asynchronous else None
         self.l2_latency = (sweep.l2_latency or machine.l2_latency) + sweep.shift
         self.fill_bytes = sweep.bulk.l2 if asynchronous else machine.fill_bytes
-        self.repeats = repeats  # of the loop, 0 for ever
+        self.repeats = repeats
         self.slots: list[list[int]] = []  # of each step: issues, clocks after its iteration's start, clocks waited by reason
         if self.groups:
             for block in range(r.blocks):

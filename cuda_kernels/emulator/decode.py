@@ -9,7 +9,7 @@ import numpy as np
 from cuda_kernels.emulator import opcodes, opcodes_async, opcodes_memory, opcodes_move, opcodes_warp
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.layout import thread_registers
-from cuda_kernels.emulator.operands import SPECIALS, UNFENCED, DecodeError
+from cuda_kernels.emulator.operands import SPECIALS, UNFENCED, DecodeError, Fields
 from cuda_kernels.emulator.parse import Function, Instr, Module
 from cuda_kernels.emulator.programs import INS, Decoded
 from cuda_kernels.emulator.registers import allocate, in_flight, unfenced
@@ -36,7 +36,7 @@ def _decoded(module: Module, kernel: Function) -> Decoder:
     if not dec.code or not dec.code[-1].ends:
         dec.ins = next((i for i in reversed(kernel.body) if isinstance(i, Instr)), dec.ins)
         dec.guard = None
-        dec.emit("EXIT", [], ends=True)
+        dec.emit("EXIT", [], of=Fields(ends=True))
     return dec
 
 

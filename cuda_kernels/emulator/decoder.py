@@ -24,7 +24,9 @@ from cuda_kernels.emulator.operands import (
     TYPES,
     WIDE,
     DecodeError,
+    Fields,
     Micro,
+    Third,
     cls,
     literal,
     width,
@@ -190,7 +192,7 @@ class Decoder:
         name = {"tid": "tid.x", "ctaid": "ctaid.x", "ntid": "ntid.x", "nctaid": "nctaid.x"}.get(name, name)
         if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo"):
             v = self.temp(c)
-            self.emit("CLOCK", [v], defs=(v,), sub=int(name.startswith("globaltimer")), flags=WIDE if c == "d" else 0)
+            self.emit("CLOCK", [v], (v,), of=Fields(sub=int(name.startswith("globaltimer")), flags=WIDE if c == "d" else 0))
             return v
         if name in ("gridid", "envreg0") or name.startswith("pm"):
             return self.const(0, 64 if c == "d" else 32)
@@ -224,7 +226,7 @@ class Decoder:
         if not negated:
             return v
         t = self.temp("p")
-        self.emit("PRED", [t, v, v], defs=(t,), uses=(v,), sub=4)
+        self.emit("PRED", [t, v, v], (t,), (v,), Fields(sub=4))
         return t
 
     def address(self, text: str) -> tuple[int, int, int, str | None]:
@@ -261,22 +263,10 @@ class Decoder:
         o: list[int],
         defs: Iterable[int] = (),
         uses: Iterable[int] = (),
-        *,
-        fn: int = 0,
-        sub: int = 0,
-        flags: int = 0,
-        imm: int = 0,
-        imm2: int = 0,
-        space: int = 0,
-        size: int = 0,
-        vec: int = 0,
-        order: int = 0,
-        labels: Sequence[tuple[int, int]] = (),
-        ends: bool = False,
-        extra: Sequence[int] = (),
+        of: Fields = Fields(),  # noqa: B008  (immutable)
     ) -> None:
-        """Append a record. `ends`: it ends this path, unless it is guarded."""
-        ins, guard = self.ins, None
+        """Append a record."""
+        ins, guard, flags = self.ins, None, of.flags
         written, read = tuple(v for v in defs if v >= 0), tuple(v for v in uses if v >= 0)
         if self.guard is not None:
             guard, negated = self.guard
@@ -288,23 +278,15 @@ class Decoder:
                 o,
                 written,
                 read,
-                fn,
-                sub,
-                flags,
-                imm,
-                imm2,
-                space,
-                size,
-                vec,
-                order,
+                *of._replace(flags=flags)[:9],  # as far as they stand in Micro in this order
                 guard,
                 ins.line,
                 ins.loc,
                 ins.opcode,
-                labels,
-                ends and guard is None,
+                of.labels,
+                of.ends and guard is None,
                 [],
-                extra,
+                of.extra,
             )
         )
 
@@ -313,13 +295,16 @@ class Decoder:
         entry = self.rows.get(name)
         if entry is None or entry[1]:
             self.fail(f"unknown instruction form {name}")
-        self.emit("ROW", [d, *sources], (d,), sources, fn=entry[0], flags=WIDE if self.classes[d] == "d" else 0)
+        self.emit("ROW", [d, *sources], (d,), sources, Fields(fn=entry[0], flags=WIDE if self.classes[d] == "d" else 0))
 
-    def test(self, name: str, p: int, a: int, b: int, q: int = -1, combine: int = 0, c: int = -1, flags: int = 0) -> None:
+    def test(self, name: str, p: int, a: int, b: int, q: int = -1, third: Third = Third()) -> None:  # noqa: B008  (immutable)
+        """A comparison of a with b by its name in alu.cpp, into p; q gets the opposite."""
         entry = self.rows.get(name)
         if entry is None or not entry[1]:
             self.fail(f"unknown comparison {name}")
-        self.emit("TEST", [p, a, b, c, q], (p, q), (a, b, c), fn=entry[0], sub=combine, flags=flags)
+        self.emit(
+            "TEST", [p, a, b, third.c, q], (p, q), (a, b, third.c), Fields(fn=entry[0], sub=third.combine, flags=third.negated)
+        )
 
     def plain(self, name: str, t: str, ops: list[str], classes: Sequence[str] = ()) -> None:
         """d, a, b, ...: all of type t unless `classes` says otherwise."""

@@ -2,9 +2,10 @@
 
 import re
 from functools import partial
+from typing import NamedTuple
 
 from cuda_kernels.emulator.decoder import Decoder, Opcode
-from cuda_kernels.emulator.operands import cls, width
+from cuda_kernels.emulator.operands import Fields, Third, cls, width
 
 HALVES = {"f16", "f16x2", "bf16", "bf16x2"}
 ROUNDING = {"rn", "rz", "rm", "rp"}
@@ -160,7 +161,7 @@ def logic(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
         return dec.plain(f"{stem}.{unsigned(t)}", t, ops)
     d = dec.dst(ops[0], "p")
     sources = [dec.pred_value(o) for o in ops[1:]]
-    return dec.emit("PRED", [d, sources[0], sources[-1]], (d,), sources, sub=BOOL[stem])
+    return dec.emit("PRED", [d, sources[0], sources[-1]], (d,), sources, Fields(sub=BOOL[stem]))
 
 
 def cnot(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -218,24 +219,34 @@ def setp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     flags, t = dec.typed(rest, {"ftz"})
     dec.count(ops, 4 if combine else 3)
     p, _, q = (s.strip() for s in ops[0].partition("|"))
-    compare(dec, cmp, combine, t, flags, ops, dec.dst(p, "p"), dec.dst(q, "p") if q else -1)
+    compare(dec, Comparison(cmp, combine, t, flags), ops, dec.dst(p, "p"), dec.dst(q, "p") if q else -1)
 
 
-def compare(dec: Decoder, cmp: str, combine: int, t: str, flags: set[str], ops: list[str], p: int, q: int) -> None:
+class Comparison(NamedTuple):
+    """Of operands of type t; the operation `combine` with a predicate is 0 for none."""
+
+    cmp: str
+    combine: int
+    t: str
+    flags: set[str]
+
+
+def compare(dec: Decoder, how: Comparison, ops: list[str], p: int, q: int) -> None:
     """Compare ops[1] with ops[2], combine with predicate ops[3], into p; q gets the opposite, or for packed types the high
     half."""
+    cmp, combine, t, flags = how
     sources = [dec.src(o, cls(t), t) for o in ops[1:3]]
     a, b = (flushed(dec, flags, t, s) for s in sources)
-    third, negated = dec.pred_src(ops[3]) if combine else (-1, 0)
+    third = Third(combine, *dec.pred_src(ops[3])) if combine else Third()
     if not t.endswith("x2"):
         kind = unsigned(t) if t[0] == "b" and t not in HALVES else t
-        return dec.test(f"setp.{cmp}.{kind}", p, a, b, q, combine, third, negated)
+        return dec.test(f"setp.{cmp}.{kind}", p, a, b, q, third)
     if q < 0:
         dec.fail("a packed comparison needs two predicates")
     # The low half's result must not overwrite the high half's operands.
     first = dec.temp("p") if combine else p
-    dec.test(f"setp.{cmp}.{t[:-2]}", first, a, b, -1, combine, third, negated)
-    dec.test(f"setp.{cmp}.{t[:-2]}.hi", q, a, b, -1, combine, third, negated)
+    dec.test(f"setp.{cmp}.{t[:-2]}", first, a, b, -1, third)
+    dec.test(f"setp.{cmp}.{t[:-2]}.hi", q, a, b, -1, third)
     if combine:
         dec.emit("PRED", [p, first, first], (p,), (first,))
     return None
@@ -255,7 +266,7 @@ def set_(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     flags, to, t = dec.typed2(rest, {"ftz"})
     packed = t.endswith("x2")
     preds = [dec.temp("p") for _ in range(1 + packed)]
-    compare(dec, cmp, combine, t, flags, ops, preds[0], preds[1] if packed else -1)
+    compare(dec, Comparison(cmp, combine, t, flags), ops, preds[0], preds[1] if packed else -1)
     one, d = ONE.get(to, 0xFFFFFFFF), dec.dst(ops[0], "r")
     if not packed:
         return dec.row("selp.b32", d, dec.const(one, 32), dec.const(0, 32), preds[0])

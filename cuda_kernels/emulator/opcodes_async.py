@@ -11,7 +11,7 @@ from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.layout import thread_registers
 from cuda_kernels.emulator.opcodes_memory import place, watch
 from cuda_kernels.emulator.opcodes_warp import member_mask, with_predicate
-from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WIDE, WINDOWS, cls
+from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WIDE, WINDOWS, Fields, cls
 
 
 def shared_address(dec: Decoder, text: str) -> int:
@@ -43,7 +43,9 @@ def stmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"stmatrix.x{vec} stores {vec} registers")
     a, imm, wide, _ = dec.address(ops[0])
     space, trans = SPACES["shared"] if shared else 0, int("trans" in given)
-    dec.emit("STMATRIX", [*rows, *[-1] * (8 - vec), a], (), (*rows, a), imm=imm, vec=vec, sub=trans, flags=wide, space=space)
+    dec.emit(
+        "STMATRIX", [*rows, *[-1] * (8 - vec), a], (), (*rows, a), Fields(imm=imm, vec=vec, sub=trans, flags=wide, space=space)
+    )
 
 
 def elect(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -52,7 +54,7 @@ def elect(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     d, p = with_predicate(dec, ops[0])
     if p < 0:
         dec.fail("elect.sync without a predicate")
-    member_mask(dec, "ELECT", d, p, [], dec.src(ops[1], "r"), sub=0)
+    member_mask(dec, "ELECT", (d, p), [], dec.src(ops[1], "r"), Fields(sub=0))
 
 
 def setmaxnreg(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -63,7 +65,7 @@ def setmaxnreg(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"setmaxnreg to {number} registers: 24 to 256 in steps of 8 are possible")
     if not thread_registers(dec.kernel):
         dec.fail("setmaxnreg in a kernel without .maxntid or .maxnreg: nothing tells how many registers a thread starts with")
-    dec.emit("SETMAXNREG", [], imm=number, sub=int(mods[0] == "inc"), flags=ALIGNED)
+    dec.emit("SETMAXNREG", [], of=Fields(imm=number, sub=int(mods[0] == "inc"), flags=ALIGNED))
 
 
 # ---- mbarriers
@@ -81,7 +83,7 @@ def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if form in ("init", "inval"):
         dec.count(ops, 2 if form == "init" else 1)
         o = [-1, shared_address(dec, ops[0]), dec.src(ops[1], "r") if form == "init" else -1]
-        return dec.emit("MBARRIER", o, (), o, sub=M_INIT if form == "init" else M_INVAL)
+        return dec.emit("MBARRIER", o, (), o, Fields(sub=M_INIT if form == "init" else M_INVAL))
     if match := WAIT.fullmatch(form):
         return mbarrier_wait(dec, match[1] == "try", bool(match[2]), ops)
     form = re.sub(r"\.release|\.cta|\.cluster", "", form)
@@ -96,7 +98,7 @@ def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     last = dec.src(ops[2], "r") if len(ops) > 2 else dec.const(1, 32)
     count = last if form == "arrive" else dec.const(1, 32) if form == "arrive.expect_tx" else -1
     o = [state, a, count, -1 if form == "arrive" else last]
-    return dec.emit("MBARRIER", o, (state,), o[1:], sub=M_ARRIVE)
+    return dec.emit("MBARRIER", o, (state,), o[1:], Fields(sub=M_ARRIVE))
 
 
 def mbarrier_wait(dec: Decoder, tries: bool, by_parity: bool, ops: list[str]) -> None:
@@ -105,7 +107,7 @@ def mbarrier_wait(dec: Decoder, tries: bool, by_parity: bool, ops: list[str]) ->
     p, a = dec.dst(ops[0], "p"), shared_address(dec, ops[1])
     o = [p, a, dec.src(ops[2], "r" if by_parity else "d")]
     # Where it finds nothing it keeps no lane's old value: the interpreter writes all lanes that execute it.
-    dec.emit("MBARRIER", o, (p,), o[1:], sub=M_TRY if tries else M_TEST, flags=0 if by_parity else BY_STATE)
+    dec.emit("MBARRIER", o, (p,), o[1:], Fields(sub=M_TRY if tries else M_TEST, flags=0 if by_parity else BY_STATE))
 
 
 # ---- wgmma
@@ -118,9 +120,9 @@ A_ALONG_MN, B_ALONG_MN, NEGATE_A, NEGATE_B, A_IN_REGISTERS, SPARSE = 8, 16, 32, 
 def wgmma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     form = ".".join(mods)
     if form in ("fence.sync.aligned", "commit_group.sync.aligned"):
-        return dec.emit(f"WGMMA_{mods[0].split('_')[0].upper()}", [], flags=ALIGNED)
+        return dec.emit(f"WGMMA_{mods[0].split('_')[0].upper()}", [], of=Fields(flags=ALIGNED))
     if form == "wait_group.sync.aligned":
-        return dec.emit("WGMMA_WAIT", [], imm=dec.number(ops[0]), flags=ALIGNED)
+        return dec.emit("WGMMA_WAIT", [], of=Fields(imm=dec.number(ops[0]), flags=ALIGNED))
     if match := WGMMA.fullmatch(form):
         return products(dec, match, ops)
     dec.fail(f"unknown opcode 'wgmma.{form}'")
@@ -149,7 +151,7 @@ def products(dec: Decoder, match: re.Match[str], ops: list[str]) -> None:
     sub = BF16 * (a == "bf16") | ACC16 * (d == "f16") | A_IN_REGISTERS * in_registers | SPARSE * sparse
     sub |= NEGATE_A * (signs[0] < 0) | NEGATE_B * (signs[1] < 0) | A_ALONG_MN * along[0] | B_ALONG_MN * along[1]
     uses, extra = (*rows, *a_regs, *o), [*rows, *a_regs]
-    dec.emit("WGMMA", o, rows, uses, size=n // 8, vec=k, sub=sub, flags=ALIGNED, extra=extra)
+    dec.emit("WGMMA", o, rows, uses, Fields(size=n // 8, vec=k, sub=sub, flags=ALIGNED, extra=extra))
 
 
 # ---- bulk copies
@@ -171,7 +173,7 @@ def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if form == "commit_group":
         return dec.emit("BULK_COMMIT", [])
     if form in ("wait_group", "wait_group.read"):
-        return dec.emit("BULK_WAIT", [], imm=dec.number(ops[0]), flags=BULK_READ if "read" in mods else 0)
+        return dec.emit("BULK_WAIT", [], of=Fields(imm=dec.number(ops[0]), flags=BULK_READ if "read" in mods else 0))
     if mods[2] == "prefetch":
         return dec.emit("NOP", [])
     if form == BETWEEN_BLOCKS:
@@ -223,7 +225,7 @@ def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str], mask: 
     ]
     sub = BULK_STORE * store | BULK_TENSOR * bool(rank) | BULK_IM2COL * im2col
     watch(dec, "global", 16, 2 if rank else 16)
-    dec.emit("BULK", o, (), o, imm2=a.offset, sub=sub, vec=rank)
+    dec.emit("BULK", o, (), o, Fields(imm2=a.offset, sub=sub, vec=rank))
 
 
 def copy_between(dec: Decoder, ops: list[str]) -> None:
@@ -236,7 +238,7 @@ def copy_between(dec: Decoder, ops: list[str]) -> None:
         shared_address(dec, ops[3]),
     )
     o = [to, of, size, barrier]
-    dec.emit("BULK", o, (), o, sub=BULK_SHARED)
+    dec.emit("BULK", o, (), o, Fields(sub=BULK_SHARED))
 
 
 def store_async(dec: Decoder, vec: int, ops: list[str]) -> None:
@@ -247,7 +249,7 @@ def store_async(dec: Decoder, vec: int, ops: list[str]) -> None:
         dec.fail(f"{len(values)} values for a vector of {vec}")
     o = [shared_address(dec, ops[0]), -1, -1, shared_address(dec, ops[2]), *values]
     watch(dec, "shared", 4, 4 * vec)
-    dec.emit("BULK", o, (), o, vec=vec, sub=BULK_VALUES)
+    dec.emit("BULK", o, (), o, Fields(vec=vec, sub=BULK_VALUES))
 
 
 # ---- clusters
@@ -269,7 +271,7 @@ def mapped(sub: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail("a shared address has 32 bits here")
     d = dec.dst(ops[0], c if sub == MAP_ADDRESS else "r")
     o = [d, a, *([dec.src(ops[2], "r")] if sub == MAP_ADDRESS else [])]
-    dec.emit("MAPA", o, (d,), o[1:], sub=sub, flags=WIDE if generic else 0)
+    dec.emit("MAPA", o, (d,), o[1:], Fields(sub=sub, flags=WIDE if generic else 0))
 
 
 CLUSTER_BARRIER = {  # modifiers of barrier.cluster but .aligned -> kind, flags
@@ -287,7 +289,7 @@ def barrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     form = CLUSTER_BARRIER.get(".".join(m for m in mods[1:] if m != "aligned"))
     if form is None or ops:
         dec.fail(f"unknown opcode '{dec.ins.opcode}'")
-    dec.emit(form[0], [], flags=form[1] | (ALIGNED if "aligned" in mods else 0))
+    dec.emit(form[0], [], of=Fields(flags=form[1] | (ALIGNED if "aligned" in mods else 0)))
 
 
 STORE_ASYNC = re.compile(r"async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(\.v[24])?\.[busf]32")

@@ -5,7 +5,20 @@ from typing import NamedTuple
 
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes import is_float
-from cuda_kernels.emulator.operands import ACQUIRE, ASYNC_ALL, NC, RELEASE, SIGNED, SPACES, STRONG, SYNC, WIDE, cls, width
+from cuda_kernels.emulator.operands import (
+    ACQUIRE,
+    ASYNC_ALL,
+    NC,
+    RELEASE,
+    SIGNED,
+    SPACES,
+    STRONG,
+    SYNC,
+    WIDE,
+    Fields,
+    cls,
+    width,
+)
 
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 ORDERED = {"volatile", "relaxed", "acquire", "release", "mmio"}
@@ -87,19 +100,21 @@ def load(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         at = a.offset + dec.const_value(a.operand)
         if at % (size * vec) or at + size * vec > dec.param_bytes:
             dec.fail("parameter access is misaligned or outside the parameters")
-        return dec.emit("LD_PARAM", rows, rows, imm=at, size=size, vec=vec, flags=bits & (WIDE | SIGNED))
+        return dec.emit("LD_PARAM", rows, rows, of=Fields(imm=at, size=size, vec=vec, flags=bits & (WIDE | SIGNED)))
     watch(dec, a.space, size, size * vec)
     return dec.emit(
         "LD",
         [*rows, *[-1] * (8 - vec), a.operand],
         rows,
         (a.operand,),
-        imm=a.offset,
-        space=SPACES.get(a.space, 0),
-        size=size,
-        vec=vec,
-        flags=bits | a.wide,
-        order=order(flags, bool(bits & STRONG)),
+        Fields(
+            imm=a.offset,
+            space=SPACES.get(a.space, 0),
+            size=size,
+            vec=vec,
+            flags=bits | a.wide,
+            order=order(flags, bool(bits & STRONG)),
+        ),
     )
 
 
@@ -117,12 +132,14 @@ def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         [*rows, *[-1] * (8 - vec), a.operand],
         (),
         (*rows, a.operand),
-        imm=a.offset,
-        space=SPACES.get(a.space, 0),
-        size=size,
-        vec=vec,
-        flags=bits | a.wide,
-        order=order(flags, bool(bits & STRONG)),
+        Fields(
+            imm=a.offset,
+            space=SPACES.get(a.space, 0),
+            size=size,
+            vec=vec,
+            flags=bits | a.wide,
+            order=order(flags, bool(bits & STRONG)),
+        ),
     )
 
 
@@ -148,12 +165,14 @@ def atom(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         [d, a.operand, b, third],
         (d,),
         (a.operand, b, third),
-        imm=a.offset,
-        flags=a.wide,
-        size=size,
-        space=SPACES.get(a.space, 0),
-        sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8,
-        order=order(flags, True),
+        Fields(
+            imm=a.offset,
+            flags=a.wide,
+            size=size,
+            space=SPACES.get(a.space, 0),
+            sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8,
+            order=order(flags, True),
+        ),
     )
 
 
@@ -169,9 +188,9 @@ def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if form == "async.commit_group":
         dec.emit("CP_COMMIT", [])
     elif form == "async.wait_group":
-        dec.emit("CP_WAIT", [], imm=dec.number(ops[0]))
+        dec.emit("CP_WAIT", [], of=Fields(imm=dec.number(ops[0])))
     elif form == "async.wait_all":
-        dec.emit("CP_WAIT", [], flags=ASYNC_ALL)
+        dec.emit("CP_WAIT", [], of=Fields(flags=ASYNC_ALL))
     elif match := COPY.fullmatch(form):
         copy_async(dec, match[1], ops[:-1] if "L2::cache_hint" in mods else ops)
     else:
@@ -203,10 +222,7 @@ def copy_async(dec: Decoder, cache: str, ops: list[str]) -> None:
         [to.operand, of.operand, take, ignore],
         (),
         (to.operand, of.operand, take, ignore),
-        imm=to.offset,
-        imm2=of.offset,
-        size=size,
-        flags=to.wide,
+        Fields(imm=to.offset, imm2=of.offset, size=size, flags=to.wide),
     )
 
 

@@ -2,7 +2,7 @@
 
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes import ROUNDING, flushed
-from cuda_kernels.emulator.operands import SPACES, WINDOWS, cls, width
+from cuda_kernels.emulator.operands import SPACES, WINDOWS, Fields, cls, width
 
 INTEGRAL = {"rni", "rzi", "rmi", "rpi"}
 
@@ -126,7 +126,7 @@ def isspacep(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"space '.{mods[0]}'")
     if mods[0] == "const":
         return dec.emit("PRED", [d, dec.const(0, 32), dec.const(0, 32)], (d,))
-    return dec.emit("ISSPACEP", [d, a], (d,), (a,), sub=SPACES[mods[0]])
+    return dec.emit("ISSPACEP", [d, a], (d,), (a,), of=Fields(sub=SPACES[mods[0]]))
 
 
 OPCODES: dict[str, Opcode] = {"mov": mov, "cvt": cvt, "cvta": cvta, "isspacep": isspacep}

@@ -5,7 +5,7 @@ from functools import partial
 
 from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes_memory import ATOM_OPS, ATOM_TYPES
-from cuda_kernels.emulator.operands import SPACES, cls, width
+from cuda_kernels.emulator.operands import SPACES, Fields, cls, width
 
 LDMATRIX = {"sync", "aligned", "m8n8", "b16"}
 
@@ -25,11 +25,7 @@ def ldmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         [*rows, *[-1] * (8 - vec), a],
         rows,
         (a,),
-        imm=imm,
-        vec=vec,
-        sub=int("trans" in given),
-        flags=wide,
-        space=SPACES["shared"] if shared else 0,
+        Fields(imm=imm, vec=vec, sub=int("trans" in given), flags=wide, space=SPACES["shared"] if shared else 0),
     )
 
 
@@ -62,11 +58,11 @@ def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     sources = [dec.src(r, "r", t) for g, t in zip(groups[1:], kinds, strict=True) for r in g]
     sub = MMA_TYPES[d, a]
     if not sparse:
-        return dec.emit("MMA", [*rows, *sources], rows, sources, size=k, sub=sub)
+        return dec.emit("MMA", [*rows, *sources], rows, sources, Fields(size=k, sub=sub))
     e, selector = dec.src(ops[4], "r"), dec.number(ops[5])
     if not 0 <= selector < 2:
         dec.fail(f"sparsity selector {selector}")
-    return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), size=k, sub=sub, imm=selector)
+    return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), Fields(size=k, sub=sub, imm=selector))
 
 
 # ---- warps and blocks
@@ -82,22 +78,20 @@ def bar(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         threads = dec.src(ops[1], "r") if len(ops) > 1 else -1
         if form == "arrive" and threads == -1:
             dec.fail("bar.arrive needs a thread count")
-        return dec.emit("BAR", [-1, number, threads], (), (number, threads), sub=int(form == "arrive"))
+        return dec.emit("BAR", [-1, number, threads], (), (number, threads), Fields(sub=int(form == "arrive")))
     code = {"red.popc.u32": 2, "red.and.pred": 3, "red.or.pred": 4}.get(form)
     if code is None:
         dec.fail(f"unknown opcode '{dec.ins.opcode}'")
     d, number = dec.dst(ops[0], "r" if code == 2 else "p"), dec.src(ops[1], "r")
     threads = dec.src(ops[2], "r") if len(ops) > 3 else -1
     p, negated = dec.pred_src(ops[-1])
-    return dec.emit("BAR", [d, number, threads, p], (d,), (number, threads, p), sub=code, flags=negated)
+    return dec.emit("BAR", [d, number, threads, p], (d,), (number, threads, p), Fields(sub=code, flags=negated))
 
 
-def member_mask(
-    dec: Decoder, kind: str, d: int, p: int, sources: list[int], mask: int, sub: int, flags: int = 0, size: int = 0
-) -> None:
-    """A collective operation of the lanes of a mask: up to three sources into register d and predicate p."""
-    o = [d, p, *sources, *[-1] * (3 - len(sources)), mask]
-    dec.emit(kind, o, (d, p), (*sources, mask), sub=sub, flags=flags, size=size)
+def member_mask(dec: Decoder, kind: str, into: tuple[int, int], sources: list[int], mask: int, of: Fields) -> None:
+    """A collective operation of the lanes of a mask: up to three sources into a register and a predicate."""
+    o = [*into, *sources, *[-1] * (3 - len(sources)), mask]
+    dec.emit(kind, o, into, (*sources, mask), of)
 
 
 def with_predicate(dec: Decoder, text: str) -> tuple[int, int]:
@@ -114,8 +108,8 @@ def shfl(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     mode = SHUFFLES.get(".".join(mods))
     if mode is None:
         dec.fail("form of shfl")
-    d, p = with_predicate(dec, ops[0])
-    member_mask(dec, "SHFL", d, p, [dec.src(o, "r") for o in ops[1:4]], dec.src(ops[4], "r"), sub=mode)
+    into = with_predicate(dec, ops[0])
+    member_mask(dec, "SHFL", into, [dec.src(o, "r") for o in ops[1:4]], dec.src(ops[4], "r"), Fields(sub=mode))
 
 
 def vote(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -124,22 +118,20 @@ def vote(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail("form of vote")
     p, negated = dec.pred_src(ops[1])
     d = dec.dst(ops[0], "p" if mode else "r")
-    member_mask(dec, "VOTE", d, -1, [p], dec.src(ops[2], "r"), sub=mode, flags=negated)
+    member_mask(dec, "VOTE", (d, -1), [p], dec.src(ops[2], "r"), Fields(sub=mode, flags=negated))
 
 
 def match(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if len(mods) != 3 or mods[0] not in ("any", "all") or mods[1] != "sync" or mods[2] not in ("b32", "b64"):
         dec.fail("form of match")
-    d, p = with_predicate(dec, ops[0])
+    into = with_predicate(dec, ops[0])
     member_mask(
         dec,
         "MATCH",
-        d,
-        p,
+        into,
         [dec.src(ops[1], cls(mods[2]))],
         dec.src(ops[2], "r"),
-        sub=int(mods[0] == "all"),
-        size=width(mods[2]) // 8,
+        Fields(sub=int(mods[0] == "all"), size=width(mods[2]) // 8),
     )
 
 
@@ -147,7 +139,7 @@ def redux(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if len(mods) != 3 or mods[0] != "sync" or mods[1] not in ATOM_OPS or mods[2] not in ("u32", "s32", "b32"):
         dec.fail("form of redux")
     sub = ATOM_OPS[mods[1]] | ATOM_TYPES[mods[2].replace("b", "u")] << 8
-    member_mask(dec, "REDUX", dec.dst(ops[0], "r"), -1, [dec.src(ops[1], "r")], dec.src(ops[2], "r"), sub=sub)
+    member_mask(dec, "REDUX", (dec.dst(ops[0], "r"), -1), [dec.src(ops[1], "r")], dec.src(ops[2], "r"), Fields(sub=sub))
 
 
 def activemask(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -161,7 +153,7 @@ def activemask(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 def bra(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if set(mods) - {"uni"}:
         dec.fail("form of bra")
-    dec.emit("BRA", [], labels=[dec.label_of(ops[0])], ends=True)
+    dec.emit("BRA", [], of=Fields(labels=[dec.label_of(ops[0])], ends=True))
 
 
 def brx(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -170,21 +162,21 @@ def brx(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     tables, index = dec.module.functions[dec.calling[-1]].tables, dec.src(ops[0], "r")
     if ops[1] not in tables:
         dec.fail(f"unknown branch table '{ops[1]}'")
-    dec.emit("BRX", [-1, index], (), (index,), labels=[dec.label_of(name) for name in tables[ops[1]]], ends=True)
+    dec.emit("BRX", [-1, index], (), (index,), Fields(labels=[dec.label_of(name) for name in tables[ops[1]]], ends=True))
 
 
 def exit_(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    dec.emit("EXIT", [], ends=True)
+    dec.emit("EXIT", [], of=Fields(ends=True))
 
 
 def ret(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if len(dec.calling) == 1:
         return exit_(dec, mods, ops)
-    return dec.emit("BRA", [], labels=[(dec.instance, 0)], ends=True)
+    return dec.emit("BRA", [], of=Fields(labels=[(dec.instance, 0)], ends=True))
 
 
 def trap(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    dec.emit("TRAP", [], ends=True)
+    dec.emit("TRAP", [], of=Fields(ends=True))
 
 
 def call(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -231,7 +223,7 @@ def fixed(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     kind = FIXED[stem].get(".".join(mods))
     if kind is None:
         dec.fail(f"unknown opcode '{stem}.{'.'.join(mods)}'")
-    dec.emit("FENCE", [], sub=1) if kind == CLUSTER_FENCE else dec.emit(kind, [])
+    dec.emit("FENCE", [], of=Fields(sub=1)) if kind == CLUSTER_FENCE else dec.emit(kind, [])
 
 
 def nanosleep(dec: Decoder, mods: list[str], ops: list[str]) -> None:

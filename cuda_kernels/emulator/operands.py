@@ -5,6 +5,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 # fmt: off
 TYPES = {
@@ -72,6 +73,31 @@ def literal(text: str, kind: str) -> int:
 
 class DecodeError(Exception):
     """An instruction the emulator does not know; the message names opcode, file and line."""
+
+
+class Fields(NamedTuple):
+    """What most records leave zero or empty; see Micro. `ends`: the record ends this path, unless it is guarded."""
+
+    fn: int = 0
+    sub: int = 0
+    flags: int = 0
+    imm: int = 0
+    imm2: int = 0
+    space: int = 0
+    size: int = 0
+    vec: int = 0
+    order: int = 0
+    labels: Sequence[tuple[int, int]] = ()
+    ends: bool = False
+    extra: Sequence[int] = ()
+
+
+class Third(NamedTuple):
+    """Predicate c, with which a comparison is combined by operation `combine`; `negated`: PRED_NOT, or 0. -1: none."""
+
+    combine: int = 0
+    c: int = -1
+    negated: int = 0
 
 
 @dataclass(slots=True)

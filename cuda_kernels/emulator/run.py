@@ -10,7 +10,7 @@ import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -331,7 +331,8 @@ def launch(
     pointers = (ctypes.c_void_p * max(1, len(shadows)))(*[s.ctypes.data for s in shadows.values()])
     blob = (ctypes.c_char * max(1, len(params))).from_buffer_copy(params or b"\0")
     table, tracked = _allocations(d, memory), np.array(options.track_writes, np.uint64)
-    record = _record(d, grid, block, dynamic_smem, (blob, len(params)), table, tracked, options)
+    arrays = _Arrays(blob, len(params), table, tracked)
+    record = _record(d, grid, block, dynamic_smem, arrays, options)
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
     lib = library()
@@ -366,16 +367,16 @@ def _allocations(d: Decoded, memory: Memory) -> np.ndarray:
     return np.ascontiguousarray(table[np.argsort(table[:, 0])])
 
 
-def _record(
-    d: Decoded,
-    grid: Triple,
-    block: Triple,
-    dynamic_smem: int,
-    params: tuple[ctypes.Array, int],
-    table: np.ndarray,
-    tracked: np.ndarray,
-    options: Options,
-) -> _Launch:
+class _Arrays(NamedTuple):
+    """What the interpreter's record points to: the parameters, allocations by address, and addresses of tracked ones."""
+
+    params: ctypes.Array
+    param_bytes: int
+    allocations: np.ndarray
+    tracked: np.ndarray
+
+
+def _record(d: Decoded, grid: Triple, block: Triple, dynamic_smem: int, arrays: _Arrays, options: Options) -> _Launch:
     """The interpreter's record of a launch. It holds addresses: the caller keeps the arrays alive."""
     # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
     return _Launch(
@@ -385,12 +386,12 @@ def _record(
         smem_end=d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end,
         static_end=d.static_end,
         dynamic_smem=dynamic_smem,
-        params=ctypes.addressof(params[0]),
-        param_bytes=params[1],
-        allocations=table.ctypes.data,
-        n_allocations=len(table),
-        tracked=tracked.ctypes.data,
-        n_tracked=len(tracked),
+        params=ctypes.addressof(arrays.params),
+        param_bytes=arrays.param_bytes,
+        allocations=arrays.allocations.ctypes.data,
+        n_allocations=len(arrays.allocations),
+        tracked=arrays.tracked.ctypes.data,
+        n_tracked=len(arrays.tracked),
         seed=options.seed,
         checks=options.checks,
         late=options.async_mode == "late",

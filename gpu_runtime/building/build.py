@@ -19,7 +19,7 @@ from gpu_runtime.building.load import load, lowered, shared
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import Planned, Planner
 from gpu_runtime.building.plans import Plans
-from gpu_runtime.building.record import engine_record, explain, plan_record
+from gpu_runtime.building.record import Built, engine_record, explain, plan_record
 from gpu_runtime.building.settle import settle
 from gpu_runtime.building.target import make_timer, placed, runs_whole, timing_record
 from gpu_runtime.engine import Engine, join, seal
@@ -149,7 +149,7 @@ def _packed(
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
     flags = Flags(options.sparsity, shapes, options.workspace, planner.risk, options.batch_invariant, options.activations)
-    record = engine_record(model, planner.target, flags, sections, plans, profiles, planner.timer.driver)
+    record = engine_record(model, planner.target, Built(flags, sections, plans, profiles), planner.timer.driver)
     try:
         record = seal(record, arena)
     except ValueError as e:

@@ -67,12 +67,11 @@ class Planner:
                 network,
                 self.target,
                 self.timer,
-                sparse=self.options.sparsity != "disable",
-                io=self.ends,
-                exhaustive=self.options.exhaustive,
-                scratch=self.options.workspace,
-                risk=self.risk,
-                progress=lambda *op: self.options.progress(Progress("time", *op)),
+                self.ends,
+                tables.Considered(
+                    self.options.sparsity != "disable", self.options.exhaustive, self.options.workspace, self.risk
+                ),
+                lambda *op: self.options.progress(Progress("time", *op)),
             )
             self.options.progress(Progress("plan", network.name))
             chosen = solve(table.graph)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from cuda_kernels.compile import installed_nvrtc, source_hash
 from cuda_kernels.device import Device
@@ -77,7 +78,7 @@ def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     plans = (plan_record(data, (unexplained, solution_of(chosen))),)
-    return Engine(engine_record(Model(table.network.name), target, Flags("disable"), data.sections, plans), arena)
+    return Engine(engine_record(Model(table.network.name), target, Built(Flags("disable"), data.sections, plans)), arena)
 
 
 def plan_record(
@@ -102,17 +103,19 @@ def plan_record(
     )
 
 
-def engine_record(
-    model: Model,
-    target: Device,
-    flags: Flags,
-    sections: tuple[Section, ...],
-    plans: Sequence[PlanRecord],
-    profiles: tuple[Profile, ...] = (),
-    driver: str | None = None,
-) -> EngineRecord:
+class Built(NamedTuple):
+    """What a build made of a model, with the flags that decided it."""
+
+    flags: Flags
+    sections: tuple[Section, ...]
+    plans: Sequence[PlanRecord]
+    profiles: tuple[Profile, ...] = ()
+
+
+def engine_record(model: Model, target: Device, built: Built, driver: str | None = None) -> EngineRecord:
     """The record that shows the plan of the first profile's optimal batch. `driver`: as of `timing_record`."""
     producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target, driver), 0
+    flags, sections, plans, profiles = built
     if profiles:
         shown = next(number for number in profiles[0].plans if batch_of(plans[number], profiles[0]) == profiles[0].opt)
     return EngineRecord(model, target, timing, producer, source_hash(), flags, sections, tuple(plans), profiles, shown)

@@ -21,7 +21,7 @@ from tactics import codec as records
 from tactics.kernels import KERNELS
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
-from tactics.measure.child import Helper, command_of
+from tactics.measure.child import Child, command_of
 from tactics.problems import codec
 
 WORKER = command_of("gpu_runtime.doctor.worker")
@@ -36,7 +36,7 @@ EMULATED_CHECKS = ("dependent launches",)
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class Process:
     """The process that runs what is examined: its command, and the seconds without an answer after which it counts as hung."""
 
     command: Sequence[str] = WORKER
@@ -116,7 +116,7 @@ def examine(
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
     progress: Listener = ignore,
-    child: Child = Child(),
+    child: Process = Process(),
 ) -> Examination:
     """Examine this machine's GPU or, if `emulated`, the device `planned` in the emulator; without a GPU run only the checks
     that need none, for `planned`. `kernels`: only these. Failures on a GPU are recorded for builds."""
@@ -193,22 +193,22 @@ class _Patient:
     """The child process; no request is sent after `deadline`."""
 
     def __init__(self, command: Sequence[str], deadline: float, hang_s: float):
-        self._helper, self.deadline, self._hang_s = Helper(command), deadline, hang_s
-        self.close = self._helper.close
+        self._child, self.deadline, self._hang_s = Child(command), deadline, hang_s
+        self.close = self._child.close
 
     def start(self) -> dict[str, Any]:
         """The child's first line: its device, `none` with the reason, or `error`."""
-        return self._helper.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
+        return self._child.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         """The child's answer; {"error": text, "fatal": True} without an answer; {"unasked": why} if no request was possible,
         the time limit came before the child counted as hung, or the machine was at fault."""
         if deadline <= time.monotonic():
             return {"unasked": OVER}
-        if not self._helper.running and "device" not in (hello := self.start()):
+        if not self._child.running and "device" not in (hello := self.start()):
             why = hello.get("none") or hello.get("error")
             return {"unasked": OVER if deadline <= time.monotonic() else f"no further process starts: {why}"}
-        reply = self._helper.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
+        reply = self._child.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
         if reply.get("fatal") and deadline <= time.monotonic():
             return {"unasked": OVER}
         return {"unasked": reply["error"]} if reply.get("passing") else reply

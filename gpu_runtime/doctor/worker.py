@@ -29,7 +29,7 @@ from tactics.measure.worker import Bench
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
-from tactics.sampling.trial import Gpu, Wrong, in_a_graph, loaded, runner, scratch_for, trial
+from tactics.sampling.trial import Addresses, Gpu, Wrong, in_a_graph, loaded, runner, scratch_for, trial
 from tactics.tactic import Tactic
 
 COUNTED = PointwiseProblem(1, 64, 64, 64, (Stage("add", params=(1.0,)),))
@@ -51,7 +51,7 @@ def dependent_launches(gpu: Gpu) -> None:
     for address in at:
         gpu.write(address, zeros)
     kernels = loaded(gpu, steps)
-    links = [runner(gpu, steps, kernels, [at[i % 2]], at[1 - i % 2], {}, scratch) for i in range(LINKS)]
+    links = [runner(gpu, steps, kernels, Addresses([at[i % 2]], at[1 - i % 2], {}, scratch)) for i in range(LINKS)]
     for link in links:
         link()
     got = gpu.read(at[LINKS % 2], zeros.nbytes).view(np.float16)

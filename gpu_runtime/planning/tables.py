@@ -64,37 +64,42 @@ class Table:
     risk: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """Which tactics are. `sparse`: sparse ones, too; `exhaustive`: time also those whose formats are other names for the same
+    addresses (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a
+    sparse kernel must be the faster one, where times are predicted."""
+
+    sparse: bool
+    exhaustive: bool = False
+    scratch: int | None = None
+    risk: float | None = None
+
+
 def tabulate(
     network: Network,
     device: Device,
     timer: Timer,
-    *,
-    sparse: bool,
     io: Mapping[str, Format | tuple[Format, ...]],
-    exhaustive: bool = False,
-    scratch: int | None = None,
-    risk: float | None = None,
+    how: Considered,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Table:
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
-    `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
-    of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
-    (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a sparse kernel
-    must be the faster one, where times are predicted; `progress` is called for each op before it is timed: its
-    name, how many are, of how many.
+    `io`: the format of every network input and output outside, or several, of which the fastest plan's is taken; `progress`
+    is called for each op before it is timed: its name, how many are, of how many.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
         raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; give fewer alternatives")
     formats = _formats(network, outside)
-    asked = _Asked(device, timer, sparse, exhaustive, scratch)
+    asked = _Asked(device, timer, how)
     network, times, unsure = _narrowed(network, _times(network, formats, asked, progress), device)
     usable = {t: {canonical(f, shape) for f in formats.usable(t)} for t, shape in network.tensors.items()}
     inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2, usable)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
-        choices(network, times, inside, cost_of(device, risk)),
+        choices(network, times, inside, cost_of(device, how.risk)),
         network.groups,
         {},
         tuple(i.name for i in network.inputs),
@@ -107,7 +112,9 @@ def tabulate(
         ends = dict(zip(outside, fmts, strict=True))
         pinned = _pinned(network, graph, ends)
         asked_for = reformats.times, reformats.problems
-        tables.append(Table(network, device, ends, times, pinned, sparse, *asked_for, scratch, formats.beside, risk))
+        tables.append(
+            Table(network, device, ends, times, pinned, how.sparse, *asked_for, how.scratch, formats.beside, how.risk)
+        )
     if unsure:  # ops of several decisions: some combinations of options have no plan, or all
         try:
             plan.solve(tables[0].graph)
@@ -125,9 +132,7 @@ class _Asked:
 
     device: Device
     timer: Timer
-    sparse: bool
-    exhaustive: bool
-    scratch: int | None
+    how: Considered
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
         (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
         for op in network.ops
     ]
-    more = asked.device, asked.sparse, asked.scratch
+    more = asked.device, asked.how
     asked.timer.prepare((alike[0], _wanted(*alike[:4], *more)[1]) for alike in dict.fromkeys(every))
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
@@ -345,9 +350,9 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
 
 def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
     """The times of every tactic for a problem."""
-    tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.sparse, asked.scratch)
+    tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.how)
     rows = asked.timer(problem, wanted)
-    if not asked.exhaustive:
+    if not asked.how.exhaustive:
         return rows
     return with_namesakes(problem, rows, asked.timer(problem, list(namesakes(problem, tactics, wanted))))
 
@@ -359,12 +364,11 @@ def _wanted(
     straight: bool,
     around: FormatsByTensor,
     device: Device,
-    sparse: bool,
-    scratch: int | None,
+    how: Considered,
 ) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
     """(the tactics that can run the problem, those worth a time)."""
     tactics = runnable(problem, device, dtypes, straight)
-    return tactics, tuple(to_time(problem, [t for t in tactics if sparse or not t.sparse], around, scratch))
+    return tactics, tuple(to_time(problem, [t for t in tactics if how.sparse or not t.sparse], around, how.scratch))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:

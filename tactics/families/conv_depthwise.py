@@ -26,7 +26,7 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channe
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate
+from tactics.roofline import LATENCY_CLK, Counts, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate
 from tactics.step import (
     Launch,
     Share,
@@ -368,19 +368,19 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     # One block's own instructions do not overlap with its latency; those of the others do.
     rounds, warps = partial(rounds_us, device, clk, blocks, at_once), math.ceil(size / 32)
     if t.mma:
-        us = rounds(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more[1])
+        us = rounds(Spent(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more[1]))
     elif device.sm in MEASURED_ON and staged(tactic):
         warps *= min(at_once, math.ceil(blocks / device.num_sms))
         strided = (e_h, e_w) != (1, 1)
         most, of_warp = STAGED_ISSUE[strided]
         clk["issue"] /= min(most, max(of_warp * warps, STAGED_OF_FEW * math.sqrt(warps)))
         if strided:
-            us = rounds(max(clk.values()), alone + more[1])
+            us = rounds(Spent(max(clk.values()), alone + more[1]))
         else:
-            us = rounds(math.hypot(clk["issue"], clk["l1"]), 0, 2 * LATENCY_CLK + more[1])
+            us = rounds(Spent(math.hypot(clk["issue"], clk["l1"]), 0, 2 * LATENCY_CLK + more[1]))
     else:
         clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * warps)
-        us = rounds(max(clk.values()), alone * (SCALAR_LATENCY if device.sm in MEASURED_ON else 1) + more[1])
+        us = rounds(Spent(max(clk.values()), alone * (SCALAR_LATENCY if device.sm in MEASURED_ON else 1) + more[1]))
     return convolved(p, tactic, weight_bytes(p), us)
 
 

@@ -28,7 +28,7 @@ from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
 from tactics.reason import Candidates, Reason, no_room, unsupported
-from tactics.roofline import L2_LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, throttled, together
+from tactics.roofline import L2_LATENCY_CLK, Counts, Spent, convolved, resident, rounds_us, sm_l2, throttled, together
 from tactics.step import (
     NULL,
     Args,
@@ -405,7 +405,7 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
     end += 0 if linear(tactic.out) else STORED_AGAIN.get(device.sm, 0) * stored_bytes(p, tactic) / bytes_per_clk
-    return rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
+    return rounds_us(device, clk, blocks, at_once, Spent(loop + end, FILL_CLK + EPILOGUE_CLK, once(device)))
 
 
 def once(device: Device) -> int:

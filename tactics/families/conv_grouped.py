@@ -21,7 +21,7 @@ from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
+from tactics.roofline import FULL_WARPS, Counts, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
 from tactics.step import (
     Launch,
     Share,
@@ -296,5 +296,5 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     # A block loads, then computes: what the blocks beside it do meanwhile hides the shorter of both.
     hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
     block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
-    limits = rounds_us(device, clk, blocks, at_once, block, ROUND_CLK + more[1])
+    limits = rounds_us(device, clk, blocks, at_once, Spent(block, ROUND_CLK + more[1]))
     return convolved(p, tactic, u.count * u.steps * u.n8 * 256, limits)

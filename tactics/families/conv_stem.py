@@ -31,7 +31,18 @@ from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_chan
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import LATENCY_CLK, Counts, best_fma, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
+from tactics.roofline import (
+    LATENCY_CLK,
+    Counts,
+    Spent,
+    best_fma,
+    convolved,
+    moved_us,
+    resident,
+    rounds_us,
+    tensor_rate,
+    throttled,
+)
 from tactics.step import (
     NULL,
     Launch,
@@ -286,7 +297,7 @@ def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, fl
     issue = t.threads / 128 * (INSTRUCTIONS + 10 * g.steps)
     clk = {"mma": g.steps * mma, "smem": g.steps * smem + PORT_CLK, "issue": issue}
     tile, together = max(clk.values()) / BUSY + throttled(device, clk["mma"]), rows if carried else 1
-    return rounds_us(device, clk, columns * rows // together, 1, together * tile, 0, START_CLK)
+    return rounds_us(device, clk, columns * rows // together, 1, Spent(together * tile, 0, START_CLK))
 
 
 def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, tiles: int) -> dict[str, float]:
@@ -307,7 +318,7 @@ def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, ti
     ends = t.m * t.n * (3 + epilogue_instructions(p)) / 128
     convert = patch * (18 + 4 * p.c) / 128  # instructions per pair of columns
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    return rounds_us(device, clk, tiles, at_once, loop + convert + ends, fill + epilogue, (at_work - 1) * epilogue / 2)
+    return rounds_us(device, clk, tiles, at_once, Spent(loop + convert + ends, fill + epilogue, (at_work - 1) * epilogue / 2))
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,8 +58,8 @@ CASES = {
 def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
     """(convolution, where its pixels go, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
     rows, columns = (
-        [_axis(i, *sizes) for i in range(min(sizes[0], sizes[-1]))]  # behind the output there is none
-        for sizes in zip(p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out, strict=True)
+        [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # behind the output there is none
+        for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
     )
     result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
     for i, row in enumerate(rows):
@@ -84,13 +85,23 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     return tuple(result)
 
 
-def _axis(
-    phase: int, stride: int, pad: int, dilation: int, size: int, image: int, out: int
-) -> tuple[tuple[int, ...], int, int, int] | None:
+class _Axis(NamedTuple):
+    """Rows or columns. `size`: of the filter."""
+
+    stride: int
+    pad: int
+    dilation: int
+    size: int
+    image: int
+    out: int
+
+
+def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
     """(taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None if none.
 
     Padding may be negative: pixels left out.
     """
+    stride, pad, dilation, size, image, out = axis
     count = -(-(out - phase) // stride)
     if count < 1:
         return None

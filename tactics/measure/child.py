@@ -21,8 +21,8 @@ from tactics.sampling.faults import Fault
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
-class Lost(Exception):
-    """The child process hung, died or answered nonsense; it must be killed. `fault` says which, and whose it is."""
+class _Lost(Exception):
+    """The process hung, died or answered nonsense; it must be killed. `fault` says which, and whose it is."""
 
     def __init__(self, fault: Fault | str) -> None:
         self.fault = Fault(fault, fatal=True) if isinstance(fault, str) else fault
@@ -30,15 +30,26 @@ class Lost(Exception):
 
 
 class Child:
-    """The child process: one JSON object per line each way, over pipes. In a session of its own, so Ctrl-C spares it."""
+    """A child process that is started when it is needed, and anew after each that was lost: one JSON object per line each way,
+    over pipes. In a session of its own, so Ctrl-C spares it."""
 
     def __init__(self, command: Sequence[str]):
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout_s: float) -> dict[str, Any]:
+        """The new process's first line, {"error": text} where it has none. A process that names no device is ended."""
+        self.close()
         self._id, self._buffer = 0, b""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         root = str(Path(__file__).resolve().parents[2])
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)}
         self._process = subprocess.Popen(
-            command,
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -46,78 +57,9 @@ class Child:
             env=env,
             start_new_session=True,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def ask(self, request: dict, timeout_s: float) -> dict:
-        self._id += 1
         try:
-            self._requests.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
-        except OSError:
-            raise Lost(self._death()) from None
-        reply = self.receive(timeout_s)
-        if reply.get("id") != self._id:
-            raise Lost(f"the child process answered another request: {json.dumps(reply)[:200]}")
-        return reply
-
-    def receive(self, timeout_s: float) -> dict:
-        """The next line. Raises Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
-        end = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise Lost(f"no answer in {timeout_s:g} s: the process hung and was killed")
-            data = os.read(self._answers.fileno(), 65536)
-            if not data:
-                raise Lost(self._death())
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise Lost(f"the child process wrote a line that is not a JSON answer: {line[:200]!r}")
-        return reply
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for f in (self._requests, self._answers, self._stderr):
-            f.close()
-
-    def _death(self) -> Fault:
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return Fault("the child process closed its pipe", fatal=True)
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 1500))
-        return faults.of_end(code, self._stderr.read().decode(errors="replace").strip())
-
-
-class Helper:
-    """A child process that is started when it is needed, and anew after each that was lost."""
-
-    def __init__(self, command: Sequence[str]):
-        self._command = tuple(command)
-        self._child: Child | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and not self._child.ended
-
-    def start(self, timeout_s: float) -> dict[str, Any]:
-        """The new process's first line, {"error": text} where it has none. A process that names no device is ended."""
-        self.close()
-        self._child = Child(self._command)
-        try:
-            hello = self._child.receive(timeout_s)
-        except Lost as e:
+            hello = self._receive(self._process, timeout_s)
+        except _Lost as e:
             hello = {"error": str(e)}
         if "device" not in hello:
             self.close()
@@ -125,19 +67,62 @@ class Helper:
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The answer of the process, which runs, or its Fault as an answer. After a fatal one it is ended."""
-        assert self._child is not None  # the caller has looked
+        assert self._process is not None  # the caller has looked
         try:
-            reply = self._child.ask(request, timeout_s)
-        except Lost as e:
+            reply = self._ask(self._process, request, timeout_s)
+        except _Lost as e:
             reply = e.fault.answer()
         if reply.get("fatal"):
             self.close()
         return reply
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.wait()
+            for f in (process.stdin, process.stdout, self._stderr):
+                f.close()  # type: ignore[union-attr]  # both are pipes
+
+    def _ask(self, process: subprocess.Popen[bytes], request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._id += 1
+        try:
+            process.stdin.write(json.dumps({"id": self._id, **request}).encode() + b"\n")  # type: ignore[union-attr]
+        except OSError:
+            raise _Lost(self._death(process)) from None
+        reply = self._receive(process, timeout_s)
+        if reply.get("id") != self._id:
+            raise _Lost(f"the child process answered another request: {json.dumps(reply)[:200]}")
+        return reply
+
+    def _receive(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+        """The next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
+        answers, end = process.stdout.fileno(), time.monotonic() + timeout_s  # type: ignore[union-attr]
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([answers], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise _Lost(f"no answer in {timeout_s:g} s: the process hung and was killed")
+            data = os.read(answers, 65536)
+            if not data:
+                raise _Lost(self._death(process))
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise _Lost(f"the child process wrote a line that is not a JSON answer: {line[:200]!r}")
+        return reply
+
+    def _death(self, process: subprocess.Popen[bytes]) -> Fault:
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            return Fault("the child process closed its pipe", fatal=True)
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 1500))
+        return faults.of_end(code, self._stderr.read().decode(errors="replace").strip())
 
 
 def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:

@@ -17,7 +17,7 @@ from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import binaries
 from tactics.measure.cache import are_times, is_over
-from tactics.measure.child import Helper, command_of
+from tactics.measure.child import Child, command_of
 from tactics.measure.compiling import Compiling
 from tactics.measure.race import Race, quantiles
 from tactics.problems import codec
@@ -69,7 +69,7 @@ class Racing:
         self.device = device
         self._compiling = Compiling(device.sm, progress) if compile_first else None
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self.worker = Helper(command)
+        self.worker = Child(command)
         self._set_up: Problem | None = None  # what the worker is set up for
         self._clocks: collections.deque[float] = collections.deque(maxlen=1000)
 

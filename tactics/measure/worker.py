@@ -39,7 +39,7 @@ from tactics.sampling.data import random_data
 from tactics.sampling.references import expected
 from tactics.sampling.samples import PAUSE_MS, Sample, Steady
 from tactics.sampling.stopwatch import Stopwatch
-from tactics.sampling.trial import Run, Scratch, Wrong, judge, runner, scratch_for
+from tactics.sampling.trial import Addresses, Run, Scratch, Wrong, judge, runner, scratch_for
 from tactics.step import Call
 from tactics.tactic import Tactic
 
@@ -149,7 +149,7 @@ class Bench:
         if tactic not in self._scratch:
             self._scratch[tactic] = scratch_for(self.gpu, steps)
         ins, scratch = [array.data.ptr for array, _ in inputs], self._scratch[tactic]
-        runs = [runner(self.gpu, steps, kernels, ins, out, copy, scratch) for copy in packed.sections]
+        runs = [runner(self.gpu, steps, kernels, Addresses(ins, out, copy, scratch)) for copy in packed.sections]
         self._out.fill(0xFF)  # NaN, in FP16 and in FP32
         runs[0]()
         error = self._check(tactic)

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,10 +45,20 @@ def lrn(xp: ModuleType, x: Array, *, size: int, alpha: float = 1e-4, beta: float
     return x / (bias + alpha / size * total) ** beta
 
 
-def _framed(
-    xp: ModuleType, x: Array, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes, value: float = 0
-) -> Array:
+class Windows(NamedTuple):
+    """Attributes of ONNX's convolutions and pools: for rows, columns, ... each. `out`: sizes of the output; `pads`: before
+    each, then behind each."""
+
+    kernel_shape: Sizes
+    out: Sizes
+    strides: Sizes
+    pads: Sizes
+    dilations: Sizes
+
+
+def _framed(xp: ModuleType, x: Array, windows: Windows, value: float = 0) -> Array:
     """`x` with the rows, columns, ... of `value` before and behind that windows reach; a negative pad is that many cut off."""
+    kernel_shape, out, strides, pads, dilations = windows
     before = pads[: len(out)]
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
     behind = [max(r - size - b, 0) for r, size, b in zip(reach, x.shape[2:], before, strict=True)]
@@ -56,21 +66,10 @@ def _framed(
     return xp.pad(kept, [(0, 0), (0, 0), *((max(b, 0), e) for b, e in zip(before, behind, strict=True))], constant_values=value)
 
 
-def conv(
-    xp: ModuleType,
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    kernel_shape: Sizes,
-    out: Sizes,
-    strides: Sizes,
-    pads: Sizes,
-    dilations: Sizes,
-    group: int = 1,
-) -> Array:
-    """A convolution whose weights [K,C/g,...] are computed; `out` and `pads` as in lp_pool."""
-    x = _framed(xp, x, kernel_shape, out, strides, pads, dilations)
+def conv(xp: ModuleType, x: Array, w: Array, b: Array | None = None, *, group: int = 1, **attributes: Sizes) -> Array:
+    """A convolution whose weights [K,C/g,...] are computed; `attributes`: of Windows."""
+    kernel_shape, out, strides, _, dilations = windows = Windows(**attributes)
+    x = _framed(xp, x, windows)
     x, w = x.reshape(x.shape[0], group, -1, *x.shape[2:]), w.reshape(group, -1, *w.shape[1:])
     y: Any = 0
     for at in itertools.product(*map(range, kernel_shape)):
@@ -82,44 +81,34 @@ def conv(
     return y if b is None else y + b.reshape(-1, *(1,) * len(out))
 
 
-def lp_pool(
-    xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes, p: float = 2
-) -> Array:
-    """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
-    total = _framed(xp, abs(x) ** p, kernel_shape, out, strides, pads, dilations)
-    for axis in reversed(range(len(out))):  # one after the other: the sum of the window's sizes in steps, not their product
-        taps = _taps(axis, kernel_shape, out, strides, dilations)
+def lp_pool(xp: ModuleType, x: Array, *, p: float = 2, **attributes: Sizes) -> Array:
+    """The p-norm of each window; `attributes`: of Windows."""
+    windows = Windows(**attributes)
+    total = _framed(xp, abs(x) ** p, windows)
+    for axis in reversed(range(len(windows.out))):  # one by one: the sum of the window's sizes in steps, not their product
+        taps = _taps(axis, windows)
         total = sum((total[tap] for tap in taps[1:]), total[taps[0]])
     return total ** (1 / p)
 
 
-def _taps(axis: int, kernel_shape: Sizes, out: Sizes, strides: Sizes, dilations: Sizes) -> list[tuple[slice, ...]]:
+def _taps(axis: int, windows: Windows) -> list[tuple[slice, ...]]:
     """The slices of an array [N, C, ...] that hold the first element of each window along `axis`, the second, ..."""
-    size, o, s, d = (row[axis] for row in (kernel_shape, out, strides, dilations))
+    size, o, s, d = (row[axis] for row in (windows.kernel_shape, windows.out, windows.strides, windows.dilations))
     return [(slice(None),) * (2 + axis) + (slice(i * d, i * d + (o - 1) * s + 1, s),) for i in range(size)]
 
 
-def max_pool(
-    xp: ModuleType,
-    x: Array,
-    *,
-    kernel_shape: Sizes,
-    out: Sizes,
-    strides: Sizes,
-    pads: Sizes,
-    dilations: Sizes,
-    storage_order: int = 0,
-) -> tuple[Array, ...]:
+def max_pool(xp: ModuleType, x: Array, *, storage_order: int = 0, **attributes: Sizes) -> tuple[Array, ...]:
     """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
-    pixels of a channel are numbered column by column."""
-    n, sizes = len(kernel_shape), x.shape[2:]
-    padded = _framed(xp, x, kernel_shape, out, strides, pads, dilations, -np.inf)
+    pixels of a channel are numbered column by column. `attributes`: of Windows."""
+    windows = Windows(**attributes)
+    n, sizes = len(windows.out), x.shape[2:]
+    padded = _framed(xp, x, windows, -np.inf)
     pixels = xp.arange(math.prod(sizes)).reshape(sizes[::-1] if storage_order else sizes)
     numbers = xp.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * n) * math.prod(sizes)
     numbers = numbers + (pixels.T if storage_order else pixels)
-    numbers = _framed(xp, numbers, kernel_shape, out, strides, pads, dilations, -1)
+    numbers = _framed(xp, numbers, windows, -1)
     for axis in reversed(range(n)):  # as lp_pool; the last axis first, so that the first of equal ones is so in rows' order
-        taps = _taps(axis, kernel_shape, out, strides, dilations)
+        taps = _taps(axis, windows)
         best, where = padded[taps[0]], numbers[taps[0]]
         for tap in taps[1:]:
             value, number = padded[tap], numbers[tap]

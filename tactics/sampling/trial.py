@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,21 +79,22 @@ def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
     return [None if isinstance(s, Call) else gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
 
 
-def runner(
-    gpu: Gpu,
-    steps: Sequence[Launch | Call],
-    kernels: Sequence[Kernel | None],
-    ins: Sequence[int],
-    out: int,
-    weights: Mapping[str, int],
-    scratch: Scratch,
-) -> Run:
-    """Does the steps, with their kernels, on the arrays at these addresses."""
+class Addresses(NamedTuple):
+    """Addresses of a tactic's arrays."""
+
+    ins: Sequence[int]
+    out: int
+    weights: Mapping[str, int]
+    scratch: Scratch
+
+
+def runner(gpu: Gpu, steps: Sequence[Launch | Call], kernels: Sequence[Kernel | None], at: Addresses) -> Run:
+    """Does the steps, with their kernels, on the arrays there."""
 
     def one(step: Launch | Call, kernel: Any) -> Run:
         if isinstance(step, Call):
-            return partial(run_call, gpu, step, ins, out, weights, scratch[2])
-        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(gpu, step.args, ins, out, weights, scratch))
+            return partial(run_call, gpu, step, at.ins, at.out, at.weights, at.scratch[2])
+        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(gpu, step.args, *at))
 
     runs = [one(step, kernel) for step, kernel in zip(steps, kernels, strict=True)]
 
@@ -145,7 +146,7 @@ def execute(
             gpu.write(address, array)
         poison = partial(gpu.write, out, np.full(nbytes, 0xFF, np.uint8))
         poison()
-        around(gpu, runner(gpu, steps, loaded(gpu, steps), ins, out, places, scratch), poison)
+        around(gpu, runner(gpu, steps, loaded(gpu, steps), Addresses(ins, out, places, scratch)), poison)
         flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
         if scratch[1] and gpu.read(scratch[1], max(s.counters for s in steps)).any():
             raise Wrong("counters are not zero after the launch")

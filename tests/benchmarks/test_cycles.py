@@ -24,7 +24,7 @@ from benchmarks.simulator.machine import (
 )
 from benchmarks.simulator.sass import Instruction, Program, program
 from benchmarks.simulator.simulate import steady, steady_of, tile_clocks
-from benchmarks.simulator.sm import Sm, begins
+from benchmarks.simulator.sm import Course, Sm, begins
 from benchmarks.simulator.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
@@ -124,7 +124,7 @@ def test_loads_issue_when_they_did_on_an_ampere_gpu(monkeypatch):
     table = {1: [0, 1, 2, 3, 4, 11, 15, 19, 23], 4: [0, 1, 2, 3, 4, 17, 25, 33, 41]}  # of four, that of the last
     path = steps(code(*(f"LDS R{n}, [R100]" for n in range(9))), A100, ())
     for active, expected in table.items():
-        sm = Sm(path, 0, len(path) - 1, Residency(active, 1), A100, CENTRE)
+        sm = Sm(Course(path, 0, len(path) - 1), Residency(active, 1), A100, CENTRE)
         issued: dict[int, list[int]] = {}
         one = sm.issue
 

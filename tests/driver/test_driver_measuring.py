@@ -25,7 +25,7 @@ from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
-from tactics.measure import child, race, timing, worker
+from tactics.measure import race, timing, worker
 from tactics.measure.child import Child
 from tactics.measure.timing import Cache
 from tactics.problems.epilogue import Epilogue
@@ -218,14 +218,14 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def children(monkeypatch):
-    """The child processes that were started, as they are started."""
-    started = []
+    """Of each process that was started its Child, as it is started."""
+    started, start = [], Child.start
 
-    def start(command):
-        started.append(Child(command))
-        return started[-1]
+    def starting(self, timeout_s):
+        started.append(self)
+        return start(self, timeout_s)
 
-    monkeypatch.setattr(child, "Child", start)
+    monkeypatch.setattr(Child, "start", starting)
     return started
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from tactics.measure.child import Helper
+from tactics.measure.child import Child
 from tactics.problems import codec
 from tests.on_driver import passes, started, timed
 from tests.reference_run import model, node
@@ -24,7 +24,7 @@ KILLS = 10
 
 def build() -> None:
     """Two convolutions; each answered request becomes a line of a log."""
-    folder, ask, problem = Path(os.environ[FOLDER]), Helper.ask, [""]
+    folder, ask, problem = Path(os.environ[FOLDER]), Child.ask, [""]
 
     def asking(self, request, timeout_s):
         reply = ask(self, request, timeout_s)
@@ -34,7 +34,7 @@ def build() -> None:
             log.write(json.dumps([os.getpid(), problem[0], request.get("tactics", []), request.get("samples", 0)]) + "\n")
         return reply
 
-    Helper.ask = asking  # type: ignore[method-assign]
+    Child.ask = asking  # type: ignore[method-assign]
     weights = {"a": (32, 16, 3, 3), "b": (32, 32, 3, 3)}
     rng = np.random.default_rng(0)
     stored = {k: (rng.standard_normal(shape) * 0.1).astype(np.float32) for k, shape in weights.items()}

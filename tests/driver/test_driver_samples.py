@@ -193,7 +193,7 @@ def test_several_tactics_are_one_request(device, monkeypatch, warm_l2):
     good, (bad,) = [t.name for t in some(device, "conv_dense")], [t.name for t in some(device, "conv_sparse24", 1)]
     process = Child(racing.WORKER)
     try:
-        assert process.receive(60)["device"] == device.key
+        assert process.start(60)["device"] == device.key
         setup = {"op": "problem", "problem": codec.to_json(CONV), "warm_l2": warm_l2, "mhz": 2 * device.clock_mhz}
         assert process.ask(setup, 60) == {"id": 1}
         reply = process.ask({"op": "time", "tactics": good, "samples": 5}, 60)
@@ -204,4 +204,4 @@ def test_several_tactics_are_one_request(device, monkeypatch, warm_l2):
         assert process.ask(setup | {"zeros": [True], "mhz": None}, 60) == {"id": 4}
         assert set(process.ask({"op": "time", "tactics": good[:1], "samples": 1}, 60)["us"]) == {good[0]}
     finally:
-        process.kill()
+        process.close()

@@ -11,7 +11,7 @@ from cuda_kernels.launch import Cuda
 from cuda_kernels.tensor_maps import SIZES, Map, encode, encode_by_driver
 from gpu_runtime.engine import Engine
 from gpu_runtime.runtime import verify
-from tactics.sampling.trial import loaded, runner, scratch_for
+from tactics.sampling.trial import Addresses, loaded, runner, scratch_for
 from tests.copied_boxes import CASES, MAPPED, PIXELS, check, launch, relu
 from tests.on_driver import passes
 
@@ -44,7 +44,7 @@ def test_contexts_and_timing_make_maps_for_their_memory(tmp_path, monkeypatch):
     gpu, tensors = Cuda(current()), [np.full(512, i, np.float16) for i in range(3)]
     kernels, scratch = loaded(gpu, (step,)), scratch_for(gpu, (step,))
     sources, to = [gpu.allocate(1024) for _ in tensors], gpu.allocate(1024)
-    runs = [runner(gpu, (step,), kernels, [source], to, {}, scratch) for source in sources]
+    runs = [runner(gpu, (step,), kernels, Addresses([source], to, {}, scratch)) for source in sources]
     for source, tensor in zip(sources, tensors, strict=True):
         gpu.write(source, tensor)
     for run, tensor in zip(runs, tensors, strict=True):

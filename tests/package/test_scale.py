@@ -75,7 +75,7 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
         return predicted(problem, tactics)
 
     timer.prepare = predicted.prepare
-    table = tables.tabulate(network, DEVICE, timer, sparse=True, io=io)
+    table = tables.tabulate(network, DEVICE, timer, io=io, how=tables.Considered(True))
     convs = [op for op in network.ops if op.layer]
     assert len(convs) == 12 and len({op.problem for op in convs}) == 1
     assert asked[convs[0].problem] == 3  # at the network's input, at its output, and all between

@@ -330,7 +330,7 @@ def test_no_tactic_is_left_out_of_a_measured_plan_by_an_estimate(sizes, monkeypa
             return {t: Time(v, v, v) for t, v in us.items()}
 
         times.prepare = lambda work: None  # type: ignore[attr-defined]
-        return plan.solve(tables.tabulate(net, device, times, sparse=True, io=io).graph)
+        return plan.solve(tables.tabulate(net, device, times, io=io, how=tables.Considered(True)).graph)
 
     every = {(t.kernel, t.tile): t for t in candidates(p, device)}
     assert len(every) > 20

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -202,24 +203,30 @@ def _together(s: Strides, pixels: int, alone: bool) -> tuple[bool, bool]:
     return (True, True) if s.log2v >= 3 else (together, aligned)
 
 
-def _move_launch(
-    source: int,
-    in_shape: Shape4,
-    x_fmt: Format,
-    y_fmt: Format,
-    part: Shape4,
-    whole: Shape4,
-    strided: At | None,
-    *,
-    kind: str = "window",
-    start: Triple = (0, 0, 0),
-    step: Triple = (1, 1, 1),
-    fill: float = 0.0,
-    first_c: int = 0,
-    last: bool = True,
-) -> Launch:
-    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end).
-    `strided`: of this input and the output, None where both begin at multiples of 16 bytes."""
+class _Part(NamedTuple):
+    """The shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end), made of input `source`."""
+
+    source: int
+    in_shape: Shape4
+    part: Shape4
+    whole: Shape4
+    first_c: int = 0
+    last: bool = True
+
+
+class _Read(NamedTuple):
+    """Which places of the input are read, by MOVE_KINDS; `fill`: beside the input."""
+
+    kind: str = "window"
+    start: Triple = (0, 0, 0)
+    step: Triple = (1, 1, 1)
+    fill: float = 0.0
+
+
+def _move_launch(made: _Part, read: _Read, tactic: Tactic, strided: At | None) -> Launch:
+    """One launch of move.cu. `strided`: of this input and the output, None where both begin at multiples of 16 bytes."""
+    (source, in_shape, part, whole, first_c, last), (kind, start, step, fill) = made, read
+    x_fmt, y_fmt = tactic.ins[source], tactic.out
     (n, c, h, w), (_, part_c, out_h, out_w) = in_shape, part
     x, y = strided or (strides(x_fmt, in_shape), strides(y_fmt, whole))
     covered, first_pixel = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c, 0
@@ -261,16 +268,12 @@ def _move_launch(
 
 
 def _move(p: MoveProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
-    x, y = tactic.ins[0], tactic.out
-    return (
-        _move_launch(
-            0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, strided, kind=p.kind, start=p.start, step=p.step, fill=p.fill
-        ),
-    )
+    read = _Read(p.kind, p.start, p.step, p.fill)
+    return (_move_launch(_Part(0, p.in_shapes[0], p.out_shape, p.out_shape), read, tactic, strided),)
 
 
 def _reformat(p: ReformatProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, strided),)
+    return (_move_launch(_Part(0, p.in_shapes[0], p.out_shape, p.out_shape), _Read(), tactic, strided),)
 
 
 def _concat(p: ConcatProblem, tactic: Tactic, strided: At | None) -> tuple[Launch, ...]:
@@ -278,7 +281,7 @@ def _concat(p: ConcatProblem, tactic: Tactic, strided: At | None) -> tuple[Launc
     for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
         last = i == len(shapes) - 1
         lies = (strided[i], strided[-1]) if strided else None
-        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, lies, first_c=first, last=last))
+        result.append(_move_launch(_Part(i, x, x, whole, first, last), _Read(), tactic, lies))
         first += c
     return tuple(result)
 

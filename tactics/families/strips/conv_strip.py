@@ -37,7 +37,7 @@ from tactics.format import HALF_FORMATS, Strides, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
+from tactics.roofline import Counts, Spent, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
 from tactics.tactic import Only, Tactic, restrict, tactic_of
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
@@ -100,7 +100,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     loop = turns(p) * (together(clk.values()) + throttled(device, products))  # of a block
     block = strip / bytes_per_clk + loop + conv_gemm.epilogue_clk(p, tactic, tiles, tiles, bytes_per_clk)
     ends = conv_gemm.FILL_CLK + conv_gemm.EPILOGUE_CLK
-    limits = rounds_us(device, clk, tiles, at_once, block, ends, conv_gemm.once(device))
+    limits = rounds_us(device, clk, tiles, at_once, Spent(block, ends, conv_gemm.once(device)))
     return convolved(p, tactic, weight_bytes(p, tactic), limits, untimed=main_loops.UNTIMED)
 
 

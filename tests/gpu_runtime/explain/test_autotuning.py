@@ -31,7 +31,9 @@ SHAPES = {"x": (64, 1, 8, 8)}
 def table(sparse=True, exhaustive=False):
     network = shared_concats.share(lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
-    return tables.tabulate(network, DEVICE, timing.predicted(DEVICE), sparse=sparse, io=io, exhaustive=exhaustive)
+    return tables.tabulate(
+        network, DEVICE, timing.predicted(DEVICE), io=io, how=tables.Considered(sparse, exhaustive=exhaustive)
+    )
 
 
 def text(t, exhaustive=False, failures=()):
@@ -156,7 +158,7 @@ def test_exhaustive_asks_for_every_namesake():
     timer.prepare = lambda work: None
     t = table()
     io = t.io
-    tables.tabulate(t.network, DEVICE, timer, sparse=True, io=io, exhaustive=True)
+    tables.tabulate(t.network, DEVICE, timer, io=io, how=tables.Considered(True, exhaustive=True))
     for op in t.network.ops:
         same = {x for x, proof in tables.untimed(t, op).items() if proof.code == "same_addresses"}
         assert same <= {x for problem, x in asked if problem == op.problem}

@@ -61,7 +61,7 @@ def timer(dense, sparse, reformat, spread=0.0, sparse_layouts=("hwc8", "chw32", 
 
 def row(net, times, mode="enable", measured=False):
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, DEVICE, times, sparse=mode != "disable", io=io)
+    table = tables.tabulate(net, DEVICE, times, io=io, how=tables.Considered(mode != "disable"))
     w = net.ops[0].weights["w"]
     stored = {} if w.shape[1] % 4 else {"conv": as_stored(w, 1)}
     return told(table, mode, measured=measured, stored=stored).rows[0]
@@ -138,7 +138,7 @@ def test_the_layers_around_are_told_apart_from_reformats():
 
     time.prepare = lambda work: None
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, DEVICE, time, sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, time, io=io, how=tables.Considered(True))
     r = told(table, measured=False).rows[0]
     assert r.reason == "reformat_outweighs" and r.other_cost_us == pytest.approx(4)
     parts = {key: getattr(r.other, key) for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
@@ -199,7 +199,7 @@ def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
 def test_the_network_line():
     net = network(W24)
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), io=io, how=tables.Considered(True))
     found = told(table, measured=False)
     floor, launch = found.rows[0].floor, one_launch_us(DEVICE)
     assert floor.launch_us == launch and floor.sparse_us < launch + 0.1
@@ -234,7 +234,7 @@ def test_one_row_per_layer_wherever_fusion_puts_it():
     fused = Op("conv + add", op.problem, op.inputs, "y", op.weights, (), (("g", "into conv"),), "conv")
     net = Network("net", base.inputs, base.outputs, base.tensors, (apart, fused), (("g", ("apart", "into conv")),))
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), io=io, how=tables.Considered(True))
     rows = told(table, measured=False).rows
     assert [r.layer for r in rows] == ["conv"] and rows[0].other_cost_us == pytest.approx(2)
 
@@ -244,7 +244,7 @@ def test_a_sparse_kernel_that_is_not_likely_enough_the_faster_one_stays_out():
     net = network(W24)
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     for risk, verdict, reason in ((0.6, "dense", "uncertain"), (0.5, "sparse", "picked"), (None, "sparse", "picked")):
-        table = tables.tabulate(net, DEVICE, timer(10, 9.9, 1), sparse=True, io=io, risk=risk)
+        table = tables.tabulate(net, DEVICE, timer(10, 9.9, 1), io=io, how=tables.Considered(True, risk=risk))
         found = told(table, measured=risk is None)
         (r,) = found.rows
         assert (r.verdict, r.reason) == (verdict, reason)

@@ -47,7 +47,7 @@ def drawn(seed: int) -> Outlook:
 
     times.prepare = lambda work: None
     io = {t.name: Format("fp16", rng.choice(("chw", "hwc8"))) for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, device, times, sparse=True, io=io, risk=risk)
+    table = tables.tabulate(net, device, times, io=io, how=tables.Considered(True, risk=risk))
     chosen = plan.solve(table.graph)
     others = counterfactuals(table, chosen)
     found = reasons.sparsity(reasons.Known(table, chosen, others, "enable", measured=False))

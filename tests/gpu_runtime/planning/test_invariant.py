@@ -8,7 +8,7 @@ import pytest
 
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
-from gpu_runtime.building.record import engine_record, plan_record, solution_of
+from gpu_runtime.building.record import Built, engine_record, plan_record, solution_of
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import ModelError
 from gpu_runtime.planning import invariant, sums, tables
@@ -52,13 +52,13 @@ def small(n: int):
 def table(proto, device: str = "h200", timer=None) -> tables.Table:
     net = alternatives(lowered(proto))
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    return tables.tabulate(net, named(device), timer or timing.predicted(named(device)), sparse=False, io=io)
+    return tables.tabulate(net, named(device), timer or timing.predicted(named(device)), io=io, how=tables.Considered(False))
 
 
 def assembled(t: tables.Table, chosen: plan.Plan) -> Engine:
     data, arena = assemble.assemble(t, chosen)
     record = plan_record(data, (SparsityRecord("disable", (), (), ()), solution_of(chosen)))
-    return Engine(engine_record(Model("m"), t.device, Flags("disable"), data.sections, (record,)), arena)
+    return Engine(engine_record(Model("m"), t.device, Built(Flags("disable"), data.sections, (record,))), arena)
 
 
 def outputs(engine: Engine, images: np.ndarray) -> np.ndarray:

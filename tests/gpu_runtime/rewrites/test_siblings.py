@@ -110,7 +110,7 @@ def test_the_first_block_of_a_resnet_never_closes_a_cycle():
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
     seen = set()
     for merged_us, into_us in ((1, 9), (19, 1), (1, 1), (19.5, 20)):
-        table = tables.tabulate(net, named("h200"), pretend(merged_us, into_us), sparse=False, io=io)
+        table = tables.tabulate(net, named("h200"), pretend(merged_us, into_us), io=io, how=tables.Considered(False))
         chosen = plan.solve(table.graph)
         assert chosen.status == "proven"
         order(net, chosen)

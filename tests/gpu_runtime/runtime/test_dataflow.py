@@ -55,7 +55,9 @@ def assembled(proto, monkeypatch) -> tuple[Given, dict[str, Op]]:
     monkeypatch.setattr(dataflow, "prove", lambda *given: seen.append(Given(*given)))
     net = alternatives(lowered(proto))
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    table = tables.tabulate(net, named(DEFAULT_DEVICE), timing.predicted(named(DEFAULT_DEVICE)), sparse=False, io=io)
+    table = tables.tabulate(
+        net, named(DEFAULT_DEVICE), timing.predicted(named(DEFAULT_DEVICE)), io=io, how=tables.Considered(False)
+    )
     assemble.assemble(table, plan.solve(table.graph))
     monkeypatch.undo()
     return seen[0], {op.name: op for op in net.ops if op.name in seen[0].network}

@@ -14,11 +14,13 @@ from tactics.measure.child import Child, command_of
 # Imports take long, as those of a worker do; one that its parent's end does not kill is there for a minute.
 SLOW = "import time\nopen({path!r}, 'w').close()\ntime.sleep(60)\n"
 PARENT = """
-import sys, time
+import sys, threading, time
 from tactics.measure.child import Child, command_of
 child = Child(command_of("slow_worker"))
+threading.Thread(target=child.start, args=(60,)).start()
+while not child.running:
+    time.sleep(0.01)
 print(child._process.pid, flush=True)
-time.sleep(60)
 """
 ECHO = """
 import sys
@@ -65,7 +67,7 @@ def test_a_module_runs_as_it_does_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     child = Child((*command_of("echo_worker"), "h200"))
     try:
-        assert child.receive(20) == {"device": ["h200"], "name": "__main__"}
+        assert child.start(20) == {"device": ["h200"], "name": "__main__"}
         assert child.ask({"op": "sing"}, 20)["got"] == "sing"
     finally:
-        child.kill()
+        child.close()

@@ -256,8 +256,8 @@ def test_a_child_that_died_between_two_calls_is_replaced(fake):
     timer = fake()
     first, second = tactics(2)
     timer(PROBLEM, [first])
-    os.kill(timer.racing.worker._child._process.pid, signal.SIGKILL)
-    timer.racing.worker._child._process.wait()
+    os.kill(timer.racing.worker._process.pid, signal.SIGKILL)
+    timer.racing.worker._process.wait()
     assert set(timer(PROBLEM, [first, second])) == {first, second} and not timer.failures
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tactics.measure import timing
 from tactics.measure.cache import Cache, is_over, key_of
-from tactics.measure.child import Helper
+from tactics.measure.child import Child
 from tactics.problems import codec
 from tactics.tactic import Tactic
 from tests.tactics.measure.scripted import H200, PROBLEM, ROOT, requests, tactics
@@ -25,7 +25,7 @@ class Ended(BaseException):
     """The process ends here, and nothing behind this runs."""
 
 
-class Scripted(Helper):
+class Scripted(Child):
     """A child in this process. It gives `answers` answers and ends the parent while that waits for one more."""
 
     def __init__(self, answered: Counter, answers: float):
