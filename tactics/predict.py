@@ -20,7 +20,7 @@ from tactics.roofline import Counts, predicted
 from tactics.tactic import Tactic
 
 # Measured over predicted on an H200, the median over tactics, of kernels whose warps wait for loads longer than is counted; of
-# other architectures nothing is known. `gather`, `reduce`, `conv_fp32` have changed since: two have factors of kernels like them,
+# others nothing is known. `gather`, `reduce`, `conv_fp32` have changed since: the first two have factors of kernels like them,
 # `conv_fp32` none (2 with half as many loads in flight). `move` took 0.63 of this alone; in networks none was timed.
 MEASURED_ON = "sm_90a"
 MEASURED = {
