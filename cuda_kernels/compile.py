@@ -1,4 +1,5 @@
-"""(kernel, compile-time values, sm) -> PTX and cubin through NVRTC, with or without a GPU; results are cached by content.
+"""Compiles (kernel, compile-time values, sm) to PTX and cubin through NVRTC, with or without a GPU; results are cached by
+content.
 
 The cache key covers everything that determines the binary: kernel name, values, architecture, options, NVRTC version and the
 bytes of the source and of every included header. Folders have no influence, see _nvrtc. An entry (PTX and log in one file,
@@ -102,7 +103,7 @@ def nvrtc_version() -> str:
 
 
 def installed_nvrtc() -> str:
-    """As `nvrtc_version`, or "none" without NVRTC, which plans with predicted times do not need."""
+    """`nvrtc_version`, or "none" without NVRTC, which plans with predicted times do not need."""
     try:
         return nvrtc_version()
     except (CompileError, ModuleNotFoundError):
@@ -204,7 +205,7 @@ def cubin_path(compiled: Compiled) -> Path:
 
 @lru_cache(maxsize=1)
 def _own_folder() -> TemporaryDirectory:
-    """A folder that ends with the process."""
+    """A temporary folder, removed when the process ends."""
     import tempfile
 
     return tempfile.TemporaryDirectory(prefix="gpu_runtime-")
@@ -235,7 +236,9 @@ def _compiled(kernel: str, values: Values, sm: str, ptx: str, cubin: bytes, log:
 
 
 def _call(function: Callable, *args: object) -> Any:
-    """Call a function of NVRTC -> its results without the status. Raises CompileError unless the status is success."""
+    """Calls a function of NVRTC and returns its results without the status. Raises CompileError unless the status is
+    success.
+    """
     status, *rest = function(*args)
     if status != _bindings().nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"{function.__name__}: {status.name}")
@@ -292,14 +295,17 @@ Counter = Callable[[int, int], None]  # called with the number done and the tota
 
 
 def is_kept(kernel: str, values: Mapping[str, int | str], sm: str) -> bool:
-    """Whether the cache has an entry under this key, which is then read instead of compiled."""
+    """Whether the cache has an entry for this kernel, so that it is read instead of compiled."""
     path = cache_path(kernel, tuple(sorted(values.items())), sm)
     return path in _UNKEPT or path.exists()
 
 
 def compile_many(requests: Iterable[Request], progress: Counter | None = None) -> list[Compiled]:
-    """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles).
-    `progress` gets the number done of those that are not in the cache."""
+    """Compiles (kernel, values, sm) triples as compile_kernel does, in parallel threads (NVRTC releases the lock while it
+    compiles).
+
+    `progress` counts only kernels that are not in the cache.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     requests = list(requests)

@@ -72,8 +72,11 @@ class Device(Hashed):
 
     @property
     def launches_early(self) -> bool:
-        """Whether launches begin before the one ahead has ended. GPU_RUNTIME_LAUNCH=rawkernel turns early launches off, to
-        measure their gain: CuPy's RawKernel launches then. ValueError for another value."""
+        """Whether our launches begin before the one ahead has ended.
+
+        GPU_RUNTIME_LAUNCH=rawkernel turns early launches off, to measure their gain: CuPy's RawKernel launches then. Raises
+        ValueError for another value of this variable.
+        """
         way = os.environ.get("GPU_RUNTIME_LAUNCH", "")
         if way not in ("", "rawkernel"):
             raise ValueError(f"GPU_RUNTIME_LAUNCH: expected rawkernel, or no such variable, got {way!r}")
@@ -251,7 +254,7 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
 
 
 def named(name: str) -> Device:
-    """The device of that name. Raises ValueError naming the known ones."""
+    """Returns the device of that name. Raises ValueError with the known names."""
     lower = str(name).lower()
     if lower in REFUSED:
         raise ValueError(f"device {name}: {REFUSED[lower]}")
@@ -287,8 +290,10 @@ def has_gpu() -> bool:
 
 
 def only(number: int) -> None:
-    """Show this process, and the processes that it starts, only the GPU of that number, in the driver's count under
-    CUDA_VISIBLE_DEVICES. Call it before any other use of a GPU. Raises ValueError without a usable GPU of that number."""
+    """Restricts this process, and the processes that it starts, to one GPU by its number under CUDA_VISIBLE_DEVICES.
+
+    Call it before any other use of a GPU. Raises ValueError without a usable GPU of that number.
+    """
     before = os.environ.get(VISIBLE)
     listed = None if before is None else [name.strip() for name in before.split(",") if name.strip()]
     if listed is not None and number >= len(listed):
@@ -304,7 +309,7 @@ def only(number: int) -> None:
 
 
 def num_gpus() -> int:
-    """How many GPUs CUDA shows this process; 0 where it does not answer, see why_no_gpu."""
+    """The number of GPUs that CUDA shows this process; 0 where it does not answer, see why_no_gpu."""
     if not (has_cupy() and has_driver()):
         return 0
     try:
@@ -316,8 +321,7 @@ def num_gpus() -> int:
 
 
 def why_no_gpu() -> str:
-    """An empty string with a usable GPU, else the reason in words. Imports CuPy, which is slow, only if a GPU is
-    possible."""
+    """Why this process has no usable GPU, or "". Imports CuPy, which is slow, only if a GPU is possible."""
     if has_cupy() and not has_driver():
         return f"no CUDA driver is found ({DRIVER})"
     try:
@@ -341,7 +345,9 @@ CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM = 13, 36, 37, 10
 
 
 def current() -> Device:
-    """This machine's GPU, from the driver; facts that no driver reports come from the same or most similar named device."""
+    """Describes this machine's GPU, from the driver; facts that no driver reports come from the same or most similar named
+    device.
+    """
     with extras.named():
         import cupy
 
@@ -352,7 +358,7 @@ def current() -> Device:
 
 
 def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
-    """The device that a driver describes: `p` as cudaDeviceProp, `attributes` by number. A 0 among them is "not told"."""
+    """Makes the device that a driver describes: `p` is its cudaDeviceProp, `attributes` are by number; 0 means not reported."""
     cc = 10 * p["major"] + p["minor"]
     title = p["name"].decode() if isinstance(p["name"], bytes) else p["name"]
     known, relative = DRIVER_NAMES.get(title), _relative(cc, "GeForce" in title)
@@ -392,12 +398,12 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
 
 
 def relative(device: Device) -> Device:
-    """The named device that equals `device` or, for facts that its driver does not report, resembles it most."""
+    """Returns the named device that equals `device` or, for facts that its driver does not report, resembles it most."""
     return NAMED.get(device.model) or NAMED[_relative(device.cc, "GeForce" in device.title).name]
 
 
 def _relative(cc: int, geforce: bool) -> Relative:
-    """The limits of the newest compute capability in the table up to `cc`; ValueError below 8.0."""
+    """Returns the relative for the newest compute capability in the table up to `cc`. Raises ValueError below 8.0."""
     at = max((known for known, _ in RELATIVES if known <= cc), default=None)
     if at is None:
         raise ValueError(f"compute capability {cc / 10}: expected 8.0 or newer, 2:4 sparse tensor cores begin there")

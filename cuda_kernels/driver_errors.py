@@ -46,7 +46,7 @@ class DriverError(RuntimeError):
 
 
 def check_status(call: str, status: object, detail: str = "") -> None:
-    """DriverError unless `status`, a CUresult of cuda.bindings, is success."""
+    """Raises DriverError unless `status`, a CUresult of cuda.bindings, is success."""
     from cuda.bindings.driver import CUresult
 
     result = CUresult(status)
@@ -55,7 +55,7 @@ def check_status(call: str, status: object, detail: str = "") -> None:
 
 
 def code_of(error: BaseException) -> int | None:
-    """The driver's code of an error, ours or CuPy's, or of the first of its causes with a code; None without any."""
+    """The driver's code of an error, ours or CuPy's, or of its first cause with a code; None without any."""
     return next((code for e in _behind(error) if (code := _own_code(e)) is not None), None)
 
 
@@ -65,7 +65,7 @@ def fatal_code(error: BaseException) -> int | None:
 
 
 def why_fatal(error: BaseException) -> str | None:
-    """In words, why this process can run nothing after `error`; None if it can."""
+    """Says why this process can run nothing after `error`; None if it can."""
     code = fatal_code(error)
     return None if code is None else FATAL[code]
 
@@ -77,7 +77,7 @@ def is_fatal(error: BaseException) -> bool:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add a note once to a passing fatal error: what each process can still do."""
+    """Adds a note, once, to a fatal error that passes through: the work that each process can still do."""
     try:
         yield
     except RuntimeError as e:
@@ -90,7 +90,7 @@ def explained() -> Iterator[None]:
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, then the errors that it was raised from or while handling."""
+    """Yields the error, then the errors that it was raised from or while handling."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

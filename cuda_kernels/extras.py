@@ -1,4 +1,4 @@
-"""The extra of this package that contains a missing module: the argument for pip."""
+"""Messages for missing modules: the extra of this package, pip's argument, that contains each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ EXTRAS = {
 
 
 def why_missing(module: str | None) -> str | None:
-    """A message that a module is missing, its use and the cure; None for a module of no extra."""
+    """Says that a module is missing, its use and the cure; None for a module of no extra."""
     if module is None or (found := EXTRAS.get(module.partition(".")[0])) is None:
         return None
     package, cure = found
@@ -31,7 +31,7 @@ def why_missing(module: str | None) -> str | None:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Report a missing module with the extra that contains it."""
+    """Replaces the error of a missing module by one that names the extra that contains it."""
     try:
         yield
     except ModuleNotFoundError as e:

@@ -22,8 +22,10 @@ Name = str | os.PathLike
 
 
 def fault(name: Name, make_folders: bool = False) -> str | None:
-    """Why a file cannot be written under that name, as far as can be known before, or None; `make_folders`: missing folders are
-    no reason, see write."""
+    """Why a file cannot be written under that name, as far as can be known before, or None.
+
+    `make_folders`: missing folders are no reason, see write.
+    """
     try:
         path, kind = Path(os.path.realpath(name)), 0
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -47,17 +49,17 @@ def fault(name: Name, make_folders: bool = False) -> str | None:
 
 
 def write(name: Name, data: bytes) -> None:
-    """Write one file, and make its folder if needed; see write_all."""
+    """Writes one file, and makes its folder if needed; see write_all."""
     with suppress(OSError, ValueError):  # write_all says what is wrong
         Path(os.path.realpath(name)).parent.mkdir(parents=True, exist_ok=True)
     write_all({name: data})
 
 
 def write_all(files: Mapping[Name, bytes], written: list[str] | None = None) -> None:
-    """Write every file, or none if one cannot be written; `written` gets the name of each written file.
+    """Writes every file, or none if one cannot be written; `written` gets the name of each written file.
 
-    Links are followed; an existing file keeps its mode, a new file gets the umask's. Raises OSError with the name of the
-    faulty file and a sentence; devices, pipes and folders are never replaced.
+    Links are followed; an existing file keeps its mode, a new file gets the umask's. Raises OSError with the name of the faulty
+    file and a sentence; devices, pipes and folders are never replaced.
     """
     staged: list[tuple[int, Path, Path]] = []
     name: Name = ""
@@ -89,7 +91,7 @@ def write_all(files: Mapping[Name, bytes], written: list[str] | None = None) -> 
 
 
 def _temporary(folder: Path) -> tuple[int, Path]:
-    """A new file in `folder`, open and locked; removes files left by dead processes."""
+    """Makes a new file in `folder`, open and locked: (descriptor, path). Removes files left by dead processes."""
     with os.scandir(folder) as entries:
         for stale in [folder / e.name for e in entries if TEMPORARY.fullmatch(e.name)]:
             with suppress(OSError):  # its writer lives, or it is another user's
@@ -138,7 +140,9 @@ def _sync(folder: Path) -> None:
 
 
 def open_regular(name: Name) -> BinaryIO:
-    """A file opened for reading. OSError if it is no regular file, without waiting: pipes never open, devices never end."""
+    """Opens a regular file for reading. Raises OSError for another kind, without waiting: pipes never open, devices never
+    end.
+    """
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode
@@ -165,8 +169,10 @@ _TOLD: set[Path] = set()  # cache folders that this process has complained about
 
 
 def keep(path: Path, data: bytes) -> bool:
-    """Put a file into the cache -> whether it is there. Nothing depends on that, so an unwritable folder (read-only, full, no
-    folder) only gives one RuntimeWarning."""
+    """Puts a file into the cache and returns whether it is there.
+
+    Nothing depends on the cache, so an unwritable folder (read-only, full, missing) only gives one RuntimeWarning.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)
@@ -177,7 +183,7 @@ def keep(path: Path, data: bytes) -> bool:
 
 
 def warn_once(e: OSError) -> None:
-    """Warn that the cache cannot be written, once for each folder and process."""
+    """Warns that the cache cannot be written, once for each folder and process."""
     root = cache_dir()
     if root not in _TOLD:
         _TOLD.add(root)

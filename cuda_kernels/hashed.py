@@ -1,4 +1,6 @@
-"""Frozen records that are keys of caches: each computes its hash once, where a dataclass would do so for every look-up."""
+"""A base for frozen records that are keys of caches: it computes the hash once, where a dataclass would do so at every
+look-up.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -32,5 +34,5 @@ class Hashed:
 
 @cache
 def _getter(kind: type) -> Callable[[Any], tuple]:
-    """Of the values of a dataclass's fields, of which there are several."""
+    """Returns a function that gets the values of all fields of a dataclass, which has several."""
     return attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]

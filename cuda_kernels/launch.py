@@ -1,13 +1,13 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); share(array) -> the address of a constant copy, one
-for all who share the array on that device; free; write(address, array); zero(address, nbytes); read(address, nbytes) -> uint8
-array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes; launch(kernel, grid, block,
-smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel; synchronize(); record(run) ->
-replay, after a first run, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
-`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an
-address; `call` stores function(module, arrays) as `out`'s type; the arrays belong to `module`, NumPy or CuPy. If it stores
-infinity or NaN, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
+for all users of the array on that device; free; write(address, array); zero(address, nbytes); read(address, nbytes) -> uint8
+array; load(compiled for `arch`) -> kernel; encode(map, address) -> a tensor map's 128 bytes; launch(kernel, grid, block, smem,
+params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel; synchronize(); record(run) -> replay,
+after a first run, a CUDA graph where there is a GPU; close(); `with here()`: work for that device. `params` are the bytes of
+the kernel's parameter struct, as `pack_params` lays them out. An `Array` is row-major data at an address; `call` stores
+function(module, arrays) as `out`'s type; the arrays belong to `module`, NumPy or CuPy. If it stores infinity or NaN, it sets
+the 4-byte word at `nonfinite` to 1, as kernels do.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from cuda_kernels.emulator import Program, Stats
 
-# That Emulated takes.
+# Options of Emulated.
 EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks", "low_ends", "high_ends")
-# Percent of an SM's L1 that every kernel asks for as shared memory: all. The driver may synchronise between two launches with
+# Percent of an SM's L1 that every kernel requests as shared memory: all. The driver may synchronise between two launches with
 # different wishes (cuFuncSetCacheConfig in its documentation), which no early launch hides; the largest tiles need all of it.
 CARVEOUT = 100
 
@@ -66,8 +66,11 @@ class Kernel(NamedTuple):
 
 
 def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: Callable[[tuple[str, Any]], int]) -> bytes:
-    """A launch's arguments as the bytes of its parameter struct. `address` gives the address of an argument whose kind is none
-    of KINDS; a map (tensor_maps.Map) is encoded for the address of its tensor."""
+    """Packs a launch's arguments into the bytes of its parameter struct.
+
+    `address` gives the address of an argument whose kind is not in KINDS; a map (tensor_maps.Map) is encoded for the address of
+    its tensor.
+    """
 
     def filled(arg: tuple[str, Any]) -> tuple[str, Any]:
         kind, value = arg
@@ -186,7 +189,7 @@ class Cuda:
         self._events = cupy.cuda.Event(disable_timing=True), cupy.cuda.Event(disable_timing=True)
         self._staging = Staging(cupy, self.stream)
         self._held: dict[int, object] = {}
-        self._streams = [self.stream]  # for which memory was allocated
+        self._streams = [self.stream]  # all streams for which memory was allocated
         self._kept: deque[tuple[Event, object]] = deque()
         self._kernels: dict[str, Kernel] = {}
         self._process = os.getpid()
@@ -194,7 +197,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """Make its device the thread's current device. RuntimeError in a forked process, where CUDA does not work."""
+        """Makes its device the thread's current device. Raises RuntimeError in a forked process, where CUDA does not work."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "the GPU was opened before this process was forked, and CUDA works only in the process that opened it: start "
@@ -205,8 +208,9 @@ class Cuda:
 
     @contextlib.contextmanager
     def current(self, stream: int | None = None) -> Iterator[None]:
-        """Make the stream (or that of this handle) CuPy's current stream; restores the caller's afterwards, also one set by
-        use(), which CuPy itself forgets at the end of a `with`."""
+        """Makes the stream (or that of this handle) CuPy's current stream; restores the caller's afterwards, also one set by
+        use(), which CuPy itself forgets at the end of a `with`.
+        """
         before = self.cupy.cuda.get_current_stream()
         try:
             with self.stream if stream is None else external(self.cupy, stream):
@@ -215,19 +219,19 @@ class Cuda:
             before.use()
 
     def follow(self, stream: int | None = None) -> None:
-        """Later work here waits for the present work of `stream` (a handle; None: CuPy's current stream)."""
+        """Makes later work here wait for the present work of `stream` (a handle; None: CuPy's current stream)."""
         handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
         self.cupy.cuda.runtime.eventRecord(self._events[0].ptr, handle)
         self.stream.wait_event(self._events[0])
 
     def lead(self, stream: int | None = None) -> None:
-        """Later work on `stream` (as above) waits for the present work here."""
+        """Makes later work on `stream` (a handle; None: CuPy's current stream) wait for the present work here."""
         handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
         self._events[1].record(self.stream)
         self.cupy.cuda.runtime.streamWaitEvent(handle, self._events[1].ptr)
 
     def keep(self, objects: Sequence[object]) -> Event:
-        """Keep objects alive until the queued work that uses them has ended; returns the event."""
+        """Keeps objects alive until the queued work that uses them has ended; returns the event."""
         self.let_go()
         event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.stream)
@@ -235,7 +239,7 @@ class Cuda:
         return event
 
     def let_go(self) -> None:
-        """What is kept for work that has ended."""
+        """Releases the objects kept for work that has ended."""
         while self._kept and self._kept[0][0].done:
             self._kept.popleft()
 
@@ -253,7 +257,7 @@ class Cuda:
         return copy.address
 
     def _copied(self, array: np.ndarray) -> Copy:
-        """For a stream of its own, so that whoever holds it last can give the memory back."""
+        """Uploads an array to memory allocated for a stream of its own, so that its last user, whoever it is, can free it."""
         stream, ready = self.cupy.cuda.Stream(non_blocking=True), self.cupy.cuda.Event(disable_timing=True)
         with self.current(stream.ptr):
             memory = self.cupy.cuda.alloc(max(array.nbytes, 16))
@@ -273,32 +277,32 @@ class Cuda:
         return out
 
     def read_into(self, out: np.ndarray, address: int) -> None:
-        """Fill a contiguous array from that address; waits for the queued work."""
+        """Fills a contiguous array from that address; waits for the queued work."""
         self._staging.download(out.reshape(-1).view(np.uint8), address)
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A new array for `write_later` and `read_later`; keep it until their queued work has ended."""
+        """Makes a new array for `write_later` and `read_later`; keep it until their queued work has ended."""
         count = math.prod(shape)
         memory = self.cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
         return np.frombuffer(memory, dtype, count).reshape(shape)
 
     def write_later(self, address: int, pinned: np.ndarray) -> None:
-        """Queue a copy; nothing waits."""
+        """Queues a copy from pinned memory to the device, without waiting."""
         self.cupy.cuda.runtime.memcpyAsync(address, pinned.ctypes.data, pinned.nbytes, TO_DEVICE, self.stream.ptr)
 
     def read_later(self, pinned: np.ndarray, address: int) -> None:
-        """Queue a copy; nothing waits."""
+        """Queues a copy from the device to pinned memory, without waiting."""
         self.cupy.cuda.runtime.memcpyAsync(pinned.ctypes.data, address, pinned.nbytes, TO_HOST, self.stream.ptr)
 
     def zero(self, address: int, nbytes: int) -> None:
         self.cupy.cuda.runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """Device to device."""
+        """Queues a copy from device to device."""
         self.cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 3, self.stream.ptr)  # cudaMemcpyDeviceToDevice
 
     def array(self, a: Array) -> Any:
-        """A CuPy array on that address."""
+        """Makes a CuPy array on that memory, which it does not own."""
         memory = self.cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self, self.number)
         return self.cupy.ndarray(a.shape, a.dtype, self.cupy.cuda.MemoryPointer(memory, 0))
 
@@ -337,7 +341,9 @@ class Cuda:
         self.stream.synchronize()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Queue one run (kernels load lazily), then capture a CUDA graph; returns a function that replays it on the stream."""
+        """Queues one run (kernels load lazily), then captures a CUDA graph; returns a function that replays it on the
+        stream.
+        """
         run()
         with self.current():
             self.stream.begin_capture()
@@ -349,8 +355,10 @@ class Cuda:
         return lambda: graph.launch(self.stream)
 
     def close(self) -> None:
-        """Free all memory after the queued work has ended, to the device if CuPy's own pool held it. Does nothing in a forked
-        process, which does not own the memory."""
+        """Frees all memory after the queued work has ended, to the device if CuPy's own pool held it.
+
+        Does nothing in a forked process, which does not own the memory.
+        """
         if self._give_back():
             with self.here():
                 for stream in self._streams:
@@ -358,15 +366,17 @@ class Cuda:
 
 
 def external(cupy: ModuleType, handle: int) -> Stream:
-    """Another library's stream, by its handle, as a CuPy stream."""
+    """Wraps another library's stream, by its handle, as a CuPy stream."""
     if not hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 13
         return cupy.cuda.ExternalStream(handle)
     return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle)))
 
 
 def release(process: int, stream: Stream, held: dict[int, object], kept: deque[tuple[Event, object]], staging: Staging) -> bool:
-    """Wait for the work that uses them, then drop memory, kept objects and `staging`; returns whether the GPU still answers.
-    After a fatal error nothing runs, and a forked process cannot ask."""
+    """Waits for the queued work, then drops memory, kept objects and `staging`; returns whether the GPU still answers.
+
+    After a fatal error nothing runs, and a forked process cannot ask.
+    """
     if os.getpid() != process:
         return False
     try:
@@ -381,8 +391,10 @@ def release(process: int, stream: Stream, held: dict[int, object], kept: deque[t
 
 
 def param_bytes(function: int) -> int:
-    """The size of our kernel's single parameter struct (`function`: driver handle), as the driver reads it from the code: the
-    bytes that it copies. The offset is on the device: 48 for a struct with a map, as parameters of sm_90a begin at 0x210."""
+    """Returns the size of our kernel's single parameter struct, as the driver reads it from the code: the bytes that it copies.
+
+    `function`: driver handle. Parameters of sm_90a begin at 0x210, so a struct with a map begins 48 bytes behind.
+    """
     from cuda.bindings import driver
 
     status, _, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
@@ -391,10 +403,10 @@ def param_bytes(function: int) -> int:
 
 
 def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, params: bytes, stream: int) -> None:
-    """Launch the kernel so that it may begin before the previous one in the stream has ended; sm_90 and newer.
+    """Launches the kernel so that it may begin before the previous one in the stream has ended; sm_90 and newer.
 
-    Only for kernels that execute griddepcontrol.wait before they access other launches' data; all of ours do.
-    CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization". `function`, `stream`: driver handles.
+    Only for kernels that execute griddepcontrol.wait before they access other launches' data; all of ours do. CUDA Programming
+    Guide, "Programmatic Dependent Launch and Synchronization". `function`, `stream`: driver handles.
     """
     import ctypes
 
@@ -415,5 +427,5 @@ def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, para
 
 
 def open_gpu(device: Device, **options: Any) -> Cuda | Emulated:
-    """The GPU if `device` is this machine's (device.measured), else the emulator with these options."""
+    """Opens the GPU if `device` is this machine's (device.measured), else the emulator with these options."""
     return Cuda(device) if device.measured else Emulated(device, **options)

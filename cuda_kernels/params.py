@@ -1,4 +1,4 @@
-"""The parameter struct of a kernel, read from its source, and named arguments put in its order.
+"""Reads the parameter struct of a kernel from its source, and puts named arguments in its order.
 
     members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
 
@@ -34,7 +34,9 @@ class Member(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """A member as a struct declares it: under which macros, its type without const ("*" for a pointer), name, array lengths."""
+    """A member as a struct declares it: the macros that it depends on, its type without const ("*" for a pointer), name, array
+    lengths.
+    """
 
     when: tuple[str, ...]
     kind: str
@@ -61,7 +63,7 @@ class Order(NamedTuple):
 
 
 def members(kernel: str, values: Values) -> tuple[Member, ...]:
-    """The parameters of a kernel compiled with these values, in order. ValueError for an unknown source form."""
+    """Returns the parameters of a kernel compiled with these values, in order. Raises ValueError for an unknown source form."""
     return _order(kernel, values).members
 
 
@@ -79,7 +81,7 @@ def _order_under(kernel: str, deciding: tuple[int, ...]) -> Order:
 
 
 def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple[Argument, ...]:
-    """Named (kind, value) pairs in the order of the kernel's parameter struct.
+    """Puts named (kind, value) pairs in the order of the kernel's parameter struct.
 
     Every kind outside of VALUES stands for an address; ("i64", 0) is a null pointer. Raises ValueError that names missing
     arguments, unknown arguments and wrong types.
@@ -129,7 +131,7 @@ def _elements(name: str, lengths: list[int]) -> list[str]:
 
 
 def _length(source: Source, given: Mapping[str, int], text: str) -> int:
-    """An array's length: a number, a count of digits, or `N ? N : 1`."""
+    """Evaluates an array's length: a number, a count of digits, or `N ? N : 1`."""
     name, _, default = text.partition("?")
     name = name.strip()
     if text.isdigit():
@@ -174,7 +176,7 @@ def _source(kernel: str) -> Source:
 
 
 def _reached(params: str, bodies: Mapping[str, str]) -> dict[str, tuple[Declared, ...]]:
-    """The parameter struct and its members' structs."""
+    """Returns the members of the parameter struct and of its members' structs, by struct."""
     found: dict[str, tuple[Declared, ...]] = {}
     names = [params]
     for name in names:
@@ -220,8 +222,10 @@ KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "ma
 
 
 def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
-    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies: a struct with a map
-    ends at a multiple of 64 bytes."""
+    """Packs (kind, value) pairs as a C struct of those members, each at its natural alignment.
+
+    A struct with a map ends at a multiple of 64 bytes.
+    """
     data, most = bytearray(), 8
     for kind, value in args:
         code, align = KINDS[kind]
@@ -231,7 +235,7 @@ def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
 
 
 def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
-    """ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
+    """Raises ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
 
     `param_bytes`: the size of the kernel's parameters; the driver copies that many bytes from the given address, without
     knowing the size there. `params` may be longer by the padding to a struct's alignment.

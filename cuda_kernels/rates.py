@@ -15,10 +15,10 @@ from cuda_kernels.device import Device, relative
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """How a library's matrix products use a device.
+    """The rates at which a library's matrix products use a device.
 
     `math_share`: of the tensor cores' peak in a long main loop; `sparse_rate`: 2:4 against dense in that loop; `sm_l2`, `l2`:
-    bytes per clock that one SM and all draw from L2, of tiles as they are asked for (what a cluster shares counts for each);
+    bytes per clock that one SM and all SMs read from L2, counted per tile (data that a cluster shares counts for each);
     `fill_clk`, `block_clk`: clocks once per launch and per tile, start and end; `dram_share`: of the data sheet's bandwidth
     when weights are streamed; `persistent`: tiles are spread without whole rounds; `sparse_us`: a sparse kernel's fixed extra
     time.
@@ -36,26 +36,26 @@ class Library:
     source: str
 
 
-# Shares of L2 up to which nothing, and from which everything, of what a step reads and writes comes from DRAM: of gpu-benches'
+# Shares of L2 up to which none, and from which all, of a step's reads and writes come from DRAM: by gpu-benches'
 # scale kernels, which read what the one before wrote. `--fit` finds (0.3, 1.05) of an A100 and (0.3, 0.8) of an H200, whose L2
 # has two halves, as those of H100 and B200; and (0.75, 1.7) of an A40, (0.65, 1.6) of an L40: the others are like these. They
 # hold for libraries' kernels as for ours.
 KEPT_HALVES, KEPT_WHOLE = (0.3, 1.0), (0.7, 1.65)
-KEPT_SEEN = ("a100", "a100_pcie", "a100_40gb", "h100", "h200", "a40", "rtx_a6000", "l40s")  # of those chips, with that much L2
+KEPT_SEEN = ("a100", "a100_pcie", "a100_40gb", "h100", "h200", "a40", "rtx_a6000", "l40s")  # measured, with that much L2
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The rates of a device for every kernel.
 
-    `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
+    `l2`, `sm_l2`: bytes per clock that all SMs and one SM read from L2; `dram_share`: of the data sheet's bandwidth;
     `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync` without waiting
     warps; the share that loops reach is simulated (benchmarks/simulator). `boost`: the highest clock over the data sheet's,
     used by bounds; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost. `sparse_rate_sigma`: the error of the
     logarithm of the loops' share of the sparse rate, if no pairs were timed on the device. `sustained`: the smallest and
     largest share of the data sheet's clock that a power limit leaves to busy tensor cores; 1 if `sync_share` includes it.
-    `early_us`: what a launch of ours takes less than `Device.launch_us`, since it begins before the one ahead has ended.
-    `kept`: shares of L2: of what fills the first or less nothing comes from DRAM, of what fills the second or more all.
+    `early_us`: time by which our launches are shorter than `Device.launch_us`, since they begin before the one ahead has ended.
+    `kept`: shares of L2: data up to the first share all stays in L2, data from the second share on all comes from DRAM.
     """
 
     l2: float
@@ -189,8 +189,9 @@ def peers_are_timed(device: Device) -> bool:
 
 @lru_cache(maxsize=64)
 def rates(device: Device) -> Rates:
-    """The rates of a named device or its most similar one: L2 scaled by SMs, without the power limit, which belongs to a
-    card."""
+    """Returns the rates of a named device or its most similar one: L2 scaled by SMs, without the power limit, which belongs to
+    a card.
+    """
     like = relative(device)
     found, share = RATES[like.name], device.num_sms / like.num_sms
     if like.name == device.model:

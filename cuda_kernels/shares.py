@@ -46,7 +46,7 @@ class Share:
 
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, Mapping]:
-    """The committed table; empty without a file."""
+    """Reads the committed table; empty without a file."""
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
 
 
@@ -56,17 +56,23 @@ def machine_name(device: Device) -> str:
 
 @lru_cache(maxsize=8)
 def rows(kernel: str) -> Rows:
-    """The rows of the newest compiler in the table, for any kernel sources, because an estimate must not jump while a kernel is
-    edited. tests/benchmarks/test_cycles_command.py checks that the committed rows match the present sources."""
+    """Returns the rows of the newest compiler in the table.
+
+    They serve any kernel sources, because an estimate must not jump while a kernel is edited.
+    tests/benchmarks/test_cycles_command.py checks that the committed rows match the present sources.
+    """
     versions = [version for version in table() if kernel in table()[version]]
     return table()[max(versions, key=_numbers)][kernel]["shares"] if versions else {}
 
 
 @lru_cache(maxsize=4096)
 def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> float:
-    """The centre's share with this number of blocks on an SM. A device outside the table gets a related device's share. Without
-    a simulated row, a loop with a prologue gets the share without it, and any other loop the kernel's lowest share, so that no
-    tile wins by a missing simulation; LookupError without any row."""
+    """Returns the centre's share with this number of blocks on an SM.
+
+    A device outside the table gets a related device's share. Without a simulated row, a loop with a prologue gets the share
+    without it, and any other loop the kernel's lowest share, so that no tile wins by a missing simulation. Raises LookupError
+    without any row.
+    """
     for at in dict.fromkeys((loop, loop if loop == "linear" else "vectors")):
         for name in (machine_name(device), machine_name(relative(device))):
             if row := rows(kernel).get(tile, {}).get(at, {}).get(name):
@@ -79,7 +85,7 @@ def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> flo
 
 
 def span(kernel: str, tile: str, loop: str, machine: str) -> Share | None:
-    """The lowest, centre and highest share with as many blocks as fit, if the machine was swept."""
+    """Returns the lowest, centre and highest share with as many blocks as fit; None if the machine was not swept."""
     row = rows(kernel).get(tile, {}).get(loop, {}).get(machine)
     return Share(row[2][0], row[1][-1], row[2][1]) if row and len(row) > 2 else None
 

@@ -1,4 +1,4 @@
-"""Copies of constant arrays in device memory that several users share: one per array and device, while anyone holds it."""
+"""Shares copies of constant arrays in device memory: one copy per array and device, as long as anyone holds it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import numpy as np
 
 @dataclass(eq=False)
 class Copy:
-    """The bytes of `array` at `address`, in `memory`. On a GPU `ready` is the event after the upload, and `stream` the one for
-    which the memory was allocated. The array is kept, so that no other one takes its place in memory, and so its name."""
+    """The bytes of `array` at `address`, in `memory`.
+
+    On a GPU `ready` is the event after the upload, and `stream` the one for which the memory was allocated. The array is kept
+    alive so that no other array gets its id(), which is its key.
+    """
 
     array: np.ndarray
     address: int
@@ -29,8 +32,10 @@ _lock = threading.Lock()
 
 
 def shared(array: np.ndarray, place: object, made: Callable[[], Copy]) -> Copy:
-    """The copy of `array` at that place, or a new one, which lasts as long as somebody holds it. An array that can be written
-    is not shared: its copy would not follow."""
+    """Returns the copy of `array` at that place, or a new one, which lasts as long as somebody holds it.
+
+    A writable array is not shared: its copy would not follow changes.
+    """
     if array.flags.writeable:
         return made()
     with _lock:
@@ -41,7 +46,7 @@ def shared(array: np.ndarray, place: object, made: Callable[[], Copy]) -> Copy:
 
 
 def _after_fork() -> None:
-    """A thread that was not forked may have held the lock."""
+    """Replaces the lock, which a thread that was not forked may have held."""
     global _lock
     _lock = threading.Lock()
 

@@ -20,13 +20,13 @@ import numpy as np
 
 ENERGY_GROUPS = 1 << 18  # groups squared at a time: 8 MiB of doubles
 CODES = (0x4, 0x8, 0x9, 0xC, 0xD, 0xE)
-# By the values of a group that are not zero, as bits: the first pair that contains them, a legal code even where fewer than 2
+# Bits of a group's nonzero values -> code of the first pair that contains them, a legal code even where fewer than 2
 # are set; 0: there is none.
 CODE_OF = np.array([next((c for c in CODES if not bits & ~(1 << (c & 3) | 1 << (c >> 2))), 0) for bits in range(16)], np.uint8)
 
 
 def _groups(w: np.ndarray, axis: int) -> np.ndarray:
-    """A view with the groups of `axis` as the last axis of size 4."""
+    """Returns a view with the groups of `axis` as the last axis of size 4."""
     moved = np.moveaxis(w, axis, -1)
     if moved.shape[-1] % 4:
         raise ValueError(f"2:4 needs an axis that is a multiple of 4, got {moved.shape[-1]}")
@@ -34,25 +34,26 @@ def _groups(w: np.ndarray, axis: int) -> np.ndarray:
 
 
 def fits(w: np.ndarray, axis: int = 1) -> np.ndarray:
-    """For w [K, C, ...] with C % 4 == 0: bool [K, C // 4, ...], true where at most 2 of the 4 channels are not zero."""
+    """Returns bool [K, C // 4, ...] for w [K, C, ...] with C % 4 == 0: true where at most 2 of the 4 channels are not zero."""
     ok = np.count_nonzero(_groups(w, axis), axis=-1) <= 2
     return np.moveaxis(ok, -1, axis)
 
 
 def stored(w: np.ndarray) -> np.ndarray:
-    """Weights as the tensor cores read them: FP16, with underflow to zero and overflow to infinity."""
+    """Converts weights to FP16, as the tensor cores read them, with underflow to zero and overflow to infinity."""
     with np.errstate(over="ignore"):
         return w.astype(np.float16)
 
 
 def is_sparse(w: np.ndarray) -> bool:
-    """Whether all groups fit once the weights are stored in FP16; most that do not show it in the first row."""
+    """Whether all groups fit once the weights are stored in FP16; the first row is tried first, as most misfits show there."""
     return bool(fits(stored(w[:1])).all() and fits(stored(w)).all())
 
 
 def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
-    """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equal ones the lower index
-    stays."""
+    """Returns a copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equal ones the lower
+    index stays.
+    """
     groups = _groups(w, axis)
     sizes, larger = np.abs(groups.astype(np.result_type(w, np.float32))), np.zeros(groups.shape, np.uint8)
     for i, j in itertools.combinations(range(4), 2):
@@ -65,7 +66,7 @@ def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
 
 
 def energy(w: np.ndarray, axis: int = 1) -> tuple[float, float]:
-    """(sum of the squares that `prune` sets to zero, sum of all squares): the first is 0 to 0.5 of the second."""
+    """Returns (sum of the squares that `prune` sets to zero, sum of all squares): the first is 0 to 0.5 of the second."""
     groups, lost, total = _groups(w, axis).reshape(-1, 4), 0.0, 0.0
     for at in range(0, len(groups), ENERGY_GROUPS):
         squares = np.sort(np.square(groups[at : at + ENERGY_GROUPS], dtype=np.float64), axis=-1)
@@ -74,7 +75,9 @@ def energy(w: np.ndarray, axis: int = 1) -> tuple[float, float]:
 
 
 def compress(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """w [M, K] that fits -> (values [M, K/2] of w's dtype, codes uint8 [M, K/4]). Raises ValueError naming the first misfit."""
+    """Compresses w [M, K] that fits to (values [M, K/2] of w's dtype, codes uint8 [M, K/4]). Raises ValueError naming the first
+    misfit.
+    """
     groups = _groups(w, 1)
     code = CODE_OF[np.packbits(groups != 0, axis=-1, bitorder="little")[..., 0]]
     if not code.all():
@@ -85,7 +88,7 @@ def compress(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decompress(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """The inverse of compress: [M, K/2], [M, K/4] -> [M, K]."""
+    """Undoes compress: values [M, K/2], codes [M, K/4] -> [M, K]."""
     pairs = values.reshape(*codes.shape, 2)
     out = np.zeros((*codes.shape, 4), values.dtype)
     index = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.int64)
@@ -94,7 +97,7 @@ def decompress(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def pack_fragments(a: np.ndarray) -> np.ndarray:
-    """[M, K] FP16, multiples of 16 -> [M/16, K/16, 32 lanes, 8]: operand A of m16n8k16 in registers' order a0..a3.
+    """Reorders FP16 [M, K], multiples of 16, to [M/16, K/16, 32 lanes, 8]: operand A of m16n8k16 in registers' order a0..a3.
 
     PTX ISA 9.7.14.5.8: lane 4g+t holds (g, 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..).
     """
@@ -104,14 +107,16 @@ def pack_fragments(a: np.ndarray) -> np.ndarray:
 
 
 def metadata_bytes(m: int, k: int) -> int:
-    """Of packed metadata of M x K weights: a bit for each, M padded to 32."""
+    """Bytes of packed metadata of M x K weights: a bit for each weight, M padded to 32."""
     return -(-m // 32) * 4 * k
 
 
 def pack_metadata(codes: np.ndarray) -> np.ndarray:
-    """Codes uint8 [.., M, K/4], M % 16 == 0 and K % 64 == 0 -> uint32 [.., M/32 rounded up, K/64, 32 lanes, 2]: one word for
-    two k32 steps of a 16-row tile next to the word of the next tile, so that a lane loads both at once. Without a next tile,
-    legal codes."""
+    """Packs codes uint8 [.., M, K/4], M % 16 == 0 and K % 64 == 0, to uint32 [.., M/32 rounded up, K/64, 32 lanes, 2].
+
+    A lane has one word for two k32 steps of a 16-row tile next to the word of the next tile, so that it loads both at once. A
+    missing next tile has legal codes.
+    """
     *many, m, quarters = codes.shape
     even = np.full((*many, -(-m // 32) * 32, quarters), CODES[0], np.uint32)
     even[..., :m, :] = codes
@@ -122,7 +127,7 @@ def pack_metadata(codes: np.ndarray) -> np.ndarray:
 
 
 def fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
-    """Weights [count][rows][K] in fragment order; of 2:4 ones the values that are kept, and metadata."""
+    """Packs weights [count][rows][K] as "w" in fragment order; 2:4 ones as their kept values "w" and metadata "meta"."""
     if not sparse:
         return {"w": pack_fragments(rows.reshape(-1, rows.shape[2])).reshape(-1)}
     kept, codes = compress(rows.reshape(-1, rows.shape[2]))

@@ -27,15 +27,17 @@ class Block(NamedTuple):
 
 
 class Staging:
-    """`cupy`: the module. Blocks are allocated when first needed, and freed with this object, which must outlive the queued
-    copies."""
+    """Copies through reused blocks of pinned memory; `cupy`: the module.
+
+    Blocks are allocated when first needed, and freed with this object, which must outlive the queued copies.
+    """
 
     def __init__(self, cupy: Any, stream: Stream) -> None:
         self._cupy, self._stream = cupy, stream
-        self._blocks: deque[Block] = deque()  # the one that was used longest ago first
+        self._blocks: deque[Block] = deque()  # the one used longest ago comes first
 
     def upload(self, address: int, data: np.ndarray) -> None:
-        """Queue a copy of flat uint8 `data` to the device; the caller may change it at once."""
+        """Queues a copy of flat uint8 `data` to the device; the caller may change `data` at once."""
         for at in range(0, data.nbytes, BLOCK):
             piece = data[at : at + BLOCK]
             block = self._next()
@@ -43,7 +45,7 @@ class Staging:
             self._copy(block, address + at, block.data.ctypes.data, piece.nbytes, TO_DEVICE)
 
     def download(self, out: np.ndarray, address: int) -> None:
-        """Fill flat uint8 `out` from `address` after the work queued so far; waits for it."""
+        """Fills flat uint8 `out` from `address` after the work queued so far; waits for it."""
         under_way: deque[tuple[Block, np.ndarray]] = deque()
         for at in range(0, out.nbytes, BLOCK):
             if len(under_way) == BLOCKS:  # this empties the next block
@@ -55,7 +57,7 @@ class Staging:
             self._empty(*under_way.popleft())
 
     def _next(self) -> Block:
-        """The next block, after its last copy has ended."""
+        """Returns the next block, after its last copy has ended."""
         if len(self._blocks) < BLOCKS:
             memory = self._cupy.cuda.alloc_pinned_memory(BLOCK)
             block = Block(np.frombuffer(memory, np.uint8, BLOCK), self._cupy.cuda.Event(disable_timing=True))

@@ -1,10 +1,10 @@
-"""Tensor maps: what is known of one before its address, and its 128 bytes, by the driver or for the emulator.
+"""Tensor maps: their fields before the address is known, and their 128 bytes, made by the driver or for the emulator.
 
 The driver's bytes are opaque; `encode` makes the emulator's by the same arguments and rules as cuTensorMapEncodeTiled and
 cuTensorMapEncodeIm2col (CUDA driver API, "Tensor Map Object Managment"; cuda.h 13.0).
 
-The innermost dimension comes first in every tuple. Refused, as nothing witnesses them: interleaved layouts and types that flush
-subnormal numbers. ValueError names the argument that breaks a rule.
+The innermost dimension comes first in every tuple. Interleaved layouts and types that flush subnormal numbers are refused, as
+no other program shows their meaning. Errors are ValueErrors that name the argument that breaks a rule.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda_kernels.driver_errors import check_status
 
-SIZES = {  # of an element's type, in bytes; its place is its number in a map
+SIZES = {  # bytes of each element type; its position is its number in a map
     **{"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},
     **{"float16": 2, "float32": 4, "float64": 8, "bfloat16": 2, "tfloat32": 4},
 }
@@ -30,11 +30,13 @@ assert LAYOUT.size == 128
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A launch's tensor map without its address, which is that of the argument `of` (tactics.step.Arg), for copies of boxes; or
-    without a `box` for columns of `pixels` with `channels` each, of a tensor C, W, H, D, N: pixels lie in the box whose first
-    corner is `lower` and whose last is `upper` from the last pixel on. `strides`: bytes, of all dimensions but the innermost;
-    `element_strides`: every n-th element or pixel is copied, from the first on; `swizzle`: 0, 32, 64 or 128 bytes. ValueError
-    for a field that breaks a rule."""
+    """A launch's tensor map without its address, which is the address of the argument `of` (tactics.step.Arg).
+
+    With a `box` it copies boxes. Without one it copies columns of `pixels` with `channels` each, of a tensor C, W, H, D, N: a
+    column's pixels begin in the box between the corners `lower` (relative to the first pixel) and `upper` (relative to the
+    last). `strides`: bytes, of all dimensions but the innermost; `element_strides`: every n-th element or pixel is copied, from
+    the first on; `swizzle`: 0, 32, 64 or 128 bytes. Raises ValueError for a field that breaks a rule.
+    """
 
     of: tuple[str, Any]
     dims: tuple[int, ...]
@@ -59,8 +61,10 @@ class Map:
 
 
 def encode(m: Map, address: int, nan_fill: bool = False) -> bytes:
-    """For the emulator; `nan_fill`: what lies outside the tensor is NaN instead of 0. ValueError names the argument that breaks
-    a rule."""
+    """Encodes a map for the emulator; `nan_fill`: elements outside the tensor are NaN instead of 0.
+
+    Raises ValueError naming the argument that breaks a rule.
+    """
     dims, steps = m.dims, m.element_strides or (1,) * len(m.dims)
     row = (_box(m) if m.box else _columns(m)) * SIZES.get(m.element, 0)
     _check(m.element in SIZES, "element", f"one of {', '.join(SIZES)}", m.element)
@@ -98,7 +102,7 @@ def encode(m: Map, address: int, nan_fill: bool = False) -> bytes:
 
 
 def _box(m: Map) -> int:
-    """The elements in a row of a box, whose sizes are checked."""
+    """Checks the sizes of a box; returns the elements in its row."""
     _check(1 <= len(m.dims) <= 5, "dims", "1 to 5 dimensions", m.dims)
     _check(len(m.box) == len(m.dims), "box", "a size for each dimension", m.box)
     _check(all(1 <= b <= 256 for b in m.box), "box", "sizes from 1 to 256", m.box)
@@ -106,7 +110,7 @@ def _box(m: Map) -> int:
 
 
 def _columns(m: Map) -> int:
-    """The elements in a row of columns, whose sizes are checked."""
+    """Checks the sizes of columns; returns the elements in a row."""
     _check(3 <= len(m.dims) <= 5, "dims", "3 to 5 dimensions", m.dims)
     most = CORNERS[len(m.dims)]
     for name, corner in (("lower", m.lower), ("upper", m.upper)):
@@ -125,8 +129,11 @@ def _check(holds: bool, name: str, expected: str, got: object) -> None:
 
 
 def encode_by_driver(m: Map, address: int) -> bytes:
-    """For hardware. DriverError for a map that the driver refuses. It is called by its address, for cuda-bindings' function
-    has room for a map between the multiples of 64 bytes that the driver asks for (NVIDIA/cuda-python#1692)."""
+    """Encodes a map for hardware. Raises DriverError for a map that the driver refuses.
+
+    The driver's function is called by its address, because cuda-bindings' function does not always align the map to the 64
+    bytes that the driver needs (NVIDIA/cuda-python#1692).
+    """
     from cuda.bindings import driver
 
     kind = "Tiled" if m.box else "Im2col"

@@ -6,9 +6,9 @@
     >>> with gr.load("model.engine").context() as ctx:
     ...     y = ctx.run({"x": x})["logits"]
 
-`plan` plans without building, `prune` makes weights 2:4, `compare` sets an engine beside its model. These and `build` need the
-packages of the extra `build` (onnx and the planner's); `load` and what runs engines do not. The logger `gpu_runtime` tells what
-the commands print.
+`plan` plans without building, `prune` makes weights 2:4, `compare` compares an engine with its model. These and `build` need
+the packages of the extra `build` (onnx and the planner's); `load` and running engines do not. The logger `gpu_runtime` gets the
+texts that the commands print.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "installed_version", "load", "plan", "prune",
 ]
 # fmt: on
-# Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
+# Name -> its module, imported when the name is first used: running engines takes neither onnx nor the planner.
 PLACES = {
     **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError", "QueueFullError"), "gpu_runtime.errors"),
     "Context": "gpu_runtime.runtime.context",
@@ -56,7 +56,7 @@ logging.getLogger("gpu_runtime").addHandler(logging.NullHandler())
 
 
 def installed_version() -> str:
-    """The version that is installed; "uninstalled" where this is run from its sources only."""
+    """Returns the installed version; "uninstalled" when run from the sources only."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -66,7 +66,7 @@ def installed_version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """PEP 562: the names of PLACES, and __version__."""
+    """Imports the names of PLACES on first use, and gives __version__ (PEP 562)."""
     if name == "__version__":
         return installed_version()
     if name not in PLACES:

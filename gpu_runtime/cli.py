@@ -1,7 +1,7 @@
 """The command line: `build-engine model.onnx -o model.engine`, and `gpu-runtime COMMAND`, a file each in commands/.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a check that was asked for did not pass, 130 interrupted. Every expected failure
-is one message on stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a requested check did not pass, 130 interrupted. Every expected failure is one
+message on stderr.
 """
 
 import io
@@ -49,12 +49,12 @@ for command in COMMANDS:
 
 
 def main(args: list[str] | None = None) -> None:
-    """`gpu-runtime ...`: run the program; every expected failure is one message on stderr and a non-zero exit."""
+    """Runs `gpu-runtime ...`; every expected failure is one message on stderr and a non-zero exit."""
     _run(program, "gpu-runtime", args)
 
 
 def build_engine() -> None:
-    """`build-engine ...` is `gpu-runtime build ...`."""
+    """Runs `build-engine ...`, which is `gpu-runtime build ...`."""
     _run(build_command, "build-engine", None)
 
 

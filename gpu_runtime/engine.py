@@ -1,8 +1,8 @@
 """The engine: one record, one file. The file is data only; reading it runs nothing and takes neither onnx nor planner.
 
-Hashes tell of damage, not of malice. So a file has no steps: every launch and argument is derived from the layers, and every
-place in memory proven, when a plan is sealed and when it is read (runtime.verify). `Engine.checked` says so; only machine code
-in the file has to be trusted, by allow_cubins.
+Hashes detect damage, not malice. So a file has no steps: every launch and argument is derived from the layers, and every place
+in memory proven, when a plan is sealed and when it is read (runtime.verify). `Engine.checked` says so; only machine code in the
+file has to be trusted, by allow_cubins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHOWN = 3  # inputs, and outputs, in an engine's repr
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Engine(EngineData):
-    """What `build` and `load` return: the record, the packed weights and embedded machine code."""
+    """An engine, as `build` and `load` return it: the record, the packed weights and embedded machine code."""
 
     def __repr__(self) -> str:
         from gpu_runtime.explain.figures import us_text
@@ -59,8 +59,9 @@ class Engine(EngineData):
         )
 
     def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
-        """Write the engine to a file's path, or to a file opened for writing bytes. EngineError if that fails; nothing is
-        overwritten then."""
+        """Write the engine to a file's path, or to a file opened for writing bytes. Raises EngineError if that fails; then
+        nothing is overwritten.
+        """
         if isinstance(path, (str, os.PathLike)):
             return write(self, path)
         if not hasattr(path, "write"):
@@ -74,8 +75,8 @@ class Engine(EngineData):
         return layer_info(self.record) | {"LaunchesChecked": self.checked}
 
     def explain(self, layer: str | Sequence[str] | None = None) -> Explanation:
-        """Why that layer runs sparse or dense, or these, or each: `print` shows it as `gpu-runtime explain` does. A name may be
-        a pattern, "layer3.*". Raises ValueError for a name that no layer with weights has.
+        """Explain why a layer, several or each run sparse or dense; `print` shows it as `gpu-runtime explain` does. A name may
+        be a pattern, "layer3.*". Raises ValueError for a name that no layer with weights has.
 
         >>> engine.explain().layers[0].reason
         'dense_faster'
@@ -85,8 +86,10 @@ class Engine(EngineData):
         return explanation(self.record, () if layer is None else (layer,) if isinstance(layer, str) else tuple(layer))
 
     def what_if(self, wishes: Mapping[str, str]) -> Answer:
-        """The best plan where a layer has to run "sparse", "dense", or with a format ("hwc8") or two ("chw->hwc8"), beside the
-        engine's own: {"conv1": "sparse"}. Raises ValueError for an unknown layer or a wish that no kernel grants."""
+        """Return the best plan where a layer must run "sparse", "dense", or with a format ("hwc8") or two ("chw->hwc8"), and
+        its difference from the engine's own: {"conv1": "sparse"}. Raises ValueError for an unknown layer or a wish that no
+        kernel supports.
+        """
         from gpu_runtime.explain.what_if import what_if
 
         return what_if(self.record, wishes)
@@ -106,8 +109,8 @@ class Engine(EngineData):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What `Context.run` takes: name, shape and NumPy dtype of each. The first size of an engine of a range is a Batch, as
-        1..64: a number, the optimal one, with attributes `min` and `max`.
+        """The arrays that `Context.run` takes: name, shape and NumPy dtype of each. The first size of an engine of a range is a
+        Batch, as 1..64: a number, the optimal one, with attributes `min` and `max`.
 
         >>> {i.name: np.zeros(i.shape, i.dtype) for i in engine.inputs}["x"].shape
         (2, 16, 6, 6)
@@ -116,7 +119,7 @@ class Engine(EngineData):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What `Context.run` returns."""
+        """The arrays that `Context.run` returns."""
         return sizes.specs(self.record, self.plan.outputs)
 
     @property
@@ -126,8 +129,8 @@ class Engine(EngineData):
         return sizes.batches(self.record, profile) if profile else ()
 
     def at(self, shapes: int | Mapping[str, Sequence[int]]) -> Engine:
-        """The same engine, showing the plan that runs inputs of these shapes, or this batch: its layers, times and reasons.
-        Raises ValueError where it takes no such inputs.
+        """Return the same engine, showing the plan that runs inputs of these shapes, or this batch: its layers, times and
+        reasons. Raises ValueError where it takes no such inputs.
 
         >>> engine.at({"x": (2, 16, 6, 6)}).plan is engine.plan
         True
@@ -149,11 +152,10 @@ class Engine(EngineData):
         progress: Counter | None = None,
         **options: Any,
     ) -> Context:
-        """Something that runs this engine; see Context for the options.
+        """Make a Context, which runs this engine; see Context for the options.
 
         >>> with engine.context(device="emulator") as ctx:
-        ...     ctx.run({"x": x})["y"].dtype
-        dtype('float32')
+        ...     ctx.run({"x": x})["y"].dtype dtype('float32')
         """
         from gpu_runtime.runtime.context import Context
 
@@ -164,7 +166,9 @@ class Engine(EngineData):
 def pack(
     arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0
 ) -> tuple[np.ndarray, tuple[Section, ...]]:
-    """Arrays -> (uint8 arena, sections of that kind, the first at `first`); each begins at a multiple of ALIGN bytes."""
+    """Packs arrays into (uint8 arena, sections of that kind, the first at `first`); each begins at a multiple of ALIGN
+    bytes.
+    """
     sections, end = [], first
     for name, array in arrays.items():
         sections.append(Section(name, kind, end, array.nbytes))
@@ -179,8 +183,9 @@ def pack(
 def join(
     parts: Sequence[tuple[np.ndarray, tuple[Section, ...]]],
 ) -> tuple[np.ndarray, tuple[Section, ...], list[dict[str, str]]]:
-    """The packed weights of several plans in one arena, equal sections once: (arena, sections, for each plan its names of
-    sections -> the names in the arena, where they differ).
+    """Joins the packed weights of several plans in one arena, equal sections once.
+
+    Returns (arena, sections, for each plan its names of sections -> the names in the arena, where they differ).
 
     >>> one, two = pack({"a": np.zeros(4)}), pack({"a": np.zeros(4), "b": np.ones(4)})
     >>> [s.name for s in join([one, two])[1]], join([one, pack({"a": np.ones(4)})])[2]
@@ -206,8 +211,10 @@ def join(
 
 
 def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
-    """The record with the sha256 of each section. ValueError where sections and arena disagree, or where the record is none
-    that reading would accept."""
+    """Returns the record with the sha256 of each section.
+
+    Raises ValueError where sections and arena disagree, or reading would not accept the record.
+    """
     if problem := layout_problem(record.sections, arena.nbytes):
         raise ValueError(f"sections: {problem}")
     record = replace(record, sections=tuple(replace(s, sha256=sha256(section_of(arena, s))) for s in record.sections))
@@ -226,13 +233,16 @@ def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
 
 
 def is_checkable(record: EngineRecord) -> bool:
-    """Whether this gpu_runtime knows what the plan's steps must be; of other kernel sources it does not, nor runs it them."""
+    """Whether this gpu_runtime can derive the plan's steps; those of other kernel sources it can neither derive nor run."""
     return record.source_hash == source_hash()
 
 
 def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
-    """The record with its steps, as these kernel sources have them. Raises Fault where something in the plan does not follow
-    from its layers; one of other sources, which is shown and never run, then has no steps."""
+    """Returns the record with its steps, as these kernel sources have them. Raises Fault where the plan does not follow from
+    its layers.
+
+    A record of other sources, which is shown and never run, has no steps.
+    """
     from gpu_runtime.runtime import verify  # imports every family of kernels: a caller that reads no plan should not wait
 
     known = is_checkable(record)
@@ -246,7 +256,7 @@ def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
 
 
 def write(engine: Engine, path: str | os.PathLike[str]) -> None:
-    """Put the file in place at `path`, see cuda_kernels.files. Raises EngineError where that cannot be done."""
+    """Writes the file to `path`, see cuda_kernels.files. Raises EngineError if that fails."""
     data = encode(engine)
     try:
         files.write(path, data)
@@ -258,7 +268,7 @@ def write(engine: Engine, path: str | os.PathLike[str]) -> None:
 
 
 def encode(engine: Engine) -> bytes:
-    """The bytes of the file: the same for the same engine, in every process."""
+    """Returns the bytes of the file: the same for the same engine, in every process."""
     weights = np.ascontiguousarray(engine.weights).reshape(-1).view(np.uint8)
     code = {key: np.frombuffer(engine.cubins[key], np.uint8) for key in sorted(engine.cubins)}
     packed, coded = pack(code, "cubin", weights.nbytes)
@@ -271,11 +281,11 @@ def encode(engine: Engine) -> bytes:
 
 
 def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """Read and check an engine: a file's path, its bytes, or a file opened for reading bytes, from where it stands. Whatever is
-    wrong with it is an EngineError that says so.
+    """Read and check an engine: a file's path, its bytes, or a file opened for reading bytes, from its current position. Raises
+    EngineError that names any fault.
 
-    `verify=False` skips the arena's hashes (the header is always checked). Machine code inside the file is refused
-    unless `allow_cubins`: it runs on the GPU as it is, so its maker must be trusted.
+    `verify=False` skips the arena's hashes (the header is always checked). Machine code inside the file is refused unless
+    `allow_cubins`: it runs on the GPU unchanged, so its maker must be trusted.
     """
     path = source if isinstance(source, (str, os.PathLike)) else None
     name = "the engine" if path is None else str(path)
@@ -312,7 +322,7 @@ def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool
 
 
 def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """`load` for an open file of `size` bytes; `name` stands in the messages."""
+    """`load` for an open file of `size` bytes; `name` names it in messages."""
     record, arena_bytes = engine_header.read_header(file, size, name)
     arena = np.empty(arena_bytes, np.uint8)
     if file.readinto(arena.data) != arena_bytes:  # type: ignore[attr-defined]

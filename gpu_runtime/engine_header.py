@@ -1,14 +1,13 @@
-"""The header of an engine's file: written and read, each byte checked.
+"""Writes and reads the header of an engine's file, and checks each byte.
 
-The file is a safetensors file (little-endian u64 header length, JSON header, bytes): `__metadata__` has one key,
-`plan`, whose value is canonical JSON (sorted keys, no white space, ASCII); one U8 tensor, `arena`, holds the packed
-weights and, if they were asked for, the kernels' machine code. The header is padded with spaces so that the arena
-starts at a multiple of 256 bytes. Every byte is protected: the header must be exactly what this module would write for
-the plan in it, `plan_sha256` is the sha256 of the plan without that key, each section of the arena has its own sha256,
-and the padding between sections is zero.
+The file is a safetensors file (little-endian u64 header length, JSON header, bytes): `__metadata__` has one key, `plan`, whose
+value is canonical JSON (sorted keys, no white space, ASCII); one U8 tensor, `arena`, holds the packed weights and, if they were
+requested, the kernels' machine code. The header is padded with spaces so that the arena starts at a multiple of 256 bytes.
+Every byte is protected: the header must be exactly what this module would write for the plan in it, `plan_sha256` is the sha256
+of the plan without that key, each section of the arena has its own sha256, and the padding between sections is zero.
 
 The plan is {"format_version", "plan_sha256"} and the fields of an EngineRecord (plan_record.py; docs/engine.md lists them all).
-A key that the record has not is refused: another version wrote it.
+An unknown key is refused: another version wrote it.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each ta
 
 
 def file_data(record: EngineRecord) -> dict[str, Any]:
-    """The plan as the file has it."""
+    """Returns the plan as the file has it."""
     data = {"format_version": FORMAT_VERSION, **codec.to_json(EngineRecord, record)}
     return data | {"plan_sha256": plan_sha256(data)}
 
@@ -40,7 +39,7 @@ def record_of(data: Mapping[str, Any]) -> EngineRecord:
 
 
 def read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:
-    """The checked record and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
+    """Reads and checks the record and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
     header = _header_bytes(file, size, name)
     head = _json(header, f"{name}: not an engine, or damaged: its header")
     metadata = head.get("__metadata__")
@@ -101,7 +100,7 @@ def _check_version(version: object, name: str) -> None:
 
 
 def _check_size(arena: object, got: int, name: str) -> None:
-    """Whether the file has as many bytes of data as its header says."""
+    """Raises EngineError unless the file has as many bytes of data as its header says."""
     shape = arena.get("shape") if isinstance(arena, dict) else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
         raise bad(name, "damaged: its header has no valid entry for the arena")
@@ -111,7 +110,9 @@ def _check_size(arena: object, got: int, name: str) -> None:
 
 
 def too_large(header: bytes) -> str | None:
-    """A sentence where a header is longer than a plan's, or holds more values, which take much more memory than its text."""
+    """Returns a sentence if a header is longer than a plan's can be, or holds more values, which take much more memory than its
+    text; else None.
+    """
     if len(header) > MAX_HEADER_BYTES:
         return f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {len(header)}"
     values = sum(header.count(mark) for mark in (b",", b"[", b"{"))
@@ -141,7 +142,7 @@ def _json(data: bytes, what: str) -> dict[str, Any]:
 
 
 def layout_problem(sections: Sequence[Section], arena_bytes: int) -> str | None:
-    """What is wrong with the sections' names, kinds or places in an arena of that size, or None."""
+    """Returns the fault of the sections' names, kinds or places in an arena of that size, or None."""
     end = 0
     for s in sections:
         if s.offset != end:

@@ -1,6 +1,6 @@
-"""The exceptions a caller meets. Each message says what, expected, got, and the cure.
+"""The exceptions that callers meet. Each message says the problem, the expected and actual value, and the cure.
 
-Messages quote names out of files: what is not printable in them, such as a terminal's control sequences, is shown escaped.
+Messages quote names out of files: unprintable characters in them, such as a terminal's control sequences, are shown escaped.
 """
 
 import errno
@@ -30,7 +30,7 @@ class EngineError(ValueError):
 
 
 class _Missing(FileNotFoundError):
-    """Of a path where no file is: the message, `errno` and `filename`."""
+    """The base of errors for a path without a file: the message, `errno` and `filename`."""
 
     def __init__(self, message: object = "", filename: object = None):
         super().__init__(printable(str(message), keep="\n"))
@@ -56,8 +56,9 @@ class QueueFullError(RuntimeError):
 
 
 class InternalError(RuntimeError):
-    """gpu_runtime made something that it knows to be wrong, and keeps it back. A defect of its own: no other model, option or
-    kernel source is the cure, so it is none of the errors above, which callers answer with one."""
+    """gpu_runtime made a result that it knows to be wrong, and keeps it back. This is a defect of gpu_runtime: no other model,
+    option or kernel source is the cure, so it is none of the errors above, for which callers have a cure.
+    """
 
 
 P = ParamSpec("P")
@@ -65,8 +66,12 @@ R = TypeVar("R")
 
 
 def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """A function whose first argument is a model, and that refuses a model which memory or the stack cannot hold. Meanwhile
-    Python's collector of cycles rests: it would walk through all tactics again and again, a sixth of the time of a build."""
+    """Decorates a function whose first argument is a model to raise ModelError for a model that memory or the stack cannot
+    hold.
+
+    Meanwhile Python's collector of cycles rests: it would walk through all tactics again and again, a sixth of the time of a
+    build.
+    """
 
     @wraps(function)
     def run(model: Any, *args: P.args, **options: P.kwargs) -> R:

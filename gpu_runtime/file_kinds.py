@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes: an engine, an ONNX model, or another of KINDS, with what to do instead."""
+"""Tells the kind of a file by its first bytes: an engine, an ONNX model, or another of KINDS, with the cure for these."""
 
 import os
 import re
@@ -12,7 +12,7 @@ HEAD_BYTES = 1 << 16  # of a file, that tell what it is
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """`magic`: the bytes at `offset` that files of this kind have; `what` it is and its `cure`, as parts of a sentence."""
+    """A kind of file. `magic`: its bytes at `offset`; `what` it is and its `cure`, as parts of a sentence."""
 
     offset: int
     magic: bytes
@@ -40,14 +40,16 @@ KINDS = (
 
 
 def head_of(path: str | os.PathLike[str]) -> bytes:
-    """The file's first bytes. Raises OSError, or ValueError of a name that no file can have."""
+    """Returns the file's first bytes. Raises OSError, or ValueError for an impossible name."""
     with open_regular(path) as file:
         return file.read(HEAD_BYTES)
 
 
 def in_memory(given: Any, expected: str) -> bytes:
-    """The bytes of what is given as bytes or as an open file, from where that stands. TypeError, which says what was expected,
-    for anything else and for a file opened for text."""
+    """Returns the bytes of bytes or of an open file, from its current position.
+
+    Raises TypeError, which says what was `expected`, for anything else and for a file opened for text.
+    """
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
     data = given.read() if hasattr(given, "read") else None
@@ -58,7 +60,9 @@ def in_memory(given: Any, expected: str) -> bytes:
 
 
 def recognized(head: bytes) -> str:
-    """What a file that begins so is, and what to do, as a part of a sentence; empty for a model, an engine and the unknown."""
+    """Names the kind of a file with this beginning, and the cure, as a part of a sentence; "" for a model, an engine and
+    unknown files.
+    """
     if is_engine(head):
         return ""
     if head.find(TENSORRT.magic, 4) == 4 + int.from_bytes(head[:4], "little"):
@@ -69,10 +73,12 @@ def recognized(head: bytes) -> str:
 
 
 def is_engine(head: bytes) -> bool:
-    """Whether a file that begins so is an engine, whole or damaged: safetensors, the length of a JSON object and that."""
+    """Whether a file with this beginning is an engine, whole or damaged: safetensors begins with the length of a JSON object,
+    then the object.
+    """
     return head[8:9] == b"{"
 
 
 def is_onnx(head: bytes) -> bool:
-    """Whether it begins as exporters write a ModelProto: with its ir_version, then a name, the graph or the opset."""
+    """Whether a file begins as exporters write a ModelProto: with its ir_version, then a name, the graph or the opset."""
     return re.match(rb"\x08[\x03-\x1f][\x12\x1a\x22\x3a\x42]", head) is not None

@@ -4,8 +4,8 @@
     session = gr.InferenceSession("model.onnx", sparsity="enable")  # or an engine's path
     (logits,) = session.run(["logits"], {"x": x})
 
-What differs: an engine has fixed sizes, which `shapes` gives to a model whose sizes are open; session and run options have no
-effect, and say so; what onnxruntime has besides is refused, with what to do instead.
+Differences: an engine has fixed sizes, which `shapes` gives to a model whose sizes are open; session and run options have no
+effect, with a warning; other methods of onnxruntime are refused, with the alternative.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.runtime.steps import warning
 from gpu_runtime.text import printable
 
-ORT_TYPES = {"float32": "tensor(float)"}  # where it is not tensor(NumPy's name)
-# onnxruntime's providers -> where that is here.
+ORT_TYPES = {"float32": "tensor(float)"}  # exceptions from tensor(NumPy's name)
+# onnxruntime's providers -> our devices.
 PROVIDERS = {"TensorrtExecutionProvider": "cuda", "CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "emulator"}
 NAMES = {"cuda": "CUDAExecutionProvider", "emulator": "CPUExecutionProvider"}
 ON_GPU = "session.context.run takes arrays on the GPU, and out= for outputs"
-# What onnxruntime's class has and this one has not -> what there is instead.
+# Methods that onnxruntime's class has and this one lacks -> the alternative.
 UNSUPPORTED = {
     "io_binding": ON_GPU,
     "run_with_iobinding": ON_GPU,
@@ -64,10 +64,12 @@ class NodeArg:
 
 
 class InferenceSession:
-    """`path_or_bytes`: an ONNX model or an engine, as a path, as bytes or as gpu_runtime.load and build take it else, or an
-    Engine. A model is built first, with `options` of gpu_runtime.build. `providers`: onnxruntime's names; CUDA's and TensorRT's
-    run on the GPU, the CPU's in the emulator, which is exact and slow; the first one that there is counts, None means all.
-    Close it, or use it in a `with`, to give memory back before it is dropped.
+    """A session that runs a model or an engine, with onnxruntime's methods.
+
+    `path_or_bytes`: an ONNX model or an engine, as a path, as bytes or in another form that gpu_runtime.load and build take, or
+    an Engine. A model is built first, with `options` of gpu_runtime.build. `providers`: onnxruntime's names; CUDA's and
+    TensorRT's run on the GPU, the CPU's in the emulator, which is exact and slow; the first available one counts, None means
+    all. Close it, or use it in a `with`, to free memory before it is garbage-collected.
 
     >>> session = gr.InferenceSession(engine)
     >>> session.get_inputs()
@@ -99,7 +101,7 @@ class InferenceSession:
         return [NodeArg.of(info) for info in self.engine.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: an engine's weights are constants."""
+        """Return []: an engine's weights are constants."""
         return []
 
     def get_providers(self) -> list[str]:
@@ -111,8 +113,9 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
     ) -> list[np.ndarray]:
-        """Arrays by input name -> NumPy arrays of the outputs named, in that order; of all for None or an empty list. Raises
-        ValueError or TypeError for a wrong name, shape or type."""
+        """Run arrays by input name; return NumPy arrays of the named outputs, in that order, or of all for None or an empty
+        list. Raises ValueError or TypeError for a wrong name, shape or type.
+        """
         _no_effect("run_options", run_options)
         known = [info.name for info in self.engine.outputs]
         if not isinstance(output_names, Sequence | None) or isinstance(output_names, (str, bytes)):
@@ -130,7 +133,7 @@ class InferenceSession:
         self.context.close()
 
     def __del__(self) -> None:
-        if "context" in self.__dict__:  # else making it failed
+        if "context" in self.__dict__:  # else its construction failed
             self.close()
 
     def __enter__(self) -> InferenceSession:
@@ -140,7 +143,7 @@ class InferenceSession:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What onnxruntime's class has, in words."""
+        """Raises AttributeError; for other methods of onnxruntime's class with the alternative."""
         if name in UNSUPPORTED:
             raise AttributeError(f"InferenceSession.{name}: gpu_runtime has no such method: {UNSUPPORTED[name]}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -153,7 +156,7 @@ def _no_effect(name: str, given: object) -> None:
 
 
 def _place(providers: Sequence[Any] | None) -> str | None:
-    """Where to run: of Context's `device`. Warns of a provider that is not there, as onnxruntime does."""
+    """Returns where to run, as Context's `device`. Warns of an unavailable provider, as onnxruntime does."""
     if isinstance(providers, (str, bytes)):
         raise TypeError(f"providers: expected a list of names, got {providers!r}")
     names = [p if isinstance(p, str) else p[0] for p in providers or ()]
@@ -167,7 +170,7 @@ def _place(providers: Sequence[Any] | None) -> str | None:
 
 
 def _engine(given: Any, options: Mapping[str, Any]) -> Engine:
-    """The engine that is given, or is built of the model that is."""
+    """Returns the given engine, or builds one of the given model."""
     if hasattr(given, "read"):
         given = given.read()
     if isinstance(given, Engine):
@@ -185,7 +188,7 @@ def _engine(given: Any, options: Mapping[str, Any]) -> Engine:
 
 
 def _is_engine(given: Any) -> bool:
-    """By its first bytes. What cannot be read is none: build says what is wrong with it."""
+    """Whether the first bytes are an engine's. False for an unreadable file: build reports its fault."""
     try:
         if isinstance(given, (str, os.PathLike)):
             return file_kinds.is_engine(file_kinds.head_of(given))

@@ -1,5 +1,6 @@
-"""What is to be computed, with every alternative: ops between named tensors of shape NCHW. Between ONNX and the plan all stages
-take a `Network` and give one; none of them changes it."""
+"""The network to compute, with every alternative: ops between named tensors of shape NCHW. All stages between ONNX and the plan
+take a `Network` and return one; none of them changes it in place.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,16 @@ Q = TypeVar("Q", bound=Problem)
 H = TypeVar("H", bound=Hashable)
 Literal = tuple[str, str]  # a group and one of its options
 Group = tuple[str, tuple[str, ...]]  # a decision and its options
-APART, ONE = "apart", "one"  # options: what the model says, op by op; and instead of several ops one
+APART, ONE = "apart", "one"  # options: the model's own ops; one op in place of several
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """What a tensor is written as. `copies`: FP32, of which ops that are not `exact` may read an FP16 copy; `layout`: the one
-    it has to have, "" where FP16 has the choice and other types are linear."""
+    """The type in which a tensor is written.
+
+    `copies`: FP32, of which ops that are not `exact` may read an FP16 copy; `layout`: the required layout, "" where FP16 has
+    the choice and other types are linear.
+    """
 
     dtype: str = "fp16"
     copies: bool = False
@@ -40,7 +44,7 @@ class Type:
 
     @property
     def fixed(self) -> bool:
-        """Whether it leaves one format."""
+        """Whether it allows only one format."""
         return bool(self.layout) or not (self.copies or self.dtype == "fp16")
 
 
@@ -63,14 +67,14 @@ class Op(Generic[P_co]):
     """One problem between named tensors.
 
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32 as in the model: conv "w" [K,C/g,R,S],
-    which tensor cores take rounded to FP16 (precision.ranges mends what FP16 cannot hold), "b" [K] if there is a bias;
-    pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered.
-    `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
-    `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
-    siblings are one, or, with `branches`, parallel branches that were added (then also of one that took in its own input).
-    `pieces`: it runs once for each of these numbers of images; `problem` is of the first and largest (planning.batch_pieces);
-    `images`: of one of those runs, its first image and how many it computes.
-    `exact`: it reads its inputs as they are written, no copies; so do all ops that give the same output.
+    which tensor cores read rounded to FP16 (precision.ranges changes weights that FP16 cannot hold), "b" [K] if there is a
+    bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered. `when`: for every group named, the chosen
+    option must be one of those listed, or the op does not exist (see `exists`). `layer`: the Conv or Gemm node that owns the
+    weights, the same in every alternative; `layers`: several nodes, where siblings are merged, or, with `branches`, parallel
+    branches that were added (then also of a single one that absorbed its own input). `pieces`: it runs once for each of these
+    numbers of images; `problem` is of the first and largest (planning.batch_pieces); `images`: of one of those runs, its first
+    image and its number of images. `exact`: it reads its inputs as they are written, no copies; so do all ops that make the
+    same output.
     """
 
     name: str
@@ -89,24 +93,23 @@ class Op(Generic[P_co]):
 
     @property
     def layer_weights(self) -> list[np.ndarray]:
-        """The weights [K,C/g,R,S] of its layers, in the order in which they run."""
+        """The weights [K,C/g,R,S] of its layers, in execution order."""
         return [self.weights[name] for name in ("w", "w2", "w22") if name in self.weights]
 
 
 def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:
-    """One op for all of these: the last with `changes`, and the names and nodes of all."""
+    """Makes one op for all of these: the last one with `changes`, and the names and nodes of all."""
     name = " + ".join(op.name for op in ops)
     return replace(ops[-1], **{"name": name, "nodes": unique(n for op in ops for n in op.nodes), **changes})
 
 
 def computes(op: Op[Problem] | None, kind: type[Q]) -> TypeGuard[Op[Q]]:
-    """Whether there is an op, and its problem is of that kind."""
+    """Whether the op is not None, and its problem is of that kind."""
     return op is not None and isinstance(op.problem, kind)
 
 
 def adds_tensors(op: Op[Problem] | None, *, first: bool = False) -> bool:
-    """Whether an op adds two tensors of its output's shape, and does no more or, with `first`, goes on with what has no other
-    operand."""
+    """Whether an op only adds two tensors of its output's shape; with `first`, stages without another operand may follow."""
     if not computes(op, PointwiseProblem) or (op.problem.tensors, op.problem.constants) != (("nchw", "nchw"), ()):
         return False
     return (op.problem.stages[:1] if first else op.problem.stages) == (Stage("add", "t1"),)
@@ -114,11 +117,11 @@ def adds_tensors(op: Op[Problem] | None, *, first: bool = False) -> bool:
 
 @dataclass(frozen=True)
 class Network:
-    """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
+    """All ops with all alternatives, topologically ordered. `tensors`: the NCHW shape of every tensor of an op.
 
     `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `types`: of the tensors that are not
-    HALF: of integers and truth values; SINGLE where FP16 cannot hold the values; WIDE where it would round away what follows
-    from them; and FP16 in one layout.
+    HALF: integers and truth values; SINGLE where FP16 cannot hold the values; WIDE where FP16's rounding would ruin later
+    results; and FP16 in one required layout.
     """
 
     name: str
@@ -131,12 +134,12 @@ class Network:
 
     @property
     def images(self) -> int:
-        """The batch, as the first input has it."""
+        """The batch: the first input's number of images."""
         return self.inputs[0].shape4[0] if self.inputs else 1
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
-        """Tensor -> the ops that read it, each once, in the network's order. Tensors that nothing reads have none."""
+        """Tensor -> the ops that read it, each once, in the network's order; () for tensors without readers."""
         found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
         for op in self.ops:
             for t in dict.fromkeys(op.inputs):
@@ -145,7 +148,7 @@ class Network:
 
     @cached_property
     def producers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
-        """Tensor -> the ops that give it, one of which does in each plan. Network inputs have none."""
+        """Tensor -> the ops that make it, one of which does in each plan; () for network inputs."""
         found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
         for op in self.ops:
             found.setdefault(op.output, []).append(op)
@@ -153,7 +156,7 @@ class Network:
 
     @cached_property
     def place(self) -> Mapping[str, int]:
-        """Tensor -> where in the network's order it is there. Network inputs have none."""
+        """Tensor -> the position of its last producer in the network's order. Network inputs have none."""
         return {op.output: i for i, op in enumerate(self.ops)}
 
     @cached_property
@@ -162,31 +165,36 @@ class Network:
 
     @cached_property
     def exact_outputs(self) -> frozenset[str]:
-        """What the ops give that read their inputs as written."""
+        """The outputs of the ops that read their inputs as written."""
         return frozenset(op.output for op in self.ops if op.exact)
 
     def with_exact(self, outputs: Collection[str]) -> Network:
-        """All ops that give these tensors read their inputs as written, as well."""
+        """Returns the network in which all ops that make these tensors read their inputs as written, too."""
         return replace(self, ops=tuple(replace(op, exact=True) if op.output in outputs else op for op in self.ops))
 
     def only_reader(self, tensor: str) -> Op[Problem] | None:
-        """The op that alone reads a tensor, where that can be kept out of memory."""
+        """Returns the only op that reads a tensor that is no network output; else None."""
         readers = self.readers[tensor]
         return readers[0] if len(readers) == 1 and tensor not in self.output_names else None
 
     def producer(self, tensor: str) -> Op[Problem] | None:
-        """The op that gives a tensor in every plan; None of network inputs, and where it depends on the plan."""
+        """Returns the op that makes a tensor in every plan; None for network inputs, and where the op depends on the plan."""
         made = self.producers.get(tensor, ())
         return made[0] if len(made) == 1 and not made[0].when else None
 
     def alone(self, tensor: str) -> Op[Any] | None:
-        """The op that gives a tensor in every plan, where one op alone reads that, and it may stay out of memory."""
+        """Returns the op that makes a tensor in every plan, if the tensor is FP16, has only one reader and is no network
+        output; else None.
+        """
         maker = self.producer(tensor)
         return maker if maker is not None and self.only_reader(tensor) is not None and not self.is_fp32(tensor) else None
 
     def row(self, last: Op[Problem], *kinds: type[Problem]) -> tuple[Op[Any], ...]:
-        """Ops of these kinds in every plan up to the `last` one, each of which alone reads, first, what the one before gives;
-        none where they are others."""
+        """Returns ops of these kinds in every plan up to the `last` one, each the only reader of the one before, as its first
+        input.
+
+        () where they differ.
+        """
         found: list[Op[Problem]] = []
         op: Op[Problem] | None = last
         for kind in reversed(kinds):
@@ -197,12 +205,12 @@ class Network:
         return tuple(found)
 
     def takers(self, tensor: str, takes: Callable[[Op[Problem]], bool]) -> tuple[Op[Any], ...]:
-        """All that reads a tensor, where each op of it `takes` another one instead; else none."""
+        """Returns all readers of a tensor if each `takes` another tensor in its place; else ()."""
         readers = self.readers[tensor]
         return readers if tensor not in self.output_names and all(map(takes, readers)) else ()
 
     def pruned(self) -> Network:
-        """Without the ops whose outputs nothing reads, and without the tensors that no op touches."""
+        """Returns the network without ops whose outputs have no readers, and without tensors of no op."""
         kept, read = [], set(self.output_names)
         for op in reversed(self.ops):
             if op.output in read:
@@ -216,7 +224,7 @@ class Network:
         return self.types.get(tensor, HALF)
 
     def formats(self, tensor: str) -> tuple[Format, ...]:
-        """Those that a tensor may have inside the network, one name for each memory layout."""
+        """Returns the formats that a tensor may have inside the network, one name for each memory layout."""
         of = self.type(tensor)
         if of.fixed:
             return (Format(of.dtype, of.layout or "chw"),)
@@ -227,13 +235,16 @@ class Network:
         return self.type(tensor).dtype == "fp32"
 
     def dtypes(self, op: Op[Problem]) -> tuple[str, ...]:
-        """Of the op's inputs, then of its output, if FP32 is among them; else nothing."""
+        """Returns the types of the op's inputs, then of its output, if FP32 is among them; else ()."""
         found = tuple(fmts[-1].dtype for fmts in self.formats_in(op))
         return found if "fp32" in found else ()
 
     def is_straight(self, op: Op[Problem]) -> bool:
-        """Whether the op makes an FP32 tensor of others, with weights that FP16 holds: so can kernels for FP16 tensors, which
-        store their FP32 sums as they are. Of what FP16 cannot hold, such sums are those of convolutions alone."""
+        """Whether the op makes an FP32 tensor from FP16 inputs, with weights that FP16 holds.
+
+        Then kernels for FP16 tensors can run it, which store their FP32 sums unchanged. For values beyond FP16 only
+        convolutions' kernels do so.
+        """
         if "fp32" in self.dtypes(op)[:-1] or not self.is_fp32(op.output):
             return False
         return self.type(op.output).copies or (
@@ -241,15 +252,17 @@ class Network:
         )
 
     def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:
-        """Those that each of the op's inputs, then its output, may have in this op."""
+        """Returns the formats that each of the op's inputs, then its output, may have in this op."""
         *ins, out = (self.type(t).copies for t in (*op.inputs, op.output))
-        added = Feature.RESIDUAL in op.problem.needs and out  # the sum is what is to be exact
+        added = Feature.RESIDUAL in op.problem.needs and out  # the sum must be exact
         must = [*(copies and (op.exact or (added and i == 1)) for i, copies in enumerate(ins)), out]
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
 def named_shortly(network: Network) -> Network:
-    """With the names that fusions and alternatives have made of many others no longer than an engine holds."""
+    """Returns the network with long names, which fusions and alternatives made of many others, shortened to an engine's
+    limit.
+    """
     new = {name: short for name in _names(network) if (short := shortened(name)) != name}
     if not new:
         return network
@@ -279,7 +292,7 @@ def named_shortly(network: Network) -> Network:
 
 
 def _names(network: Network) -> set[str]:
-    """Of ops, layers, tensors and groups; a model's own are short (frontend.check)."""
+    """Returns the names of ops, layers, tensors and groups; a model's own are short (frontend.check)."""
     found = set(network.tensors)
     for group, options in network.groups:
         found.update((group, *options))
@@ -294,11 +307,13 @@ def exists(op: Op[Problem], choice: Mapping[str, str]) -> bool:
 
 
 class Options:
-    """Other ways to compute parts of a network, each an option of a group; `network()` is the network with all of them.
+    """Collects other ways to compute parts of a network, each an option of a group; `network()` returns the network with all of
+    them.
 
-    What an option does without is `limit`ed to the others; what it has instead is put `before` or `behind` an op, in whose
-    topological place it stands. All options of a group must compute the same outputs; no plan has options of several groups
-    that together leave a tensor without its op. Ops are told apart by identity; what gives an exact op's output is exact.
+    Ops that an option lacks are `limit`ed to the other options; its new ops are put `before` or `behind` an op, at whose
+    topological place they stand. All options of a group must compute the same outputs; no plan has options of several groups
+    that together leave a tensor without its op. Ops are distinguished by identity; ops that make an exact op's output are
+    exact.
     """
 
     def __init__(self, network: Network) -> None:
@@ -310,19 +325,21 @@ class Options:
         self._behind: dict[int, list[Op[Problem]]] = {}
 
     def group(self, name: str, *options: str) -> None:
-        """A decision between these options; more of them, where there is such a group."""
+        """Adds a decision between these options, or more options to an existing group."""
         self._groups[name] = (*self._groups.get(name, ()), *options)
 
     def limit(self, op: Op[Problem], group: str, *options: str) -> None:
-        """Let the op exist under these options of a group only."""
+        """Limits the op to these options of a group."""
         now = self._now[id(op)]
         self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
 
     def either(
         self, group: str, gone: Iterable[Op[Problem]], made: Iterable[tuple[Op[Problem], Op[Problem]]], option: str = ONE
     ) -> None:
-        """One option more, that may be the first beside APART: without the ops that are `gone`, and with those `made`, each
-        behind the op of the network that it is given with."""
+        """Adds an option to a group, beside APART if it is the first: without the ops that are `gone`, with the ops `made`.
+
+        `made`: (op of the network, new op behind it).
+        """
         self.group(group, *((option,) if group in self._groups else (APART, option)))
         for op in gone:
             self.limit(op, group, APART)
@@ -330,7 +347,7 @@ class Options:
             self.behind(place, replace(new, when=(*new.when, (group, option))))
 
     def instead(self, op: Op[Problem], new: Op[Problem]) -> None:
-        """Put `new`, which gives the same tensor, in the op's place; later calls name the op by what it was."""
+        """Replaces the op by `new`, which makes the same tensor; later calls still name the original op."""
         self._now[id(op)] = new
 
     def before(self, op: Op[Problem], *new: Op[Problem]) -> None:
@@ -340,11 +357,11 @@ class Options:
         self._behind.setdefault(id(op), []).extend(new)
 
     def set_type(self, tensor: str, of: Type) -> None:
-        """Let a new tensor have this type."""
+        """Gives a new tensor this type."""
         self._types[tensor] = of
 
     def network(self) -> Network:
-        """With all that was said, without what nothing reads any more."""
+        """Returns the network with all changes, without ops whose outputs have no readers."""
         ops: list[Op[Problem]] = []
         for op in self._of.ops:
             ops += [*self._before.get(id(op), ()), self._now[id(op)], *self._behind.get(id(op), ())]
@@ -357,5 +374,5 @@ class Options:
 
 
 def unique(things: Iterable[H]) -> tuple[H, ...]:
-    """Each once, in order: names, say, or literals."""
+    """Returns each thing once, in order: for example names or literals."""
     return tuple(dict.fromkeys(things))

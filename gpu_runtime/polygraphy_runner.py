@@ -29,7 +29,7 @@ def _batch(first: tuple[int, ...]) -> Batch | None:
 
 
 class GpuRuntimeRunner(BaseRunner):
-    """Runs a model, or an engine that was built of one, on the GPU at hand, else in the emulator.
+    """Runs a model, or an engine that was built from one, on the GPU at hand, else in the emulator.
 
     `path`: of an ONNX model, which is built with `options` (gpu_runtime.build's) when the runner is activated; or, ending with
     .engine, of an engine.
@@ -95,5 +95,5 @@ class GpuRuntimeRunnerArgs(BaseRunnerArgs):
 
 
 def arg_groups() -> list[BaseRunnerArgs]:
-    """What `polygraphy run` learns from this module."""
+    """Returns the argument groups that this module adds to `polygraphy run`."""
     return [GpuRuntimeRunnerArgs()]

@@ -1,4 +1,4 @@
-"""What a long call tells while it works: to a listener, and to the logger `gpu_runtime`."""
+"""Reports the progress of a long call: to a listener, and to the logger `gpu_runtime`."""
 
 import logging
 import sys
@@ -25,8 +25,10 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stage, and what of it begins now: `done` of `total` items are ready; total 0: nobody counts them. `expected`: how many
-    will probably be done, where `total` is the most that it may be."""
+    """A stage, and its item that begins now: `done` of `total` items are ready; total 0: unknown.
+
+    `expected`: the probable number of items, where `total` is an upper limit.
+    """
 
     stage: str
     detail: str = ""
@@ -35,7 +37,7 @@ class Progress:
     expected: int = 0
 
     def text(self, left: str = "") -> str:
-        """In words; `left`: how long the rest takes."""
+        """Describes it in words; `left`: the time for the rest."""
         text = STAGES.get(self.stage, self.stage)
         if self.total:
             text += f" {self.done:,} of {'at most ' if self.expected else ''}{self.total:,}{left}" + (
@@ -48,11 +50,11 @@ Listener = Callable[[Progress], None]
 
 
 def ignore(progress: Progress) -> None:
-    """Listens to nothing."""
+    """A listener that does nothing."""
 
 
 def logged(listener: Listener) -> Listener:
-    """The listener, and the logger: stages as INFO, each item of a stage as DEBUG."""
+    """Returns a listener that calls this one and the logger: stages as INFO, each item of a stage as DEBUG."""
 
     def tell(progress: Progress) -> None:
         level = logging.DEBUG if progress.total else logging.INFO
@@ -64,13 +66,13 @@ def logged(listener: Listener) -> Listener:
 
 
 def report(text: Callable[[], str]) -> None:
-    """Tell the logger what a command prints at its end."""
+    """Sends the logger the text that a command prints at its end."""
     if LOGGER.isEnabledFor(logging.INFO):
         LOGGER.info("%s", text())
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn at the line that called this package."""
+    """Warns at the line that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gpu_runtime":
         frame, level = frame.f_back, level + 1
@@ -78,5 +80,5 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def compiling(listener: Listener) -> Callable[[int, int], None]:
-    """Tells a listener how many kernels are compiled, of those that no cache has."""
+    """Returns a function that tells a listener how many of the kernels without a cache entry are compiled."""
     return lambda done, total: listener(Progress("compile", "", done, total))

@@ -1,4 +1,4 @@
-"""Shares, sizes and tables as plain ASCII text, as wide as WIDTH says."""
+"""Formats shares, sizes and tables as plain ASCII text of at most WIDTH columns."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from typing import Any
 WIDTH = ContextVar("columns of a text", default=120)  # the command line sets its terminal's
 LEAST_CELL = 10  # columns of a table's cell
 MOST_NAME = 4096  # characters of a name as repr() has it: an engine's sentences, of 16,384 at most, quote three
-SHORT_NAME = 1000  # of what is kept of a longer one
+SHORT_NAME = 1000  # characters kept of a longer name
 
 
 def versus(us: float, base: float) -> str:
@@ -26,12 +26,12 @@ def versus(us: float, base: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share in percent, rounded down: 100 means all."""
+    """Formats a share in percent, rounded down: 100 means all."""
     return f"{math.floor(share * 10_000) / 100:.2f} %"
 
 
 def lost_text(share: float) -> str:
-    """The share of weight energy that pruning takes away: 0 means none."""
+    """Formats the share of weight energy that pruning removes: 0 means none."""
     return "less than 0.01 %" if 0 < share < 0.00005 else f"{100 * share:.2f} %"
 
 
@@ -50,19 +50,19 @@ def size_text(nbytes: int) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """`text` with every character that is not printable escaped, but those of `keep`: a name may hold control sequences."""
+    """Escapes every unprintable character of `text`, except those in `keep`: a name may hold control sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def shortened(name: str) -> str:
-    """A name that is made of others, of at most MOST_NAME characters: a longer one is cut and ends with its hash."""
+    """Shortens a name made of other names to at most MOST_NAME characters: a longer one is cut and ends with its hash."""
     if len(name) <= MOST_NAME // 10 or len(repr(name)) <= MOST_NAME:
         return name
     return f"{printable(name)[:SHORT_NAME]}... ({hashlib.sha256(name.encode()).hexdigest()[:12]})"
 
 
 def piece_text(first: int, count: int) -> str:
-    """The end of the names of a piece of a batch.
+    """Returns the end of the names of a piece of a batch.
 
     >>> piece_text(8, 8)
     ' [8:16]'
@@ -71,13 +71,13 @@ def piece_text(first: int, count: int) -> str:
 
 
 def clipped(sentence: str) -> str:
-    """As much of a sentence as an engine's record takes."""
+    """Cuts a sentence to the length that an engine's record takes."""
     most = 4 * MOST_NAME - 4
     return sentence if len(sentence) <= most else f"{sentence[: most - 3]}..."
 
 
 def suggest(unknown: Sequence[str], known: Collection[str]) -> str:
-    """For a message, names that are spelt like those that are unknown; empty where none is."""
+    """Suggests, for a message, known names that are spelt like unknown ones; "" without any."""
     import difflib
 
     pairs = ((name, difflib.get_close_matches(name[:100], known, 1)) for name in unknown[:8])
@@ -85,7 +85,7 @@ def suggest(unknown: Sequence[str], known: Collection[str]) -> str:
 
 
 def not_finite(array: Any) -> str:
-    """What is NaN or infinite in an array, with the place of the first, as a part of a sentence; empty where nothing is."""
+    """Describes NaN and infinity in an array, with the index of the first, as a part of a sentence; "" without any."""
     import numpy as np
 
     a = np.asarray(array)
@@ -107,7 +107,7 @@ def listed(facts: Sequence[tuple[str, str]], column: int, width: int | None = No
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken at blanks; a longer word after `/`, `_` or `>`; the rest is indented."""
+    """Breaks text into lines of at most `width`, at blanks; a longer word after `/`, `_` or `>`; the rest is indented."""
     if len(text) <= width:
         return [text]
     indent = "    " if text.startswith(" ") else "  "
@@ -123,8 +123,9 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = (), gap: bool = False) -> list[str]:
-    """Aligned columns two spaces apart, together no wider than WIDTH: the widest cells are folded. `gap`: empty lines between
-    rows."""
+    """Formats aligned columns two spaces apart, together no wider than WIDTH: the widest cells are folded. `gap`: empty lines
+    between rows.
+    """
     whole = [[cell.split("\n") for cell in row] for row in (header, *rows)]
     least = [max(LEAST_CELL, *map(len, lines)) for lines in whole[0]]
     caps = _widths([Counter(len(line) for row in whole for line in row[i]) for i in range(len(header))], least)
@@ -146,8 +147,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
 
 
 def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
-    """The width of each column, of whose cells' lines the lengths are given: what they need where that fits; else they become
-    narrower, down to their `least`, so that the squares of what lines are folded into add up to little, wide ones first."""
+    """Returns the width of each column from the lengths of its cells' lines (length -> count).
+
+    Columns get their full width if that fits; else they become narrower, down to their `least`, wide ones first, so that cells
+    fold into few lines.
+    """
     widths, room = [max(lengths) for lengths in columns], WIDTH.get() - 2 * (len(columns) - 1)
 
     def folded(i: int, width: int) -> int:
@@ -159,5 +163,5 @@ def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
 
 
 def several(count: int, what: str) -> str:
-    """1 sample, 2 samples."""
+    """Formats a count with its noun: 1 sample, 2 samples."""
     return f"{count} {what}{'' if count == 1 else 's'}"

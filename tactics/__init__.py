@@ -1,1 +1,1 @@
-"""What could run (candidates), how long it takes (predict, timing), and what to pick (plan)."""
+"""Tactics: which kernels could run a problem (candidates), how long they take (predict, timing), and the choice (planner)."""

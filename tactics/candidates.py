@@ -1,4 +1,4 @@
-"""candidates(problem, device): every tactic that can run it there; rejected(problem, device): the others, with reasons."""
+"""Lists every tactic that can run a problem on a device (`candidates`), and the others with reasons (`rejected`)."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -22,22 +22,24 @@ Rejection = tuple[Tactic | str, Reason]
 
 @lru_cache(maxsize=4096)
 def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = (), only: Only = None) -> tuple[Tactic, ...]:
-    """Every tactic that can run `problem` on `device`. `dtypes`: of its inputs and its output, where some of them are FP32;
-    `only`: of a convolution, those of these tiles."""
+    """Returns every tactic that can run `problem` on `device`.
+
+    `dtypes`: types of its inputs and its output, where some are FP32; `only`: restricts a convolution to these tiles.
+    """
     return tuple(t for t, why in _judged(problem, device, dtypes, only) if not why and isinstance(t, Tactic))
 
 
 @lru_cache(maxsize=256)
 def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Rejection, ...]:
-    """(tactic, or the name of a kernel or family; reason) for each one that cannot."""
+    """Returns (tactic, or the name of a kernel or family; reason) for each one that cannot run `problem` on `device`."""
     return tuple((t, why) for t, why in _judged(problem, device, dtypes) if why)
 
 
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
-    """`tactic` itself, then the same kernel on formats that a network's inputs (`ins`, per input) or outputs may have.
+    """Yields `tactic`, then the same kernel on other formats that a network's inputs (`ins`, per input) or outputs may have.
 
-    Only the first input varies, and an output not where a second input shares its format; but what computes in FP32 anyway
-    writes FP32 as well, beside a second input that lies likewise.
+    Only the first input varies; the output does not vary where a second input shares its format. But kernels that compute in
+    FP32 anyway may also write FP32, with a second input of the same layout.
     """
     kernel = KERNELS[tactic.kernel]
 
@@ -58,7 +60,7 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 
 def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Only = None) -> Candidates:
-    """All tactics, each with the reason against it, or None."""
+    """Yields every tactic with the reason against it, or None."""
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if against := unsupported(fp32.reason(problem)):
             yield type(problem).__name__, against
@@ -78,19 +80,20 @@ def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Onl
 
 
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
-    """Why plans for the device may not hold a tactic that can run there, if so."""
+    """Why plans for the device may not hold this tactic, although it could run; None if they may."""
     names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
     return next((Reason.of("failed_here", tested=name, why=why) for name, why in device.left_out if name in names), None)
 
 
 def base_runner(tactic: Tactic) -> str:
-    """A tactic's kernel with its tile, without what splits K: what a device may be denied, beside a whole kernel."""
+    """A tactic's kernel with its tile, without split-K: the unit (smaller than a kernel) that a device may be denied."""
     return replace(tactic, tile=_base(tactic.tile)).runner
 
 
 def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
-    """Whether `tactic` is one that a plan may hold for `problem` on `device`: a candidate, or one at the network's edge, or of
-    FP32 tensors. Only candidates of its own kernel and tile are asked for."""
+    """Whether a plan may hold `tactic` for `problem` on `device`: as a candidate, at the network's edge, or on FP32 tensors.
+    Only candidates of its own kernel and tile are computed.
+    """
     family = table.OF_KERNEL[tactic.kernel]
     formats = (*tactic.ins, tactic.out)
     if len(tactic.ins) != len(problem.in_shapes):
@@ -109,7 +112,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
 
 
 def _base(tile: Tile | Patch | Parts | None) -> Tile | Patch | Parts | None:
-    """A tile without what splits K."""
+    """A tile without its split of K."""
     return tile.whole if isinstance(tile, Tile) else tile
 
 

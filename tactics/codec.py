@@ -1,10 +1,9 @@
-"""Frozen dataclasses as JSON and back, driven by their annotated fields: what does not fit is refused by its place.
+"""Frozen dataclasses as JSON and back, driven by their annotated fields; a misfit is refused with its place in the JSON.
 
-A record is an object of its fields; one with its default may be left out, one that is not known is refused. A Python
-keyword as a name ends in an underscore, which JSON leaves out. A record whose metadata has `inlined`, the names of its
-fields in JSON, has them in the object around it. In a union of records, the object has its `type` too. Tuples
-are lists; infinity, which JSON has not, is the text "inf" or "-inf". `Annotated` narrows a type (Check, WholeNumber) or reads a
-value of another class (As).
+A record is an object of its fields; a field with its default may be left out, an unknown one is refused. A Python keyword as a
+name ends in an underscore, which JSON leaves out. A record whose metadata has `inlined`, the names of its fields in JSON, has
+them in the object around it. In a union of records, the object has its `type` too. Tuples are lists; infinity, which JSON
+lacks, is the text "inf" or "-inf". `Annotated` narrows a type (Check, WholeNumber) or reads a value of another class (As).
 
 No library does this: msgspec reads no unions of dataclasses and accepts their unknown keys, and a machine with a GPU must run
 engines with the packages that it has.
@@ -22,8 +21,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 T = TypeVar("T")
 Reader = Callable[[object], Any]  # a JSON value -> a field's; raises Misfit
 Writer = Callable[[Any], object]  # the inverse
-DEEPEST = 4  # lists in lists, of a value that may be anything
-LONGEST = 16_384  # characters of a text: tables and paragraphs are made of them
+DEEPEST = 4  # levels of lists in a value that may be anything
+LONGEST = 16_384  # characters of a text: paragraphs and tables are longest
 LARGEST = 2**31 - 1  # of whole numbers without a bound of their own
 DERIVED = {"derived": True}  # metadata of a field that follows from others: it is neither written nor read
 INFINITE = {"inf": math.inf, "-inf": -math.inf}
@@ -31,7 +30,7 @@ WORDS = {str: "a text", int: "a whole number of 31 bits", float: "a number", boo
 
 
 class Misfit(ValueError):
-    """A JSON value that does not fit: `at` is its place in what was read, such as layers[3].name."""
+    """A JSON value that does not fit its type. `at`: its place in the data, such as layers[3].name."""
 
     def __init__(self, words: str, at: str = ""):
         super().__init__(words)
@@ -43,7 +42,7 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A value for which `holds`; `words` say what it is, as in "a text of at most 9 characters"."""
+    """Narrows a type to values for which `holds`; `words` describe them, as in "a text of at most 9 characters"."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -51,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A whole number from `low` to `high`."""
+    """Narrows a type to whole numbers from `low` to `high`."""
 
     low: int
     high: int
@@ -63,35 +62,35 @@ class WholeNumber:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """What JSON has as another type: `read` raises ValueError for what is none, `write` is its inverse."""
+    """A value that JSON holds as the type `json`. `read` raises ValueError for invalid JSON; `write` is its inverse."""
 
     words: str
     read: Callable[[Any], Any]
     write: Callable[[Any], object]
-    json: type = str  # what JSON has it as
+    json: type = str  # its type in JSON
 
 
 Text = Annotated[str, Check(f"a text of at most {LONGEST} characters", lambda v: len(v) <= LONGEST)]
 
 
 def one_of(names: tuple[str, ...]) -> Check:
-    """One of these texts."""
+    """Narrows a type to one of these texts."""
     return Check(f"one of {', '.join(names)}", lambda v: v in names)
 
 
 def to_json(kind: object, value: object, *, defaults: bool = False) -> Any:
-    """A value of that type as plain data. `defaults`: fields that have their default too."""
+    """Writes a value of type `kind` as plain data. `defaults`: also fields that have their default."""
     return _writer(kind, defaults)(value)
 
 
 def from_json(kind: type[T], data: object) -> T:
-    """The inverse of to_json; `kind` may also be a union. Raises Misfit, a ValueError, for what is none."""
+    """Reads a value that to_json wrote; `kind` may also be a union. Raises Misfit, a ValueError, for data that does not fit."""
     value: T = _reader(cast(Hashable, kind))(data)
     return value
 
 
 def json_fields(kind: type) -> dict[str, tuple[str, Field[Any], Any]]:
-    """Name in JSON -> (attribute, field, type) of each field of a record that is not DERIVED."""
+    """Returns, for each field of a record that is not DERIVED: name in JSON -> (attribute, field, type)."""
     found: dict[str, tuple[str, Field[Any], Any]] = {}
     types = get_type_hints(kind, include_extras=True)
     for f in fields(kind):
@@ -104,7 +103,7 @@ def json_fields(kind: type) -> dict[str, tuple[str, Field[Any], Any]]:
 
 
 def words(hint: object) -> str:
-    """What a type's values look like in JSON, for a document."""
+    """Describes in words the JSON values of a type, for a document."""
     args = get_args(hint)
     if (narrowed := _narrowed(hint)) is not None:
         return narrowed.words
@@ -122,7 +121,7 @@ def words(hint: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """A value that may be anything, as JSON has it: tuples are lists, infinity is a text."""
+    """A value of any type as JSON has it: tuples become lists, infinity a text."""
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -208,7 +207,7 @@ def _narrowed_reader(kind: object, narrowed: Check | WholeNumber | As) -> Reader
 
 
 def _list_reader(items: tuple[Reader, ...], many: bool) -> Reader:
-    """`many`: any number of the one item, else one of each."""
+    """Reads a list: of any number of items[0] if `many`, else of one value for each of `items`."""
 
     def read(v: object) -> object:
         if type(v) is not list or not (many or len(v) == len(items)):
@@ -242,7 +241,7 @@ def _mapping_reader(name: Reader, item: Reader) -> Reader:
 
 
 def _union_reader(kinds: tuple[object, ...]) -> Reader:
-    """Null, or one of several records, told by `type`; with null, the other may be anything."""
+    """Reads null or one of several records, chosen by `type`. If null is allowed, the one other kind may be any type."""
     others = [kind for kind in kinds if kind is not NoneType]
     records = {kind.__name__: kind for kind in others if isinstance(kind, type) and is_dataclass(kind)}
     if len(others) == 1:
@@ -286,14 +285,14 @@ def _record_reader(kind: type) -> Reader:
             found[field] = inner(**{part: found.pop(at) for part in parts if (at := f"{field}.{part}") in found})
         try:
             return kind(**found)
-        except (ValueError, ArithmeticError) as e:  # an arithmetic one: of a stride or a number of groups that is 0
+        except (ValueError, ArithmeticError) as e:  # ArithmeticError: a stride or a number of groups is 0
             raise Misfit(f"{kind.__name__}: its values make no sense: {e}") from None
 
     return read
 
 
 def _anything(value: object, deep: int) -> object:
-    """A text, number, truth value or null, or a list of them."""
+    """Reads a text, number, truth value or null, or lists of them up to `deep` levels."""
     if isinstance(value, list) and deep:
         return tuple(_anything(v, deep - 1) for v in value)
     if isinstance(value, (str, bool, float, type(None))) or (type(value) is int and abs(value) < 2**63):

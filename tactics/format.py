@@ -34,7 +34,9 @@ TRT_NAMES = TRT_TYPES | {"fp16": "FP16", "fp32": "FP32", "bool": "BOOL"}  # in t
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`vector`: V; `blocked`: V-wide planes one after the other (chwV) rather than all channels per pixel (hwcV)."""
+    """`vector`: V; `blocked`: planes of V channels, one after the other (chwV); else all channels of a pixel together
+    (hwcV).
+    """
 
     vector: int
     blocked: bool
@@ -78,7 +80,7 @@ class Format(Hashed):
 
 
 HALF_FORMATS = tuple(Format("fp16", layout) for layout in CONV_LAYOUTS)
-WIDEST = Format("fp16", "chw32")  # of those, the one with most padding
+WIDEST = Format("fp16", "chw32")  # the one of HALF_FORMATS with most padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def padded_channels(layout: str, c: int) -> int:
 
 
 def strides(fmt: Format, shape: Shape4) -> Strides:
-    """The rule's constants for an NCHW `shape`."""
+    """The constants of the address rule for an NCHW `shape` in this format."""
     _, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
@@ -113,7 +115,9 @@ def num_elements(fmt: Format, shape: Shape4) -> int:
 
 
 def too_large(shapes: Iterable[Shape4], formats: Iterable[Format] = repeat(WIDEST), others: int = 0) -> str:
-    """Why kernels cannot take tensors of these shapes in these formats, or an empty string; `others`: what else they count."""
+    """Why kernels cannot address tensors of these shapes in these formats, or ""; `others`: another count of elements to
+    check.
+    """
     if others < 2**31 and all(num_elements(f, s) < 2**31 for s, f in zip(shapes, formats, strict=False)):
         return ""
     return "a tensor of 2**31 elements or more: kernels address with 32 bits"
@@ -124,9 +128,11 @@ def num_bytes(fmt: Format, shape: Shape4) -> int:
 
 
 class CanonicalFormat(NamedTuple):
-    """Where a tensor's elements lie: `planes` of `channels` channels each, one plane after the other, or else all `channels` of
-    a pixel together, their padding included. Prints and parses as `fp16:planes8`, `fp16:last64`. (A tuple, as the planner
-    hashes and compares millions of them.)"""
+    """The memory layout of a tensor: planes of `channels` channels each (`planes`), or all `channels` of a pixel together,
+    their padding included.
+
+    Prints and parses as `fp16:planes8`, `fp16:last64`. (A tuple, as the planner hashes and compares millions of them.)
+    """
 
     dtype: str
     planes: bool
@@ -137,7 +143,7 @@ class CanonicalFormat(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> CanonicalFormat:
-        """Raises ValueError where `text` is none."""
+        """Raises ValueError where `text` names no canonical format."""
         found = re.fullmatch(r"([a-z0-9]+):(planes|last)(\d+)", text)
         if found is None:
             raise ValueError(f"not a canonical format: {text!r}; expected one like fp16:last64 or fp16:planes8")
@@ -145,9 +151,11 @@ class CanonicalFormat(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What the planner tells a tensor's formats apart by: where its elements lie, and of a tensor inside another one `home`,
-    the name of its place there (gpu_runtime.planning.places); empty: it has memory of its own. Prints and parses as
-    `fp16:last64`, `fp16:last64@cat.1`."""
+    """The planner's identity of a tensor's format: its memory layout, and `home` for a tensor inside another tensor's memory.
+
+    `home`: the name of its place there (gpu_runtime.planning.places), or "" for memory of its own. Prints and parses as
+    `fp16:last64`, `fp16:last64@cat.1`.
+    """
 
     format: CanonicalFormat
     home: str = ""
@@ -157,17 +165,17 @@ class Key(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Key:
-        """Raises ValueError where `text` is none."""
+        """Raises ValueError where `text` names no key."""
         fmt, _, home = text.partition("@")
         return Key(CanonicalFormat.parse(fmt), home)
 
 
 @lru_cache(maxsize=65536)
 def canonical(fmt: Format, shape: Shape4) -> CanonicalFormat:
-    """Equal for two formats exactly when they place every element of `shape` (padding included) at one address.
+    """The canonical format: equal for two formats exactly when they place every element of `shape`, padding included, alike.
 
-    hwc8 and hwc16 coincide when C % 16 == 0; chw32 coincides with channels-last padded to 32 when C <= 32;
-    any layout of a 1 x 1 image is just its padded channels.
+    hwc8 and hwc16 coincide when C % 16 == 0; chw32 coincides with channels-last padded to 32 when C <= 32; any layout of a 1 x
+    1 image is just its padded channels.
     """
     _, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
@@ -184,7 +192,7 @@ assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 @lru_cache(maxsize=4096)
 def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
-    """The distinct formats of an NCHW shape, one name for each memory layout."""
+    """The formats of an NCHW shape that differ in memory, one name for each memory layout."""
     found: dict[CanonicalFormat, Format] = {}
     for layout in PREFERRED:
         fmt = Format(dtype, layout)
@@ -195,8 +203,8 @@ def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
 def part_format(fmt: Format, whole: Shape4, first: int, c: int) -> CanonicalFormat | None:
     """The canonical format of channels first .. first + c of a tensor of shape `whole` in `fmt`, seen as a tensor inside it.
 
-    None where the part cannot be one: it begins or ends inside a vector, so that 16-byte accesses would be misaligned or
-    a store would reach into the next part. Only the last part ends with, and owns, the padding of the whole.
+    None where these channels cannot be a tensor: they begin or end inside a vector, so that 16-byte accesses would be
+    misaligned or a store would reach into the next part. Only the last part ends with, and owns, the padding of the whole.
     """
     n, channels, h, w = whole
     lay = LAYOUTS[fmt.layout]
@@ -214,7 +222,9 @@ def part_format(fmt: Format, whole: Shape4, first: int, c: int) -> CanonicalForm
 
 
 def to_memory(x: np.ndarray, fmt: Format, xp: Any = np) -> np.ndarray:
-    """NCHW array -> the flat memory image of that format, padded channels zero. `xp`: the array's library, NumPy or CuPy."""
+    """Converts an NCHW array to its flat memory image in a format, padded channels zero. `xp`: the array's library, NumPy or
+    CuPy.
+    """
     n, c, h, w = x.shape
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
@@ -228,7 +238,7 @@ def to_memory(x: np.ndarray, fmt: Format, xp: Any = np) -> np.ndarray:
 
 
 def from_memory(flat: np.ndarray, fmt: Format, shape: Shape4, padding: bool = False, xp: Any = np) -> np.ndarray:
-    """The inverse of to_memory; with `padding`, the padded channels are kept."""
+    """Converts a flat memory image back to an NCHW array of `shape`; with `padding`, keeps the padded channels."""
     n, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
@@ -240,6 +250,8 @@ def from_memory(flat: np.ndarray, fmt: Format, shape: Shape4, padding: bool = Fa
 
 
 def wording(fmt: Format) -> str:
-    """TensorRT's sentence for the format, as its layer information prints it: some linear ones have no "format" at the end."""
+    """TensorRT's sentence for the format, as its layer information prints it: FP32, int32 and bool linear ones end without
+    "format".
+    """
     text = LAYOUTS[fmt.layout].wording.format(TRT_NAMES[fmt.dtype])
     return text.removesuffix(" format") if fmt.layout == "chw" and fmt.dtype in ("fp32", "int32", "bool") else text

@@ -1,7 +1,7 @@
-"""Tactics for problems some of whose tensors are FP32, since FP16 cannot hold their values: right before fast.
+"""Tactics for problems with FP32 tensors, whose values FP16 cannot hold: results come before speed.
 
 Such a tensor is linear (fp32:chw). Convolution then runs in FP32 on CUDA cores and takes its other tensors in any layout; the
-other kernels are those that FP16 has, with another type on that side and linear memory on all of them. What is FP16 inside a
+other kernels are the FP16 ones with another type on that side and linear memory on all sides. A tensor that is FP16 inside a
 network may be FP32 where it is the network's input or output.
 """
 
@@ -34,8 +34,10 @@ def reason(problem: Problem) -> str:
 
 
 def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[Tactic]:
-    """Those of a problem without a `reason` against it. `dtypes`: of each input, then of the output, "fp32" for what must be
-    that, "fp16" for what may be either."""
+    """Yields the tactics of a problem that has no `reason` against it.
+
+    `dtypes`: of each input, then of the output; "fp32" where the tensor must be FP32, "fp16" where it may be either.
+    """
     kernel = OF_FP32[type(problem)].name
     if isinstance(problem, ConcatProblem) and problem.axis != 1:
         kernel = "gather"

@@ -1,13 +1,13 @@
-"""Kernels, one table: each that a tactic may name, what it computes and what it can do.
+"""The table of all kernels that a tactic may name: the problems that each computes and the features that it supports.
 
 A new kernel is a row here and a file in tactics/families, its family, with
 
     candidates(problem, device)       each tactic with the reason against it, or ""
-    launches(problem, tactic)         what runs; of `placed` kernels also with the strides of inputs and output, `strided`
-    counts(problem, tactic, device)   what it moves and computes, of which tactics.roofline makes a time
+    launches(problem, tactic)         its launches; of `placed` kernels also with the strides of inputs and output, `strided`
+    counts(problem, tactic, device)   its bytes and computations, from which tactics.roofline makes a time
     CASES                             kernel -> small problems, on which gpu-runtime doctor runs it
     pack(problem, tactic, weights)    its weights as the kernel reads them, where it has any
-    section_bytes(problem, tactic)    the sizes of what pack makes
+    section_bytes(problem, tactic)    the sizes of the sections that pack makes
     tables(problem, tactic)           of kernels with `tables`: the sections that follow from the problem alone
 """
 
@@ -44,14 +44,15 @@ GEMM = frozenset(Feature) - {Feature.MAX_POOL}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: where some are FP32.
+    """A row: `family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: those on FP32
+    ones.
 
-    `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, "parts" of images, or none; `mark`: its
-    instruction in a tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
+    `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, "parts" of images, or ""; `mark`: its
+    instruction in a tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: its optional features.
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
-    chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
-    its tensors may lie inside others. `tables`: sections that follow from the problem alone. `sm`: the one architecture
-    that has its instructions, if so. `launches`: the .cu files that it launches, where these are not the one of its name.
+    chw every one of V < 8. `fp32_output`: it also writes FP32, in linear memory, from linear inputs or from any. `placed`: its
+    tensors may lie inside others. `tables`: sections that follow from the problem alone. `sm`: the only architecture that has
+    its instructions, or "". `launches`: the .cu files that it launches, if not the one of its own name.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Kernel:
 def _conv(
     name: str, family: str, problem: type[Problem] = ConvProblem, supports: frozenset[Feature] = EPILOGUE, *launches: str
 ) -> Kernel:
-    """A convolution on tensor cores in any layout."""
+    """A row for a convolution on tensor cores in any layout; `launches` as in Kernel."""
     mark = SPARSE_HMMA if name.endswith("sparse24") else HMMA
     return Kernel(name, family, (problem,), (), "tile", mark, supports, True, True, "any", launches=launches)
 

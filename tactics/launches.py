@@ -1,4 +1,4 @@
-"""(problem, tactic) -> the launches that compute it, and its weights as the kernels read them."""
+"""The launches that compute a problem by a tactic, and its weights as the kernels read them."""
 
 from collections.abc import Hashable, Mapping
 
@@ -16,42 +16,46 @@ Binary = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-tim
 
 
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch | Call, ...]:
-    """What to launch, in order. Shapes come from the problem, formats from the tactic.
+    """Returns the launches, in order. Shapes come from the problem, formats from the tactic.
 
-    `strided`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
-    kernels that are `placed`); linear ones may then begin between multiples of 16 bytes.
+    `strided`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for kernels
+    that are `placed`); linear ones may then begin between multiples of 16 bytes.
     """
     family = table.OF_KERNEL[tactic.kernel]
     return family.launches(problem, tactic, strided=strided) if strided else family.launches(problem, tactic)
 
 
 def binaries(problem: Problem, tactic: Tactic) -> list[Binary]:
-    """Of each launch."""
+    """The kernel and compile-time values of each launch."""
     return [(s.kernel, s.values) for s in launches(problem, tactic) if isinstance(s, Launch)]
 
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """FP32 weights as `lower` gives them -> sections by name, each an array in the kernel's own order."""
+    """Packs FP32 weights, by the names that `lower` gives them, into sections by name, each an array in the kernel's own
+    order.
+    """
     family = table.OF_KERNEL[tactic.kernel]
     return family.pack(problem, tactic, weights) if hasattr(family, "pack") else {}
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of each section that pack_weights makes, from sizes alone: nothing is packed."""
+    """Returns the bytes of each section that pack_weights makes, from sizes alone, without packing."""
     family = table.OF_KERNEL[tactic.kernel]
     return family.section_bytes(problem, tactic) if hasattr(family, "pack") else {}
 
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
-    """Of the sections that pack_weights makes those that follow from the problem, by which kernels address memory."""
+    """Returns the sections of pack_weights that follow from the problem alone: tables by which kernels address memory."""
     family = table.OF_KERNEL[tactic.kernel]
     return family.tables(problem, tactic) if KERNELS[tactic.kernel].tables else {}
 
 
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:
-    """Tactics of a problem with the same key have the same packed weights: those of a kernel whose tables and sizes agree, and
-    with depth-to-space, which decides the order of rows, those of one output format; a strip of boxes has an order of K of its
-    own, a stem with vectors as output one of rows for the rows of a warp."""
+    """A key that is equal for tactics of a problem with the same packed weights.
+
+    Such tactics have the same kernel, tables and sizes; with depth-to-space, which decides the order of rows, also the same
+    output format. A strip of boxes has its own order of K; a stem with vector output orders rows by the rows of a warp.
+    """
     found = {name: array.tobytes() for name, array in tables(problem, tactic).items()}
     rows = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
     box = isinstance(tactic.tile, Tile) and bool(tactic.tile.box)

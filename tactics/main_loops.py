@@ -1,9 +1,9 @@
-"""Clocks of main loops of convolutions, from shares of the tensor cores' peak that were simulated from machine code.
+"""Clocks of convolutions' main loops, from simulated shares of the tensor cores' peak.
 
-cuda_kernels/shares.json has them by kernel, tile, what the loop does to its input, machine and blocks on an SM. In a
-share is all that an SM does in a loop: fragments and copies through the port of shared memory, addresses, barriers, few
-warps, the products that a norm adds. What lies beyond the SM (bandwidth of L2 that others use, latencies under load, a power
-limit) is not.
+cuda_kernels/shares.json has the shares by kernel, tile, prologue, machine and blocks on an SM; they were simulated from machine
+code. A share includes all that an SM does in a loop: fragments and copies through the port of shared memory, addresses,
+barriers, few warps, the products that a norm adds. It excludes everything beyond the SM (bandwidth of L2 that others use,
+latencies under load, a power limit).
 """
 
 from functools import lru_cache
@@ -24,12 +24,12 @@ UNTIMED = 1.1
 
 
 def loop_share(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> float:
-    """The share of `tensor_peak` that was simulated, with so many blocks on an SM. LookupError where the kernel has none."""
+    """The simulated share of `tensor_peak` with this many blocks on an SM. Raises LookupError where the kernel has none."""
     return share(tactic.kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks)
 
 
 def _loop(tactic: Tactic, prologue: Prologue) -> str:
-    """Its name in the table."""
+    """The loop's name in the table."""
     if linear(tactic.ins[0]):
         return "linear"
     return "scaled" if prologue.scaled else "gated" if prologue.gated else "normalized" if prologue.normalized else "vectors"
@@ -37,14 +37,17 @@ def _loop(tactic: Tactic, prologue: Prologue) -> str:
 
 @lru_cache(maxsize=256)
 def _name(tile: Tile) -> str:
-    """Of the tile without its split, which leaves the loop as it is."""
+    """The tile's name without its split, which leaves the loop as it is."""
     return str(tile.whole)
 
 
 @lru_cache(maxsize=16384)
 def stage(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> tuple[str, float, float]:
-    """(what limits the loop, clocks from a block's stage to its next over the `blocks` of an SM, clocks of them in which tensor
-    cores work on the tile). The clocks are simulated; the name is that of the larger of products and bytes of shared memory."""
+    """Returns (limit of the loop, clocks from a block's stage to its next with `blocks` on an SM, clocks of these in which
+    tensor cores work on the tile).
+
+    The clocks are simulated. The limit is "issue" for linear inputs, else "mma" or "smem", whichever needs more clocks.
+    """
     t = tactic.gemm
     products = t.m * t.n * t.k / tensor_peak(device, tactic.sparse)
     a, b = t.m * t.k * (9 / 8 if tactic.sparse else 2), t.n * t.k * 2  # written once, read by each row or column of warps
@@ -54,6 +57,6 @@ def stage(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> tu
 
 
 def best_share(device: Device, sparse: bool) -> float:
-    """The most that an estimate takes, of any tile of vectors without a prologue, with as many blocks as fit."""
+    """The highest share that an estimate uses: of any tile of vectors without a prologue, with as many blocks as fit."""
     kernel = "conv_sparse24" if sparse else "conv_dense"
     return max(share(kernel, tile, "vectors", device, device.max_blocks_per_sm) for tile in rows(kernel)) / UNTIMED

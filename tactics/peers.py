@@ -1,12 +1,13 @@
-"""What the kernels of others take: matrix products of cuBLAS, cuSPARSELt, CUTLASS and TensorRT, estimated.
+"""Estimates of other libraries' kernels: times of matrix products of cuBLAS, cuSPARSELt, CUTLASS and TensorRT.
 
-Published times judge this model (benchmarks/bench_predictions); ours, in the families, shares its constants of the hardware
-and is never fitted to it. A library tries TILES, with K split where tiles are few, and takes the fastest. Per tile an SM spends
+Published times judge this model (benchmarks/bench_predictions); our model, in the families, shares its constants of the
+hardware and is never fitted to it. A library tries TILES, with K split where tiles are few, and takes the fastest. Per tile an
+SM spends
 
     K / 64 stages   the larger of the products at the library's rate and of the bytes from L2, rounded where they meet
     its end         the output's bytes through L2, and `block_clk` to begin and end
 
-in whole rounds of tiles, while DRAM delivers what L2 does not hold. All of it is an array over problems.
+in whole rounds of tiles, while DRAM delivers the bytes that L2 does not hold. All values are arrays over problems.
 """
 
 from collections.abc import Sequence
@@ -31,20 +32,23 @@ SHAPES = (
 )
 # fmt: on
 TILES = np.array([(*shape, split) for shape in SHAPES for split in SPLITS], np.float64).T
-PASS = 128  # rows and columns of cuSPARSELt's tiles, as far as reading weights again shows them
+PASS = 128  # rows and columns of cuSPARSELt's tiles, inferred from how often it reads weights again
 SPARSE_BYTES = 9 / 16  # of the dense weights: half of the values, two bits of metadata for each
 # The rate with one warp's share of a tile against a full one, when few warps work: a line through 133 times of CUTLASS
 # convolutions with known tiles on an RTX 3070 (apache/tvm#9746).
 FEW_WARPS = 0.7
-ROUNDING = 4.0  # of max(a, b) as a norm of this order: two limits that meet cost 2 ** (1 / 4) of one
+ROUNDING = 4.0  # order of the norm in place of max(a, b): two equal limits cost 2 ** (1 / 4) of one
 TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Products of m x k activations with k x n weights, arrays of equal length: `x`, `w`, `y` are bytes of activations
-    (residual included), dense weights and output; `copies`: how many copies of the weights are cycled through, infinite where
-    other layers evict them; `drawn`: the share of a tile's activations that comes from L2, 1 but where taps overlap."""
+    """Products of m x k activations with k x n weights, as arrays with one element per problem.
+
+    `x`, `w`, `y`: bytes of activations (residual included), dense weights and output; `copies`: how many copies of the weights
+    are cycled through, infinite where other layers evict them; `drawn`: the share of a tile's activations that comes from L2,
+    below 1 only where taps overlap.
+    """
 
     m: Floats
     n: Floats
@@ -58,8 +62,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class PeerTime:
-    """Microseconds of a library's dense kernels for a layer, what bounds the slowest of them, and microseconds of its 2:4
-    kernels, None where the weights do not have the pattern."""
+    """A library's times for a layer: microseconds of dense kernels, the `bound` of the slowest, and microseconds of 2:4 kernels
+    (None where the weights lack the pattern).
+    """
 
     us: float
     bound: str
@@ -67,16 +72,20 @@ class PeerTime:
 
 
 def convolutions(problem: Problem) -> tuple[ConvProblem, ...]:
-    """The convolutions and matrix products that a library would run for a problem; none where there is no estimate: grouped
-    and depthwise convolutions, and all that is no convolution."""
+    """The convolutions and matrix products that a library would run for a problem; () where there is no estimate: for grouped
+    and depthwise convolutions, and for all other problems.
+    """
     found = tuple(p for p in problem.parts if isinstance(p, ConvProblem) and p.groups == 1)
     return found if len(found) == len(problem.parts) else ()
 
 
 @lru_cache(maxsize=65536)
 def time_of(problem: Problem, device: Device) -> PeerTime | None:
-    """A layer's time with a library, its weights evicted from L2 by other layers. Additions and activations are in the
-    epilogues, and a pool, a normalization or a gate in our kernel costs the library nothing: the estimate favours it."""
+    """A layer's time with a library, its weights evicted from L2 by other layers; None without an estimate.
+
+    Additions and activations are in the epilogues, and a pool, a normalization or a gate in our kernel costs the library
+    nothing: the estimate favours the library.
+    """
     if not (found := convolutions(problem)):
         return None
     work, library = work_of(found), rates(device).library
@@ -86,7 +95,7 @@ def time_of(problem: Problem, device: Device) -> PeerTime | None:
 
 
 def work_of(problems: Sequence[ConvProblem], out_bytes: int = 2) -> Work:
-    """Convolutions by the elements that their taps touch."""
+    """Counts the work of convolutions, with the input elements that their taps touch."""
     rows = [_counts(p, out_bytes) for p in problems]
     m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
     return Work(m, n, k, x, w, y, np.full(len(rows), np.inf), drawn)
@@ -104,8 +113,10 @@ def _counts(p: ConvProblem, out_bytes: int) -> tuple[float, ...]:
 def estimate(
     work: Work, device: Device, lib: Library, sparse: bool = False, accumulate: float = 1.0
 ) -> tuple[Floats, NDArray[np.str_]]:
-    """(microseconds inside a CUDA graph, what bounds each: launch, math, l2 or dram). `accumulate`: the rate of the products
-    relative to those with FP32 accumulation: 2 on GeForce cards that accumulate in FP16."""
+    """Returns (microseconds inside a CUDA graph, bound: launch, math, l2 or dram) of each problem.
+
+    `accumulate`: the rate of the products relative to FP32 accumulation: 2 on GeForce cards that accumulate in FP16.
+    """
     m, n, k = work.m[:, None], work.n[:, None], work.k[:, None]
     bm, bn, split = TILES
     w_share = SPARSE_BYTES if sparse else 1.0
@@ -140,7 +151,7 @@ def estimate(
 
 
 def from_dram(work: Work, device: Device, w_share: float = 1.0) -> Floats:
-    """Bytes that L2 does not hold: of weights with all their copies, of activations with one."""
+    """Bytes that L2 does not hold: of weights with all their copies, of activations with one copy."""
     w = work.w * w_share
     with np.errstate(invalid="ignore"):
         cycled = np.where(w > 0, work.copies * w, 0.0)
@@ -149,9 +160,12 @@ def from_dram(work: Work, device: Device, w_share: float = 1.0) -> Floats:
 
 
 def least(work: Work, device: Device, most_clock: float, accumulate: float = 1.0) -> Floats:
-    """Microseconds that nothing can go below, from peaks alone: dense products at the tensor cores' full rate, each byte once
-    through L2, and from DRAM what does not fit L2 even with one copy of the weights, before and after. `most_clock`: the
-    highest clock that the device takes, relative to the data sheet's."""
+    """A lower bound of the times in microseconds, from peak rates alone.
+
+    Counted are dense products at the tensor cores' full rate, each byte once through L2, and from DRAM the bytes that do not
+    fit L2 even with one copy of the weights, before and after. `most_clock`: the device's highest clock relative to the data
+    sheet's.
+    """
     clock = device.clock_mhz * most_clock
     math = work.m * work.n * work.k / (device.num_sms * device.mma_fma_per_clk * accumulate * clock)
     l2 = (work.x + work.w + work.y) / (device.l2_bytes_per_clk * clock)

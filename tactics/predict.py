@@ -1,9 +1,9 @@
-"""Analytical time of a tactic on a named device, for machines without a GPU. Never shown as measured.
+"""Predicts the time of a tactic on a named device, for machines without a GPU. Predictions are never shown as measured.
 
 A kernel takes launch + the larger of DRAM, L2 and SMs, rounded where they meet (tactics.roofline); each family counts its bytes
-and how long the SMs take. An H200 has timed ours (benchmarks/our_times.py): MEASURED is what families do not count. How far
-others' kernels lie from the same hardware's estimates, by what bounds them, is what benchmarks/bench_predictions finds: SIGMA
-for one time, SIGMA_RATIO for the quotient of a sparse and a dense one.
+and how long the SMs take. An H200 has timed ours (benchmarks/our_times.py): MEASURED holds the factors that families do not
+count. benchmarks/bench_predictions finds how far others' kernels lie from the same hardware's estimates, by bound: SIGMA for
+one time, SIGMA_RATIO for the quotient of a sparse and a dense one.
 """
 
 import math
@@ -20,7 +20,7 @@ from tactics.roofline import Counts, predicted
 from tactics.tactic import Tactic
 
 # Measured over predicted on an H200, the median over tactics, of kernels whose warps wait for loads longer than is counted; of
-# other architectures nobody knows. `gather`, `reduce`, `conv_fp32` have changed since: two have factors of kernels like them,
+# others nothing is known. `gather`, `reduce`, `conv_fp32` have changed since: the first two have factors of kernels like them,
 # `conv_fp32` none (2 with half as many loads in flight). `move` took 0.63 of this alone; in networks none was timed.
 MEASURED_ON = "sm_90a"
 MEASURED = {
@@ -30,7 +30,7 @@ MEASURED = {
 
 # Root mean squares of log errors, of the half of the published rows that fits the constants, by what bounds a kernel: of dense
 # products on six devices, and of the gain of 2:4 on two, where only three rows are short (bench_predictions --fit prints them).
-# OURS is what our own main loops add: half of what lies between the lowest and the highest share that their machine code is
+# OURS is the error that our own main loops add: half the distance between the lowest and the highest share that their code is
 # simulated at, in logarithms, root mean square over the tiles on sm_80 (cuda_kernels/shares.json).
 REGIMES = ("launch", "l2", "dram", "math")
 PUBLISHED = {"launch": 0.21, "l2": 0.12, "dram": 0.17, "math": 0.10}
@@ -44,41 +44,46 @@ RISK = 0.6  # how likely a sparse kernel must be the faster one before a predict
 # of sparse and dense products, on two devices that they fitted, show next to none). What else a quotient's error has is one
 # unknown of the device, common to all of its kernels: OURS, the rate of mma.sp, a sparse kernel's fixed cost, a power limit.
 SHARED = 0.5
-RANGE = 0.8  # how likely what sparse kernels save lies in the range that is shown
+RANGE = 0.8  # the probability that the time saved by sparse kernels lies in the displayed range
 
 
 def regime(bound: str) -> str:
-    """What bounds a kernel, in the words of the tables: SMs, whatever it is there, count as math."""
+    """The regime of a kernel's bound, in the words of the tables: every limit inside SMs counts as math."""
     return bound if bound in REGIMES else "math"
 
 
 def sigmas(device: Device) -> dict[str, float]:
-    """SIGMA there: of the math regime wider by the range of clocks that a power limit may leave. The quotient of two tactics
-    has no such part, as both run at one clock."""
+    """SIGMA on this device: in the math regime wider by the range of clocks that a power limit may leave.
+
+    SIGMA_RATIO has no such part, as both tactics of a quotient run at one clock.
+    """
     return SIGMA | {"math": math.hypot(SIGMA["math"], rates(device).held_sigma)}
 
 
 def sigma(problem: Problem, tactic: Tactic, device: Device) -> float:
-    """The relative error to expect of `predict_us`."""
+    """The expected relative error of `predict_us`."""
     return sigmas(device)[regime(str(predict(problem, tactic, device)["bound"]))]
 
 
 def sigma_ratio(bound: str, sparse_us: float, device: Device) -> float:
-    """The error to expect of log(sparse time / dense time): of its regime, of the rate of mma.sp, and of a sparse kernel's
-    fixed cost, which weighs most in short kernels."""
+    """The expected error of log(sparse time / dense time): from its regime, from the rate of mma.sp, and from a sparse kernel's
+    fixed cost, which weighs most in short kernels.
+    """
     r = rates(device)
     rate = r.sparse_rate_sigma if regime(bound) == "math" else 0.0
     return math.hypot(SIGMA_RATIO[regime(bound)], rate, r.sparse_us_sigma / max(sparse_us, device.launch_us))
 
 
 def p_faster(dense_us: float, sparse_us: float, bound: str, device: Device) -> float:
-    """P(sparse is the faster one), the quotient of the two predictions erring log-normally."""
+    """The probability that the sparse kernel is faster, if the quotient of the two predictions errs log-normally."""
     return NormalDist().cdf(math.log(dense_us / sparse_us) / sigma_ratio(bound, sparse_us, device))
 
 
 def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> float:
-    """What a predicted plan charges for a tactic, over its time: 1, and of a sparse one as much more as makes it break even
-    with a dense one that it beats with probability `risk`."""
+    """The factor by which a predicted plan multiplies a tactic's time: 1 for dense tactics.
+
+    For a sparse one the factor makes it break even with a dense one that it beats with probability `risk`.
+    """
     return _sparse_premium(problem, tactic, device, risk) if tactic.sparse else 1.0
 
 
@@ -89,8 +94,11 @@ def _sparse_premium(problem: Problem, tactic: Tactic, device: Device, risk: floa
 
 
 def kept_premium(problem: Problem, tactic: Tactic, device: Device) -> float:
-    """What a plan charges for a tactic that runs pieces of a batch so that L2 keeps them, over its time: 1 where times show how
-    much the device's L2 keeps; elsewhere as if that were no more than the least that any L2 was seen to keep of its size."""
+    """The factor by which a plan multiplies the time of a tactic that runs pieces of a batch so that L2 keeps them.
+
+    1 where times show how much the device's L2 keeps; elsewhere the L2 is taken to keep no more than the smallest share of its
+    size that any measured L2 kept.
+    """
     if device.model in KEPT_SEEN:
         return 1.0
     return max(1.0, predict_us(problem, tactic, _poor(device)) / predict_us(problem, tactic, device))
@@ -98,14 +106,14 @@ def kept_premium(problem: Problem, tactic: Tactic, device: Device) -> float:
 
 @lru_cache
 def _poor(device: Device) -> Device:
-    """The device if its L2 kept no more than that."""
+    """The device with an L2 that keeps only that smallest share."""
     share = KEPT_HALVES[1] / max(KEPT_HALVES[1], rates(device).kept[1])
     return replace(device, l2_bytes=round(device.l2_bytes * share))
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A sparse kernel of a plan: its `us` and what it saves beside a dense one, `saved_us`; what bounds both."""
+    """A sparse kernel of a plan: its `us`, its `bound`, the `saved_us` against a dense kernel, and the dense one's bound."""
 
     us: float
     bound: str
@@ -114,11 +122,11 @@ class Pick:
 
 
 def saved_range(saved_us: float, picks: Sequence[Pick], device: Device) -> tuple[float, float]:
-    """Where what sparse kernels save together lies with probability RANGE.
+    """The range in which the microseconds saved by all sparse kernels together lie with probability RANGE.
 
-    A kernel's dense time is d exp(e), its sparse time s exp(e + q): what is wrong with both alike, e (`sigmas`), and with
-    their quotient, q (`sigma_ratio`), so that it saves (d - s) e - s q more than predicted, to first order; e and q are
-    independent, the errors of several kernels as SHARED says.
+    A kernel's dense time is d exp(e), its sparse time s exp(e + q), with the common error e (`sigmas`) and the error q of their
+    quotient (`sigma_ratio`). To first order it saves (d - s) e - s q more than predicted. e and q are independent; errors of
+    several kernels correlate as SHARED says.
     """
     r = rates(device)
     own, variance = [regime(p.bound) for p in picks], 0.0
@@ -139,8 +147,10 @@ def saved_range(saved_us: float, picks: Sequence[Pick], device: Device) -> tuple
 
 
 def published_range(us: Sequence[float], bounds: Sequence[str]) -> tuple[float, float]:
-    """Where the sum of these estimates of a library's kernels lies with probability RANGE: the errors of `PUBLISHED` by what
-    bounds each kernel, part of the variance SHARED by all of a regime."""
+    """The range in which the sum of these estimates of a library's kernels lies with probability RANGE.
+
+    The errors are those of PUBLISHED by each kernel's bound; all kernels of a regime share part SHARED of the variance.
+    """
     variance = 0.0
     for name, error in PUBLISHED.items():
         of = [error * t for t, bound in zip(us, bounds, strict=True) if regime(bound) == name]
@@ -155,19 +165,19 @@ def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """The parts of the prediction in microseconds, `total_us`, and `bound`: what limits it."""
+    """Returns the parts of the prediction in microseconds, `total_us`, and `bound`, the name of its limit."""
     return dict(predict_alike(like(problem), alike(problem, tactic), device))
 
 
 def like(problem: Problem) -> Problem:
-    """One problem for all that take the same time: parts of a tensor that begin at the same place in eight channels."""
+    """Returns one problem for all that take the same time: parts of a tensor that begin at the same channel modulo 8."""
     if isinstance(problem, MoveProblem) and problem.is_part and problem.start[0] >= 16:
         return replace(problem, start=(8 + problem.start[0] % 8, 0, 0))
     return problem
 
 
 def alike(problem: Problem, tactic: Tactic) -> Tactic:
-    """One tactic for all that differ in formats alone and take the same time, where the family knows such."""
+    """Returns one tactic for all that differ in formats alone and take the same time, where the family knows such tactics."""
     family = _family(tactic.kernel)
     return family.alike(problem, tactic) if hasattr(family, "alike") else tactic
 
@@ -181,7 +191,7 @@ def _family(kernel: str) -> Any:
 
 @lru_cache(maxsize=65536)
 def predict_alike(problem: Problem, tactic: Tactic, device: Device) -> Mapping[str, float | str]:
-    """`predict` of a tactic that `alike` has made."""
+    """`predict` for a problem and a tactic that `like` and `alike` returned."""
     counts = _family(tactic.kernel).counts(problem, tactic, device)
     one_by_one = [counts] if isinstance(counts, Counts) else counts  # launches, one after the other
     parts = [predicted(device, _measured(of, of.kernel or tactic.kernel, device)) for of in one_by_one]

@@ -1,4 +1,4 @@
-"""Why a tactic cannot run a problem or needs no time, and why a layer runs sparse or dense: a code and its sentence."""
+"""Reasons: why a tactic cannot run a problem or needs no time, and why a layer runs sparse or dense, as code and sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuda_kernels.device import Device
 from tactics.codec import Text, one_of
 from tactics.tactic import Tactic
 
-UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
+UNSUPPORTED = "unsupported"  # a kernel's own sentence about a tactic, without a code
 OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
     **dict.fromkeys(
         ("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "in_network", "not_timed")
@@ -37,14 +37,14 @@ SENTENCES = OF_LAYERS | {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`code`: on which code decides; in a file it is a layer's."""
+    """A `code`, by which programs decide (in a file a layer's code), and its sentence."""
 
     code: Annotated[str, one_of(tuple(OF_LAYERS))]
     sentence: Text | None = None
 
     @staticmethod
     def of(code: str, **facts: str | int) -> Reason:
-        """The reason of that code. Raises KeyError where there is no such code, or its sentence needs another fact.
+        """Makes the reason of a code, with the facts of its sentence. Raises KeyError for an unknown code or a missing fact.
 
         >>> str(Reason.of("grouped_conv", channels=3))
         'grouped_conv: a group has 3 input channels, not a multiple of 4'
@@ -58,12 +58,12 @@ class Reason:
 
 @lru_cache(maxsize=4096)
 def unsupported(why: str) -> Reason | None:
-    """The reason of a kernel that cannot, or None where `why` is empty."""
+    """The reason of a kernel that cannot run a problem because of `why`; None where `why` is empty."""
     return Reason(UNSUPPORTED, why) if why else None
 
 
 def no_room(smem: int, device: Device) -> str:
-    """Why a block cannot have so many bytes of dynamic shared memory, or an empty string."""
+    """Why a block cannot have `smem` bytes of dynamic shared memory, or ""."""
     if smem <= device.smem_per_block:
         return ""
     return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"

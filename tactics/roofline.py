@@ -1,4 +1,4 @@
-"""Clocks and bytes to microseconds: the model that makes a time of what a family counts, and what no kernel can go below."""
+"""The time model: from a family's counts of clocks and bytes to microseconds, and lower bounds for every kernel."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,23 +21,24 @@ from tactics.step import Launch
 from tactics.tactic import Tactic
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
-# Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
+# Latencies of a load from DRAM, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
 # (arXiv 2402.13499, table of memory latencies); queues add to it.
 LATENCY_CLK, L2_LATENCY_CLK = 600, 300
-BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
+BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # outstanding loads of one SM; bounds a launch that does not fill the GPU
 
 
 ROUNDING = 4.0  # limits that meet add up: the norm of this order of all, as libraries' kernels show
-FEW_WARPS, FULL_WARPS = 0.7, 8  # the tensor cores' rate with few warps of an SM at work, and from how many it is whole
+FEW_WARPS, FULL_WARPS = 0.7, 8  # the tensor cores' rate with one warp of an SM at work, and the warps for the full rate
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a family counts of a tactic's launches; `predicted` makes times of it.
+    """A family's counts of a tactic's launches, of which `predicted` makes times.
 
-    Bytes of activations `read` and `written`, and of `weights`; `limits`: microseconds by what else bounds the launches (of a
-    resource that memory has as well, its time); `sparse`: of a sparse kernel, whose launch has a fixed cost; `untimed`: what
-    an estimate of a kernel that nobody has timed multiplies all limits with; `kernel`: of a launch that is not the tactic's.
+    Bytes of activations `read` and `written`, and of `weights`; `limits`: microseconds by name of the other limits (under the
+    name of a memory resource, its time replaces the computed one); `sparse`: a sparse kernel, whose launch has a fixed cost;
+    `untimed`: a factor on all limits, for kernels that nobody has timed; `kernel`: the launched kernel, where it is not the
+    tactic's.
     """
 
     read: float
@@ -51,24 +52,26 @@ class Counts:
 
 
 def traffic(shapes: Sequence[Shape4], tactic: Tactic) -> tuple[int, int]:
-    """Bytes of all inputs, and of the output, where each travels once; `shapes`: of the inputs, then of the output."""
+    """Returns the bytes of all inputs, and of the output, each moved once; `shapes`: of the inputs, then of the output."""
     *read, written = map(num_bytes, (*tactic.ins, tactic.out), shapes)
     return sum(read), written
 
 
 def convolved(p: Any, tactic: Tactic, weights: float, limits: Mapping[str, float], gate: int = 0, **how: Any) -> Counts:
-    """Of a convolution, whose residual has the output's format. `gate`: bytes of that input, where it has one."""
+    """Makes the Counts of a convolution, whose residual has the output's format. `gate`: bytes of the gate, if any; `how`:
+    Counts' other fields.
+    """
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     return Counts(x + gate + (y if p.epilogue.residual else 0), y, weights, limits, sparse=tactic.sparse, **how)
 
 
 def one_launch_us(device: Device) -> float:
-    """Of a launch of ours that does nothing, behind another one."""
+    """Microseconds of one of our launches that does nothing, behind another one."""
     return device.launch_us - rates(device).early_us
 
 
 def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
-    """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
+    """Returns the parts of a prediction (microseconds by resource) with `bound`, the name of its limit, and `total_us`."""
     parts = {**moved_us(device, counts.read, counts.written, counts.weights), **counts.limits}
     if counts.untimed != 1.0:
         parts = {name: counts.untimed * us for name, us in parts.items()}
@@ -87,8 +90,9 @@ PARTITIONS, PIECE = 4, 256  # of an SM's register file, and the registers that a
 
 
 def resident(device: Device, threads: int, registers: int, smem: int) -> int:
-    """Blocks that an SM holds at a time, by their threads, the registers of a thread and the bytes of shared memory. A warp's
-    registers are of one of the SM's four partitions, in pieces of 256 (CUDA's occupancy calculator, sm_80 and newer).
+    """Returns how many blocks an SM holds at a time, from their threads, a thread's registers and the bytes of shared memory.
+
+    A warp's registers lie in one of the SM's four partitions, in pieces of 256 (CUDA's occupancy calculator, sm_80 and newer).
 
     >>> resident(device, threads=144, registers=183, smem=0)  # two warps of 23 x 256 in each partition are one block of five
     1
@@ -117,22 +121,25 @@ class Spent(NamedTuple):
 
 
 def rounds_us(device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, spent: Spent) -> dict[str, float]:
-    """The time of the SM with most blocks, of which it holds `at_once`, under the name of the largest of `clocks`."""
+    """The microseconds of the SM with most blocks, of which it holds `at_once`, under the name of the largest of `clocks`."""
     per_sm = math.ceil(blocks / device.num_sms)
     sm = per_sm * spent.block + math.ceil(per_sm / at_once) * spent.turn + spent.once
     return {max(clocks, key=clocks.__getitem__): sm * (1 / device.clock_mhz)}
 
 
 def together(limits: Iterable[float]) -> float:
-    """The time of what several limits bound at once."""
+    """The time of a kernel that has several limits at once, a little above the largest of them."""
     return sum([x**ROUNDING for x in limits]) ** (1 / ROUNDING)
 
 
 def moved_us(
     device: Device, read: float, written: float, weights: float = 0.0, kept: tuple[float, float] | None = None
 ) -> dict[str, float]:
-    """Weights come from DRAM, of activations a share that grows with what they fill of L2, between the limits `kept` (without,
-    those of the device's rates): of kernels with weights at the rate of a library's products, which is below that of a copy."""
+    """Microseconds in DRAM and L2: all weights come from DRAM, of activations a share that grows with their part of L2.
+
+    The share grows from 0 to 1 between the limits `kept` (None: the device's rates). Kernels with weights move at the rate of a
+    library's products, which is below the rate of a copy.
+    """
     r = rates(device)
     low, high = kept or r.kept
     missed = min(1.0, max(0.0, ((read + written) / device.l2_bytes - low) / (high - low)))
@@ -142,40 +149,49 @@ def moved_us(
 
 
 def sm_l2(device: Device, blocks: int) -> float:
-    """Bytes per clock that one SM draws from L2 while `blocks` are at work: idle SMs leave their share to the others."""
+    """Bytes per clock that one SM reads from L2 while `blocks` are at work: idle SMs leave their share to the others."""
     r = rates(device)
     return min(r.sm_l2, r.l2 / min(device.num_sms, blocks))
 
 
 def tensor_peak(device: Device, sparse: bool = False) -> float:
-    """Products per clock and SM of mma.sync, and of mma.sp as many of the dense layer, where no warp waits for anything: the
-    peak that benchmarks/simulator simulates shares of, times `sync_share`, what clocks and power left of it on the card. That
-    was measured with libraries' best kernels, whose loops reach 98 to 100 % by the same simulation: 2 % are charged twice."""
+    """Peak products per clock and SM of mma.sync, or of mma.sp counted in dense products, with no warp waiting.
+
+    benchmarks/simulator simulates shares of this peak. `sync_share` is the part of the peak that clocks and power left on the
+    card. It was measured with libraries' best kernels, whose loops reach 98 to 100 % by the same simulation: 2 % are charged
+    twice.
+    """
     r = rates(device)
     return device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)
 
 
 def best_fma(device: Device) -> float:
-    """Dense products per clock and SM of the best instruction that a kernel has there: wgmma on sm_90a, else mma.sync."""
+    """Dense products per clock and SM of the device's best instruction for our kernels: wgmma on sm_90a, else mma.sync."""
     return device.mma_fma_per_clk * (1.0 if device.sm == "sm_90a" else device.mma_sync_share)
 
 
 def tensor_rate(device: Device, warps: float) -> float:
-    """Of kernels whose loops are not simulated, dense products per clock and SM, by how many warps of an SM are at work: four
-    tensor cores wait on each other's latencies with few (a line through CUTLASS times on an RTX 3070)."""
+    """Dense products per clock and SM of kernels whose loops are not simulated, with `warps` at work on an SM.
+
+    With few warps, four tensor cores wait on latencies (a line through CUTLASS times on an RTX 3070).
+    """
     return tensor_peak(device) * min(1.0, FEW_WARPS + (1 - FEW_WARPS) * warps / FULL_WARPS)
 
 
 def throttled(device: Device, mma: float) -> float:
-    """Clocks of the data sheet that a power limit adds to a kernel whose tensor cores work for `mma` of them. Where they always
-    work, `rates.held` of the clock is left; the less they do, the less power is drawn, and the higher the clock is."""
+    """Clocks of the data sheet that a power limit adds to a kernel whose tensor cores work for `mma` clocks.
+
+    Where they always work, `rates.held` of the clock is left; the less they work, the less power is drawn, and the higher the
+    clock.
+    """
     return mma * (1 / rates(device).held - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What a window does along one axis: `read`, how many input indices some tap lies on; `pairs`, how many (output, tap)
-    lie on the input, not on padding; `taps`, how many taps do so anywhere."""
+    """Counts of a window along one axis: `read`, the input indices that some tap touches; `pairs`, the (output, tap) pairs on
+    the input, not on padding; `taps`, the taps that touch the input anywhere.
+    """
 
     read: int
     pairs: int
@@ -183,7 +199,10 @@ class Axis:
 
 
 def axis(size: int, starts: np.ndarray, taps: int, dilation: int) -> Axis:
-    """`starts`: the input index of each output's first tap, negative on padding; tap t lies `dilation` * t further."""
+    """Counts a window's accesses along an axis of `size` elements.
+
+    `starts`: the input index of each output's first tap, negative on padding; tap t lies `dilation` * t further.
+    """
     touched, pairs, used = np.zeros(size, bool), 0, 0
     for t in range(taps):
         at = starts + t * dilation
@@ -194,7 +213,9 @@ def axis(size: int, starts: np.ndarray, taps: int, dilation: int) -> Axis:
 
 
 def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
-    """Rows (i = 0) or columns (1) of a convolution, for these outputs only, or for those that its pool takes, or all."""
+    """Counts rows (i = 0) or columns (1) of a convolution for `outputs`; None: for the outputs that its pool reads, or for
+    all.
+    """
     size, out, taps = ((p.h, p.p, p.r), (p.w, p.q, p.s))[i]
     if outputs is None and p.epilogue.pool:
         pool = p.epilogue.pool
@@ -206,7 +227,9 @@ def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
 
 
 def _transposed(p: ConvTransposeProblem, i: int) -> Axis:
-    """The same of a transposed one: input j and tap t meet output j * stride + t * dilation - pad."""
+    """Counts rows (i = 0) or columns (1) of a transposed convolution: input j and tap t meet output j * stride + t * dilation -
+    pad.
+    """
     size, taps = ((p.h, p.r), (p.w, p.s))[i]
     meets = np.arange(size)[:, None] * p.stride[i] + np.arange(taps) * p.dilation[i] - p.pad[i]
     inside = (meets >= 0) & (meets < p.out[i])
@@ -214,7 +237,7 @@ def _transposed(p: ConvTransposeProblem, i: int) -> Axis:
 
 
 def _needs(problem: Problem) -> tuple[int, int, int]:
-    """(elements of the first input that some product needs, products, weights that one of them needs)."""
+    """Returns (elements of the first input that some product needs, products, weights that some product needs)."""
     read = products = weights = 0
     for i, part in enumerate(problem.parts):
         behind = problem.parts[i + 1] if i + 1 < len(problem.parts) else None
@@ -230,7 +253,7 @@ def _needs(problem: Problem) -> tuple[int, int, int]:
 
 
 def _read_of(p: ConvProblem, behind: Problem | None, side: int) -> np.ndarray | None:
-    """The rows (0) or columns (1) that a 1x1 convolution behind `p` reads, which may have a stride; None: all."""
+    """The rows (0) or columns (1) of p's output that a 1x1 convolution behind it, perhaps with a stride, reads; None: all."""
     if not isinstance(behind, ConvProblem):
         return None
     starts = np.arange((behind.p, behind.q)[side]) * behind.stride[side] - behind.pad[side]
@@ -243,14 +266,15 @@ def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -
 
 
 def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
-    """What none of our kernels can go below on `device`, from its peak rates (`best_fma`): `mma_us`,
-    `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus
-    the largest of the others. Of convolutions, also transposed, in pairs and with squeeze-excite.
+    """Lower bounds in microseconds for all our kernels on `device`, from its peak rates (`best_fma`).
 
-    Only what must be is counted: products with elements of the image, not of its padding; of the first input, the elements
-    that some tap touches (of a 1x1 convolution with stride 2 a quarter), whatever else lies in their sectors; weights of taps
-    that touch it. `sizes`: bytes of an element of each input and the output, 2 where not given. From DRAM come weights, and of
-    activations what L2 cannot have kept (before the launch) or keep (after it). 2:4 halves the products and keeps 9/16 of
+    Returns `mma_us`, `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`,
+    `sparse_us`: launch plus the largest of the others. For convolutions, also transposed, in pairs and with squeeze-excite.
+
+    Only necessary work is counted: products with elements of the image, not of its padding; of the first input, the elements
+    that some tap touches (of a 1x1 convolution with stride 2 a quarter), not the rest of their sectors; weights of taps that
+    touch the input. `sizes`: bytes of an element of each input and the output, 2 where not given. Weights come from DRAM, and
+    so do activations that L2 cannot have kept (before the launch) or keep (after it). 2:4 halves the products and keeps 9/16 of
     the weight bytes (half the values, 2 bits for each kept one).
     """
     read, macs, weights = _needs(p)
@@ -278,8 +302,11 @@ def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, f
 
 
 def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
-    """The time that no launch of this problem can go below, and the largest of its parts: `floors` of layers with weights; of
-    others the launch, and each product and byte once, of moved elements only those that arrive."""
+    """Returns (the lower bound in microseconds for launches of this problem, the name of its largest part).
+
+    Layers with weights have `floors`; other problems the launch, and each product and byte once, of moved elements only those
+    that reach the output.
+    """
     if any(isinstance(part, (ConvProblem, ConvTransposeProblem)) for part in p.parts):
         found = floors(p, device, [DTYPES[f.dtype].itemsize for f in (*tactic.ins[: len(p.in_shapes)], tactic.out)])
         return float(found["sparse_us" if tactic.sparse else "dense_us"]), str(found["bound"])
@@ -300,8 +327,11 @@ def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
 def streamed(
     device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: float = 1
 ) -> Counts:
-    """Of kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can keep in
-    flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""
+    """Makes the Counts of kernels that move more than they compute.
+
+    The time is bytes over bandwidth, bounded by the loads that the launched threads can keep in flight, by the `turns` in which
+    a thread waits for its loads, and by the instructions of all threads.
+    """
     blocks = sum(s.grid[0] for s in steps)
     active = min(device.num_sms, blocks)
     waves = math.ceil(blocks / (device.num_sms * 8))

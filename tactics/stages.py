@@ -11,35 +11,38 @@ from tactics.step import NULL, Args, constant_bytes, constant_section, constant_
 
 TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in stages.cuh
 TENSOR_F32, TENSOR_F32_ONE_CHANNEL, RESULT = 5, 6, 7
-NOWHERE = Strides(0, 0, 0, 0)  # of what is not in memory
+NOWHERE = Strides(0, 0, 0, 0)  # of a tensor that is not in memory
 
 
 def reason_against(p: PointwiseProblem) -> str:
-    """Why no kernel runs the chain, or an empty string."""
+    """Why no kernel runs the chain, or ""."""
     if len(p.stages) > MAX_STAGES or len(p.tensors) + len(p.constants) > MAX_SOURCES:
         return f"a chain of more than {MAX_STAGES} stages or {MAX_SOURCES} tensors and constants"
     return ""
 
 
 def _long_axes(p: PointwiseProblem, axes: str) -> str:
-    """The axes without those of one element, along which nothing needs a stride."""
+    """The axes without those of one element, which need no stride."""
     return "".join(a for a, d in zip("nchw", p.out_shape, strict=True) if a in axes and d > 1)
 
 
 def tensors(p: PointwiseProblem) -> list[str]:
-    """The axes along which each tensor needs strides."""
+    """For each tensor, the axes along which it needs strides."""
     return [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
 
 
 def needs_rows(p: PointwiseProblem) -> bool:
-    """Whether pixels must be taken apart: a source spans one of the axes h and w without the other."""
+    """Whether the kernel must split a pixel into row and column: a source spans one of the axes h and w without the other."""
     spans = (*tensors(p), *(_long_axes(p, a) for a in p.constants))
     return p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in spans)
 
 
 def formats(p: PointwiseProblem, out: Format, result: bool = False) -> list[list[Format]]:
-    """Those that each tensor may have beside an output in `out`: whole ones the same; one that is broadcast also hwc8 or chw,
-    where it is read as wide. `result`: without tensor 0, which the kernel computes itself."""
+    """For each tensor, the formats that it may have with an output in `out`.
+
+    Whole tensors have the same format; a broadcast one may also be hwc8 or chw, where vectors fit. `result`: leaves out tensor
+    0, which the kernel computes itself.
+    """
     ways = []
     for axes in p.tensors[int(result) :]:
         others = dict.fromkeys((out, Format("fp16", "hwc8"), Format("fp16", "chw")))
@@ -49,7 +52,9 @@ def formats(p: PointwiseProblem, out: Format, result: bool = False) -> list[list
 
 
 def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> dict[str, int]:
-    """The stages and the kinds of their sources as the digits that the kernel unpacks. `ins`: the tensors' formats."""
+    """The stages and the kinds of their sources as the digits that the kernel unpacks. `ins`: the tensors' formats; `result`:
+    the kernel computes tensor 0 itself.
+    """
     kinds = []
     for i, axes in enumerate(tensors(p)):
         whole, half = "c" in axes, ins[i].dtype == "fp16"
@@ -66,8 +71,11 @@ def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> 
 
 
 def args(p: PointwiseProblem, strided: Sequence[Strides], rows: bool, first: int | None = None) -> Args:
-    """The sources and scalars, of tensors with these strides. `first`: which input tensor 1 is, where the kernel computes
-    tensor 0 itself; `rows`: whether it takes pixels apart."""
+    """The kernel arguments of sources and scalars, for tensors with these strides.
+
+    `first`: the input number of tensor 1, where the kernel computes tensor 0 itself; `rows`: whether it splits pixels into rows
+    and columns.
+    """
     sources: list[Args] = []
     for i, axes in enumerate(tensors(p)):
         if first is not None and i == 0:
@@ -88,7 +96,7 @@ def args(p: PointwiseProblem, strided: Sequence[Strides], rows: bool, first: int
 
 
 def pack(p: PointwiseProblem, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Constants as FP32 in the order n, h, w, c."""
+    """Packs the constants as FP32 in the order n, h, w, c."""
     return {f"c{i}": constant_section(weights[f"c{i}"], p.span(a)) for i, a in enumerate(p.constants)}
 
 
@@ -98,6 +106,7 @@ def section_bytes(p: PointwiseProblem) -> dict[str, int]:
 
 
 def instructions(p: PointwiseProblem, vec: int, sources: int) -> float:
-    """Of one element, with `sources` tensors and constants besides what a thread holds: accesses of `vec` elements each
-    (positions, addresses, conversions), and the stages."""
+    """Instructions per element: the stages, and accesses of `vec` elements each to `sources` tensors and constants (positions,
+    addresses, conversions).
+    """
     return 15 * sources / vec + sum(POINTWISE[s.op].instructions for s in p.stages)

@@ -29,7 +29,8 @@ NONFINITE: Arg = ("nonfinite", 0)
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where a convolution's pixels go: (oh, ow) is pixel (first + step * (oh, ow)) of an output of shape `out`, NCHW.
+    """The output pixels of a convolution: its pixel (oh, ow) is pixel first + step * (oh, ow) of an output of shape `out`,
+    NCHW.
 
     `name` is appended to the names of the weight sections.
     """
@@ -41,7 +42,9 @@ class Store:
 
     @property
     def pixels(self) -> tuple[int, int, int]:
-        """The pixel of (0, 0) in a row-major image, and pixels from one oh, and from one ow, to the next."""
+        """Returns the index of pixel (0, 0) in a row-major image, and the distances in pixels between neighbours along oh and
+        along ow.
+        """
         return self.first[0] * self.out[3] + self.first[1], self.step[0] * self.out[3], self.step[1]
 
 
@@ -64,15 +67,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a squeeze-excite's hidden values that a convolution's launch computes beside its outputs
-    (include/hidden_share.cuh): arguments; bytes of dynamic shared memory behind its own, and of the workspace."""
+    """The share of a squeeze-excite's hidden values that a convolution's launch computes in addition to its outputs
+    (include/hidden_share.cuh): its arguments, and bytes of dynamic shared memory and of workspace.
+    """
 
     args: tuple[tuple[str, Arg], ...]
     smem: int
     workspace: int
 
     def behind(self, smem: int) -> tuple[Args, int]:
-        """(its arguments, bytes of shared memory in all) where so many are the convolution's own."""
+        """Returns (its arguments, bytes of shared memory in all), with `smem` bytes of the convolution's own before it."""
         own = -(-smem // 16) * 16
         return member("share", dict(self.args) | ints(held_at=own)), own + self.smem
 
@@ -81,7 +85,7 @@ class Share:
 class Call:
     """A library function (tactics.problems.array_functions) instead of a launch; arrays are (argument, type, shape), linear.
 
-    `ins`: in the function's order, None for an absent one; `part`: which of its outputs is stored in `out`.
+    `ins`: in the function's order, None for an absent one; `part`: the number of the output that is stored in `out`.
     """
 
     function: str
@@ -108,13 +112,15 @@ def launch(
     workspace: int = 0,
     counters: int = 0,
 ) -> Launch:
-    """A launch of blocks of `block` threads. Raises ValueError where `args` are not the members of the kernel's parameters."""
+    """Makes a launch of blocks of `block` threads. Raises ValueError where `args` are not the members of the kernel's
+    parameters.
+    """
     fixed = tuple(sorted(values.items()))
     return Launch(kernel, fixed, grid, (block, 1, 1), smem, arrange(kernel, fixed, args), workspace, counters)
 
 
 def ints(**values: int) -> Args:
-    """32-bit integers."""
+    """Arguments that are 32-bit integers."""
     return {name: ("i32", int(v)) for name, v in values.items()}
 
 
@@ -123,12 +129,12 @@ def floats(**values: float) -> Args:
 
 
 def member(name: str, args: Mapping[str, Arg]) -> Args:
-    """The arguments of a struct that is a member of the parameters."""
+    """Arguments of a struct that is the member `name` of the parameters: each name becomes `name.inner`."""
     return {f"{name}.{inner}": value for inner, value in args.items()}
 
 
 def view_args(name: str, s: Strides) -> Args:
-    """The strides of a tensor as the kernels' struct View takes them, or as four members that begin with `name`_."""
+    """The strides of a tensor as the kernels' struct View, or, if `name` ends in "_", as four members that begin with it."""
     joined = name if name.endswith("_") else name + "."
     parts = ("n", s.n), ("block", s.block), ("pixel", s.pixel), ("log2v", s.log2v)
     return {joined + part: ("i32", int(v)) for part, v in parts}
@@ -137,7 +143,7 @@ def view_args(name: str, s: Strides) -> Args:
 def spread_args(name: str, s: Strides, axes: str, width: int, rows: bool) -> Args:
     """The kernels' struct Spread of a tensor that spans `axes` and is repeated along the others; `width`: its own columns.
 
-    Without `rows`, no one takes pixels apart: all of them are columns of one row.
+    Without `rows`, the kernel does not split pixels: all of them are columns of one row.
     """
     row = s.pixel * width if "h" in axes else 0
     column = s.pixel if "w" in axes or (not rows and "h" in axes) else 0
@@ -167,8 +173,10 @@ def window_args(p: ConvProblem | PoolProblem) -> Args:
 def conv_args(
     p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None, views: tuple[str, str, str]
 ) -> Args:
-    """Members of the structs of convolutions without tensor cores' tiles: pointers, sizes, window, and where each tensor lies;
-    `views`: what its names there begin with, of input, output and residual. `strided`: as launches take it."""
+    """Arguments of convolutions without tensor cores' tiles: pointers, sizes, window, and the strides of each tensor.
+
+    `views`: the prefixes of the names of input, output and residual. `strided`: as `launches` takes it.
+    """
     store, y_fmt = store or Store(p.out_shape), tactic.out
     added = tactic.ins[1] if p.epilogue.residual else y_fmt
     x, *_, y = ends = strided or (strides(tactic.ins[0], p.in_shapes[0]), strides(added, store.out), strides(y_fmt, store.out))
@@ -186,8 +194,10 @@ def pixel_args(store: Store) -> Args:
 def vector_sections(
     p: ConvProblem, weights: Mapping[str, np.ndarray], size: int, at: Any = None, taken: Any = slice(None)
 ) -> dict[str, np.ndarray]:
-    """The epilogue's weights, FP32 sections of `size` elements, zeros where none are given: the elements `taken` of the
-    problem's are put where `at` says, else first."""
+    """The epilogue's weights as FP32 sections of `size` elements, zeros where none are given.
+
+    The elements `taken` of the problem's vectors go to the positions `at`; None: to the first ones.
+    """
     sections = {name: np.zeros(size, np.float32) for name in p.epilogue.vectors}
     for name, section in sections.items():
         if weights.get(name) is not None:
@@ -199,14 +209,14 @@ CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, th
 
 
 def constant_strides(shape: Shape4) -> Strides:
-    """Where `constant_section` puts a constant's elements."""
+    """The strides of a constant of this shape in the layout of `constant_section`."""
     _, c, h, w = shape
     c = c if c == 1 else padded_channels("chw32", c)
     return Strides(c * h * w, CONSTANT_VECTOR, c, CONSTANT_VECTOR.bit_length() - 1)
 
 
 def constant_section(array: np.ndarray, shape: Shape4) -> np.ndarray:
-    """FP32 in the order n, h, w, c; channels padded to whole vectors of any format."""
+    """Converts a constant to FP32 in the order n, h, w, c, with channels padded to whole vectors of any format."""
     array = np.asarray(array, np.float32).reshape(shape).transpose(0, 2, 3, 1)
     more = 0 if array.shape[3] == 1 else -array.shape[3] % CONSTANT_VECTOR
     return np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
@@ -219,14 +229,17 @@ def constant_bytes(shape: Shape4) -> int:
 
 
 def own_strides(problem: Problem, tactic: Tactic) -> tuple[Strides, ...]:
-    """Of the inputs, then of the output, where each has memory of its own."""
+    """The strides of the inputs, then of the output, where each has memory of its own."""
     shapes = (*problem.in_shapes, problem.out_shape)
     return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
 
 def epilogue_values(problem: ConvProblem) -> dict[str, int]:
-    """What the kernels are told of the epilogue (include/activation.cuh): ACT; RES, 0 no residual, 1 added before the
-    activation, 2 after it; AFFINE and LAST where something follows."""
+    """The kernels' compile-time values of the epilogue (include/activation.cuh).
+
+    ACT; RES: 0 no residual, 1 added before the activation, 2 after it; AFFINE and LAST where scale and shift, or a second
+    activation follow.
+    """
     end = problem.epilogue
     values = {"ACT": act_code(problem), "RES": (2 if end.act_first else 1) if end.residual else 0}
     last = {"LAST": ACTIVATION_CODES[end.last.name]} if end.last != NONE else {}
@@ -234,7 +247,7 @@ def epilogue_values(problem: ConvProblem) -> dict[str, int]:
 
 
 def epilogue_instructions(problem: ConvProblem) -> int:
-    """Instructions per output that its epilogue takes beyond those of a bias and a ReLU, which every family counts."""
+    """Instructions per output of its epilogue beyond a bias and a ReLU, which every family counts."""
     end = problem.epilogue
     return sum(POINTWISE[act.name].instructions - 2 for act in (end.act, end.last)) + int(end.affine)
 
@@ -245,13 +258,13 @@ def act_code(problem: ConvProblem) -> int:
 
 
 def f32_values(x: Format, y: Format) -> dict[str, int]:
-    """What include/types.cuh is told where a kernel's input or output is FP32; else nothing."""
+    """The compile-time values of include/types.cuh where a kernel's input or output is FP32; else none."""
     found = {"X_F32": int(x.dtype == "fp32"), "Y_F32": int(y.dtype == "fp32")}
     return found if any(found.values()) else {}
 
 
 def alpha_beta(problem: ConvProblem, number: str = "") -> Args:
-    """The activations' parameters; `number` is appended to the names of the first one's."""
+    """Arguments with the activations' parameters; `number` is appended to the names of the first one's."""
     (a, b), last = (*problem.epilogue.act.params, 0.0, 0.0)[:2], problem.epilogue.last
     args = floats(**{"alpha" + number: a, "beta" + number: b})
     if last != NONE:
@@ -261,18 +274,20 @@ def alpha_beta(problem: ConvProblem, number: str = "") -> Args:
 
 
 def grid(threads: int) -> tuple[int, int, int]:
-    """Blocks of 256 threads."""
+    """The grid of blocks of 256 threads for this many threads."""
     return (max(1, -(-threads // 256)), 1, 1)
 
 
 def store_pixels(store: Store, step: int) -> Args:
-    """Where the epilogue stores a GEMM pixel; `step`: elements from one pixel of y to the next."""
+    """Arguments with which the epilogue finds the place of a GEMM pixel; `step`: elements from one pixel of y to the next."""
     first, row, column = store.pixels
     return ints(y_row=row * step, y_col=column * step, y_first=first * step, y_corner=store.out[3] * step)
 
 
 def residual_pixels(p: ConvProblem, store: Store, step: int) -> Args:
-    """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
+    """Arguments with which the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel
+    to the next.
+    """
     first, row, column = store.pixels
     up = p.epilogue.up
     if up > 1:  # one pixel of it for up x up of y: those of one GEMM pixel, or of as many GEMM pixels

@@ -1,4 +1,4 @@
-"""A tactic: one kernel, its tile and the formats it reads and writes. Its name says all of it and parses back."""
+"""A tactic: one kernel, its tile and the formats it reads and writes. Its name contains all of these and parses back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuda_kernels.hashed import Hashed
 from tactics.format import Format
 from tactics.kernels import KERNELS, SPARSE
 
-IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launched
+IN_PLACE = "in_place"  # stands in place of a tactic's name where nothing is launched
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,9 +20,9 @@ class Tile(Hashed):
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
 
     `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K); or
-    `persist` blocks go on from tile to tile, else each has one. Of kernels with a warpgroup that copies, whose warps m x n
-    multiply: `pingpong`, that there are two of these groups, each with a tile of its own; `cluster`, the blocks of one along
-    channels, pixels and K; `box`, the images, rows and columns that the tile's pixels are, or none.
+    `persist` blocks go on from tile to tile, else each has one. Kernels with a warpgroup that copies, while warps m x n
+    multiply: `pingpong`: two groups multiply, each a tile of its own; `cluster`: the blocks of a cluster along channels, pixels
+    and K; `box`: the images, rows and columns that make up the tile's pixels, or ().
     """
 
     m: int
@@ -47,12 +47,12 @@ class Tile(Hashed):
 
     @property
     def whole(self) -> Tile:
-        """The tile alone, whatever shares its work among blocks."""
+        """The tile without split-K, stream-K and persistent blocks."""
         return replace(self, split=1, stream=0, persist=0)
 
     @property
     def values(self) -> dict[str, int]:
-        """What kernels of a tile are compiled with."""
+        """The compile-time values of a tile."""
         return {"BM": self.m, "BN": self.n, "WARPS_M": self.warps_m, "WARPS_N": self.warps_n}
 
     @property
@@ -62,8 +62,10 @@ class Tile(Hashed):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Patch(Hashed):
-    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw. `mma`:
-    on tensor cores, where a warp computes 16 of these tiles."""
+    """The tile of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw.
+
+    `mma`: on tensor cores, where a warp computes 16 of these th x tw tiles.
+    """
 
     channels: int
     h: int
@@ -78,8 +80,11 @@ class Patch(Hashed):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Parts(Hashed):
-    """Of squeeze-excite: the blocks of an image, `slices` of its channels times `runs` of its pixels; as a `cluster`, or with
-    the two layers `apart`, as two launches, so many times the blocks in the first one."""
+    """The tile of squeeze-excite: an image's blocks, `slices` of its channels times `runs` of its pixels.
+
+    `cluster`: the blocks form a cluster. `apart` > 0: the two layers are two launches, the first with this many times the
+    blocks.
+    """
 
     slices: int
     runs: int
@@ -100,13 +105,13 @@ def _tile(found: re.Match) -> Tile:
     return Tile(m, n, k, warps_m, warps_n, stages, *shared, bool(pingpong), cluster, box)
 
 
-changed = lru_cache(maxsize=16384)(replace)  # of a tile: one object for all problems
-# Of a kernel's tiles: this one, all of a kernel with 2:4 weights, or all.
+changed = lru_cache(maxsize=16384)(replace)  # makes a changed tile, one object for all problems
+# A filter of a kernel's tiles: this one; "sparse": all, if the kernel has 2:4 weights; None: all.
 Only = Tile | Patch | Parts | Literal["sparse"] | None
 
 
 def restrict(kernel: str, tiles: tuple, only: Only) -> tuple:
-    """`tiles`, or of them `only`."""
+    """Filters a kernel's tiles by `only`."""
     if only == "sparse":
         return tiles if kernel in SPARSE else ()
     return tiles if only is None else tuple(t for t in tiles if t == only)
@@ -121,7 +126,9 @@ TILES = {"tile": Tile, "patch": Patch, "parts": Parts, "": type(None)}
 
 @dataclass(frozen=True, order=True)
 class Tactic(Hashed):
-    """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
+    """A kernel with its tile. `ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its
+    output.
+    """
 
     kernel: str
     tile: Tile | Patch | Parts | None
@@ -130,7 +137,7 @@ class Tactic(Hashed):
 
     @cached_property
     def kind(self) -> int:
-        """One number for all tactics that differ in their tiles alone: a key that costs nothing to hash."""
+        """A number shared by all tactics that differ in their tiles alone: a key that costs nothing to hash."""
         return _KINDS.setdefault((self.kernel, self.ins, self.out), next(_NUMBERS))
 
     @property
@@ -160,7 +167,7 @@ class Tactic(Hashed):
 
     @property
     def parts(self) -> Parts:
-        """How blocks share an image. Raises TypeError for another kernel than squeeze-excite's."""
+        """How blocks share an image. Raises TypeError for a kernel other than squeeze-excite's."""
         if not isinstance(self.tile, Parts):
             raise TypeError(f"{self.kernel} has no parts of images")
         return self.tile
@@ -174,7 +181,7 @@ class Tactic(Hashed):
 
     @staticmethod
     def parse(name: str) -> Tactic:
-        """The tactic of that name. Raises ValueError where it is none."""
+        """Parses a tactic's name. Raises ValueError where it names none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)(_mma)?", head)
         parts = re.fullmatch(r"([a-z0-9_]+?)_(\d+)x(\d+)(?:(_cluster)|(_apart)(\d*))?", head)
@@ -209,10 +216,10 @@ _NUMBERS = count()  # atomic: two threads never draw one number
 
 @lru_cache(maxsize=1 << 17)
 def tactic_of(kernel: str, tile: Tile | Patch | Parts | None, ins: tuple[Format, ...], out: Format) -> Tactic:
-    """One object for all problems: a network at two batches has most of its tactics in common."""
+    """Makes a tactic, one object for all problems: a network at two batches has most of its tactics in common."""
     return Tactic(kernel, tile, ins, out)
 
 
 def on_kernel(kernel: str, tactic: Tactic) -> Tactic:
-    """The same tile and formats, of another kernel."""
+    """Returns the tactic with the same tile and formats, of another kernel."""
     return tactic_of(kernel, tactic.tile, tactic.ins, tactic.out)

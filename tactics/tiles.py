@@ -1,4 +1,4 @@
-"""The tiles that convolutions on tensor cores are tried with, the registers that they take, and sums of a split K."""
+"""The tiles that convolutions on tensor cores are tried with, the registers that they take, and the cost of split K's sums."""
 
 import math
 
@@ -38,7 +38,7 @@ SPARSE_TILES = _tiles(
     (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
 )
 # fmt: on
-# Of strips (conv_strip.cu, conv_strip_sparse24.cu). Simulated, they beat the tile of this size above on an A100, an H100 and
+# Tiles of strips (conv_strip.cu, conv_strip_sparse24.cu). Simulated, they beat the tile of this size above on an A100, H100 and
 # a B200 (benchmarks/NOTES.md); with two stages the copies, which begin a step later in a turn, do not arrive in time.
 STRIP_DENSE_TILES = _tiles(
     (128, 256, 64, 2, 4, 3),
@@ -56,7 +56,7 @@ STRIP_SPARSE_TILES = _tiles(
     (128, 64, 64, 2, 2, 3),
     (64, 128, 64, 2, 2, 3),
 )
-# Of strips, as REGISTERS.
+# As REGISTERS, for strips.
 # fmt: off
 STRIP_REGISTERS = {
     (False, 64, 128, 64, 2): 176, (False, 128, 64, 64, 2): 175, (False, 128, 128, 64, 4): 172, (False, 128, 256, 64, 4): 230,
@@ -64,19 +64,23 @@ STRIP_REGISTERS = {
     (True, 128, 128, 64, 2): 234, (True, 128, 128, 64, 4): 183, (True, 128, 256, 64, 4): 234, (True, 256, 128, 64, 2): 234,
 }
 # fmt: on
-KEPT_SUMS = 64  # of a thread: a last arriver that has no more reads the others' only (split_k.cuh)
-MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, of what compiles without spills
+KEPT_SUMS = 64  # sums per thread up to which the last block to arrive keeps its own and reads only the others' (split_k.cuh)
+MOST_REGISTERS = 248  # per thread, as recorded plus those of a norm, that still compile without spills
 
 
 def out_of_registers(tactic: Tactic) -> bool:
-    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators, and sparse operands or the
-    addresses of a linear output."""
+    """Whether accumulators and sparse operands, or the addresses of a linear output, leave no registers for stream-K's loop
+    over tiles.
+    """
     return (tactic.sparse or linear(tactic.out)) and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
 
 
 def no_room_for_norm(tactic: Tactic) -> str:
-    """Why a norm in front would spill, or an empty string. With 128 dense results per thread the kernel fetches half a step's
-    pixels at a time (include/dense_stage.cuh): room for 20 registers of a norm, whatever the tile takes without one."""
+    """Why a norm before the convolution would spill registers, or "".
+
+    With 128 dense results per thread the kernel fetches half a step's pixels at a time (include/dense_stage.cuh): room for 20
+    registers of a norm, however many the tile takes without one.
+    """
     kept, t = registers_of_norm(tactic), tactic.gemm
     if not tactic.sparse and t.m * t.n // t.threads >= 128:
         return f"norm: needs {kept} registers per thread, more than 20 may spill" if kept > 20 else ""
@@ -85,7 +89,7 @@ def no_room_for_norm(tactic: Tactic) -> str:
 
 
 def registers(tactic: Tactic) -> int:
-    """Registers per thread as compiled; of a tile that the record lacks, roughly: accumulators, operands, addresses."""
+    """Registers per thread as compiled; for a tile that the record lacks an estimate: accumulators, operands, addresses."""
     t = tactic.gemm
     known = REGISTERS.get((tactic.sparse, t.m, t.n, t.k, t.warps_n))
     acc = t.m * t.n // t.threads
@@ -93,22 +97,27 @@ def registers(tactic: Tactic) -> int:
 
 
 def registers_of_norm(tactic: Tactic) -> int:
-    """What a norm in front keeps in registers of a thread: 5 for each 8 pixels of a warp (include/prologue.cuh)."""
+    """Registers per thread that a norm before the convolution keeps: 5 for each 8 pixels of a warp (include/prologue.cuh)."""
     t = tactic.gemm
     return 5 * -(-t.n // 8 // (t.threads // 32))
 
 
 def early_residual(tactic: Tactic, gated: bool = False) -> bool:
-    """Whether a convolution's residual, its second input, is copied during the main loop's last turn, for which it has a table:
-    RESIDUAL_EARLY in include/conv.cuh, LAST_TURN_APART of the kernels. `gated`: the last input is a gate."""
+    """Whether a convolution's residual, its second input, is copied during the main loop's last turn.
+
+    Then it has a table: RESIDUAL_EARLY in include/conv.cuh, LAST_TURN_APART of the kernels. `gated`: the last input is a gate.
+    """
     t = tactic.gemm
     apart = t.m * t.n // t.threads < 128 or (t.threads > 128 and not tactic.sparse)
     return len(tactic.ins) > 1 + gated and apart and not (linear(tactic.out) or t.stream or t.split > 1)
 
 
 def in_parts(end: float, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float, latency: float) -> float:
-    """The end of a tile with the sum of a split K: partial sums out, arrival counted, and the last arriver reads them one after
-    the other. A run of stages (stream-K) begins in one tile and ends in another."""
+    """The clocks of a tile's end with the sum of a split K: `end` without a split.
+
+    Partial sums go out, the arrival is counted, and the last block to arrive reads them one after the other. A run of stages
+    (stream-K) begins in one tile and ends in another.
+    """
     t = tactic.gemm
     if t.split == 1 and not t.stream:
         return end

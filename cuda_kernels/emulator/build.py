@@ -1,4 +1,4 @@
-"""Load the interpreter: the wheel's library, else one compiled for this CPU on first use and kept in the cache.
+"""Loads the interpreter: the wheel's library, else one compiled for this CPU on first use and kept in the cache.
 
 Both are stored under the hash of their sources, so neither serves other sources, and of their bytes, so no damaged library
 loads.
@@ -37,11 +37,11 @@ LOG = logging.getLogger(__name__)
 
 
 class BuildError(CompileError):
-    """No C++17 compiler, or it refused the interpreter's source."""
+    """Raised without a C++17 compiler, or if it refuses the interpreter's source."""
 
 
 def compiler() -> str:
-    """CXX, or g++, c++, clang++ in this order."""
+    """Returns the compiler's command: CXX, or g++, c++, clang++ in this order. Raises BuildError without one."""
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
@@ -49,7 +49,7 @@ def compiler() -> str:
 
 
 def _cpu() -> str:
-    """The CPU facts that -march=native depends on: a cache shared between machines must not mix their binaries."""
+    """Returns the CPU facts that -march=native depends on: a cache shared between machines must not mix their binaries."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -59,7 +59,7 @@ def _cpu() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The interpreter, compiled if neither the wheel nor the cache has it from these sources for this CPU."""
+    """Loads the interpreter, compiled if neither the wheel nor the cache has it from these sources for this CPU."""
     lib = _loaded(PREBUILT, _key(LEVEL)) if not MARCH and has_level() else None
     if lib is None:
         cxx, march = compiler().split(), MARCH or "native"
@@ -80,7 +80,7 @@ def library() -> ctypes.CDLL:
 
 
 def _key(march: str, *others: str) -> str:
-    """The hash of all that determines the library: sources, flags and further values."""
+    """Hashes all that determines the library: sources, flags and further values."""
     digest = hashlib.sha256(" ".join([march, *FLAGS, *others]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -97,7 +97,7 @@ def has_level(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def prebuild(folder: Path) -> Path:
-    """Compile a wheel's library into `folder` -> its file. Raises BuildError."""
+    """Compiles a wheel's library into `folder` and returns its file. Raises BuildError."""
     data = _compile(compiler().split(), LEVEL)
     path = _path(folder, _key(LEVEL), data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,8 +106,10 @@ def prebuild(folder: Path) -> Path:
 
 
 def platform_of(library: bytes) -> str:
-    """The tag of a wheel with this library: the oldest platform with all glibc and libstdc++ symbols that it needs;
-    linux_x86_64, which no index accepts, if GRANTED has none."""
+    """Returns the tag of a wheel with this library: the oldest platform with all glibc and libstdc++ symbols that it needs.
+
+    linux_x86_64, which no index accepts, if GRANTED has none.
+    """
     glibc = max(int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library))
     cxx = max((int(n) for n in re.findall(rb"GLIBCXX_3\.4\.(\d+)", library)), default=0)
     oldest = min((granting for newest, granting in GRANTED.items() if cxx <= newest), default=None)
@@ -115,7 +117,7 @@ def platform_of(library: bytes) -> str:
 
 
 def _loaded(folder: Path, key: str) -> ctypes.CDLL | None:
-    """The library of that key in `folder`, if it is present and undamaged."""
+    """Loads the library of that key in `folder`; None if it is absent or damaged."""
     for path in folder.glob(f"emulator-{key}-*.so"):
         with suppress(OSError), open_regular(path) as file:
             if path == _path(folder, key, file.read()):
@@ -124,7 +126,7 @@ def _loaded(folder: Path, key: str) -> ctypes.CDLL | None:
 
 
 def _load(cxx: list[str], march: str, key: str) -> ctypes.CDLL:
-    """The cached library of that key, else a new one; from a temporary file if the cache cannot be written."""
+    """Loads the cached library of that key, else compiles it; from a temporary file if the cache cannot be written."""
     folder = cache_dir() / "emulator"
     if (lib := _loaded(folder, key)) is not None:
         return lib
@@ -145,7 +147,7 @@ def _path(folder: Path, key: str, data: bytes) -> Path:
 
 
 def _compile(cxx: list[str], march: str) -> bytes:
-    """The bytes of the shared object. Raises BuildError."""
+    """Compiles the library and returns its bytes. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
         objects = [str(Path(folder, unit + ".o")) for unit in UNITS]
         jobs = [
@@ -168,7 +170,7 @@ def _compile(cxx: list[str], march: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def names() -> tuple[dict[str, int], dict[str, tuple[int, bool]]]:
-    """(instruction kind -> number, operation name -> (index, is a test)) as the library has them."""
+    """Returns (instruction kind -> number, operation name -> (index, is a test)) as the library has them."""
     lib = library()
     size = lib.emu_names(None, 0)
     buffer = ctypes.create_string_buffer(size + 1)

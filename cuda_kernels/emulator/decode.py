@@ -1,7 +1,7 @@
-"""Parsed PTX -> the interpreter's instruction records.
+"""Turns parsed PTX into the interpreter's instruction records.
 
-The tables of the opcodes_* files list the opcodes; decoder.py has the functions for them. Calls are inlined
-(parameters become local memory), so the interpreter knows no call stack.
+The tables of the opcodes_* files list the opcodes; decoder.py has the functions for them. Calls are inlined (parameters become
+local memory), so the interpreter knows no call stack.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ OPCODES: dict[str, Opcode] = (
 
 
 def decode(module: Module, kernel: str | None = None) -> Decoded:
-    """Decode the named kernel, or the only one there is."""
+    """Decodes the named kernel, or the only one. Raises DecodeError without exactly one."""
     entries = [f for f in module.functions.values() if f.entry]
     chosen = [f for f in entries if kernel is None or f.name == kernel]
     if len(chosen) != 1:
@@ -41,7 +41,9 @@ def _decoded(module: Module, kernel: Function) -> Decoder:
 
 
 def _branch_tables(dec: Decoder) -> list[int]:
-    """Give branches their target records, and table branches their table's place and length -> the concatenated tables."""
+    """Gives branches their target records, and table branches their table's place and length; returns the concatenated
+    tables.
+    """
     tables: list[int] = []
     for m in dec.code:
         m.targets = [dec.labels[label] for label in m.labels]
@@ -66,7 +68,7 @@ def _arrays(dec: Decoder) -> Decoded:
     at = [2 * (base[c] + size[c] * s) for c, s in zip(dec.classes, slots, strict=True)]
 
     def operand(x: int) -> int:
-        """Twice the byte offset in a warp's registers, or twice the offset in the constants plus one."""
+        """Encodes an operand: twice the byte offset in a warp's registers, or twice the offset in the constants plus one."""
         return at[x] if x >= 0 else -1 if x == -1 else 2 * (-2 - x) + 1
 
     code = np.zeros(len(dec.code), INS)

@@ -1,4 +1,4 @@
-"""The decoding of a kernel: its operands and addresses, the records that opcodes emit, and calls, which are inlined.
+"""Decodes a kernel: its operands and addresses, the records that opcodes emit, and calls, which are inlined.
 
 Each opcode is a function of a `Decoder` in one of the opcodes_* files. It accepts known modifiers and fails on every other, so
 unknown code never runs.
@@ -81,7 +81,7 @@ class Decoder:
         return self.locals[key]
 
     def symbol(self, name: str) -> tuple[str, int] | None:
-        """(space, address) of a variable."""
+        """Returns (space, address) of a variable; None for an unknown name."""
         if self.frames and name in self.frames[-1]:
             return self.frames[-1][name]
         if len(self.frames) <= 1 and name in self.params:
@@ -106,7 +106,7 @@ class Decoder:
     # ---- operands
 
     def const(self, value: int, width: int) -> int:
-        """A row of 32 equal values in the constant area; predicates are 32-bit masks."""
+        """Returns the operand of a row of 32 equal values in the constant area; predicates are 32-bit masks."""
         value &= (1 << width) - 1
         key = (width, value)
         if key not in self.const_at:
@@ -134,7 +134,7 @@ class Decoder:
         return self.vreg((self.instance, id(scope), text), CLASS_OF[kind])
 
     def reg_bits(self, text: str) -> int:
-        """Declared width of a destination register."""
+        """Returns the declared width of a destination register in bits; 0 for an unknown one."""
         found = self.ins.scope.find_reg(text)
         if found is None:
             return 0
@@ -152,7 +152,9 @@ class Decoder:
         return v
 
     def src(self, text: str, c: str, kind: str = "") -> int:
-        """A source operand of class "r" (32-bit row) or "d" (64-bit row): register, special register, number, symbol."""
+        """Returns a source operand of class "r" (32-bit row) or "d" (64-bit row): register, special register, number,
+        symbol.
+        """
         v = self.register(text)
         if v is not None:
             if self.classes[v] != c:
@@ -172,7 +174,7 @@ class Decoder:
         return self.const(found[1] + int((match[2] or "0").replace(" ", "").replace("+-", "-")), bits)
 
     def number(self, text: str, kind: str = "") -> int:
-        """The bits of a literal of type `kind`."""
+        """Returns the bits of a literal of type `kind`."""
         try:
             value = literal(text, kind)
         except (ValueError, OverflowError, struct.error):
@@ -206,7 +208,7 @@ class Decoder:
         return v
 
     def pred_src(self, text: str) -> tuple[int, int]:
-        """(operand, PRED_NOT or 0) of a predicate source."""
+        """Returns (operand, PRED_NOT or 0) of a predicate source."""
         negated = text.startswith("!")
         name = text.lstrip("!").strip()
         if name == "%is_explicit_cluster":
@@ -221,7 +223,7 @@ class Decoder:
         return v, PRED_NOT if negated else 0
 
     def pred_value(self, text: str) -> int:
-        """A predicate source with its negation already applied."""
+        """Returns a predicate source with its negation already applied."""
         v, negated = self.pred_src(text)
         if not negated:
             return v
@@ -230,7 +232,7 @@ class Decoder:
         return t
 
     def address(self, text: str) -> tuple[int, int, int, str | None]:
-        """`[reg+imm]`, `[symbol+imm]`, `[imm]` -> (operand, offset, ADDR64 or 0, the symbol's space if there is one)."""
+        """Parses `[reg+imm]`, `[symbol+imm]`, `[imm]` to (operand, offset, ADDR64 or 0, the symbol's space or None)."""
         inner = text.strip()
         if inner[0] != "[" or inner[-1] != "]":
             self.fail(f"'{text}' is not an address")
@@ -265,7 +267,7 @@ class Decoder:
         uses: Iterable[int] = (),
         of: Fields = Fields(),  # noqa: B008  (immutable)
     ) -> None:
-        """Append a record."""
+        """Appends a record."""
         ins, guard, flags = self.ins, None, of.flags
         written, read = tuple(v for v in defs if v >= 0), tuple(v for v in uses if v >= 0)
         if self.guard is not None:
@@ -291,7 +293,7 @@ class Decoder:
         )
 
     def row(self, name: str, d: int, *sources: int) -> None:
-        """An arithmetic instruction by its name in alu.cpp."""
+        """Emits an arithmetic instruction by its name in alu.cpp: d = name(sources)."""
         entry = self.rows.get(name)
         if entry is None or entry[1]:
             self.fail(f"unknown instruction form {name}")
@@ -307,7 +309,7 @@ class Decoder:
         )
 
     def plain(self, name: str, t: str, ops: list[str], classes: Sequence[str] = ()) -> None:
-        """d, a, b, ...: all of type t unless `classes` says otherwise."""
+        """Emits the instruction `name` with operands d, a, b, ..., all of type t unless `classes` says otherwise."""
         classes = classes or [cls(t)] * len(ops)
         sources = [self.src(o, c, t) for o, c in zip(ops[1:], classes[1:], strict=True)]
         self.row(name, self.dst(ops[0], classes[0]), *sources)
@@ -315,7 +317,7 @@ class Decoder:
     # ---- modifiers and operand counts
 
     def split(self, mods: list[str], allowed: Container[str]) -> tuple[set[str], list[str]]:
-        """(modifiers, types); a modifier not in `allowed` is an error."""
+        """Splits modifiers into (modifiers, types); a modifier not in `allowed` is an error."""
         flags, types = set(), []
         for m in mods:
             if m in TYPES and m not in allowed:
@@ -327,14 +329,14 @@ class Decoder:
         return flags, types
 
     def typed(self, mods: list[str], allowed: Container[str] = ()) -> tuple[set[str], str]:
-        """(modifiers, the one type)."""
+        """Splits modifiers into (modifiers, the one type)."""
         flags, types = self.split(mods, allowed)
         if len(types) != 1:
             self.fail(f"{len(types)} types, expected one")
         return flags, types[0]
 
     def typed2(self, mods: list[str], allowed: Container[str] = ()) -> tuple[set[str], str, str]:
-        """(modifiers, the two types)."""
+        """Splits modifiers into (modifiers, the two types)."""
         flags, types = self.split(mods, allowed)
         if len(types) != 2:
             self.fail(f"{len(types)} types, expected two")
@@ -347,7 +349,7 @@ class Decoder:
     # ---- functions
 
     def function(self, function: Function, frame: dict[str, tuple[str, int]]) -> None:
-        """Decode a function's body in place; `frame`: the place of a call's parameters."""
+        """Decodes a function's body in place; `frame`: the places of a call's parameters."""
         if function.name in self.calling:
             self.fail(f"recursive call of {function.name}")
         self.calling.append(function.name)

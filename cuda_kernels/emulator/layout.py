@@ -10,7 +10,9 @@ from cuda_kernels.emulator.programs import SHARED_START
 
 
 class Shared(NamedTuple):
-    """Shared memory of a kernel: the address of each variable by its id(), one past the static ones, the dynamic array's."""
+    """Shared memory of a kernel: the address of each variable by its id(), the end of the static ones, the dynamic array's
+    address.
+    """
 
     addresses: dict[int, int]
     static_end: int
@@ -18,7 +20,7 @@ class Shared(NamedTuple):
 
 
 def shared_layout(module: Module, kernel: Function) -> Shared:
-    """Static variables of every function, then the dynamic array at the least alignment it declares."""
+    """Lays out the static variables of every function, then the dynamic array at the least alignment it declares."""
     variables = _shared_variables(module, kernel)
     used = {o for i in _reachable(module, kernel) for text in i.operands for o in re.findall(r"[\w$%]+", text)}
     addresses: dict[int, int] = {}
@@ -36,7 +38,9 @@ def shared_layout(module: Module, kernel: Function) -> Shared:
 
 
 def _shared_variables(module: Module, kernel: Function) -> list[Var]:
-    """The variables of the module, then of the functions that the kernel may call, each once, in order of declaration."""
+    """Returns the variables of the module, then of the functions that the kernel may call, each once, in order of
+    declaration.
+    """
     scopes = [module.scope]
     for function in module.functions.values():
         if function is kernel or not function.entry:
@@ -46,7 +50,7 @@ def _shared_variables(module: Module, kernel: Function) -> list[Var]:
 
 
 def _reachable(module: Module, kernel: Function) -> Iterator[Instr]:
-    """The instructions of the kernel and of the functions that it calls."""
+    """Yields the instructions of the kernel and of the functions that it calls."""
     todo, seen = [kernel], set()
     while todo:
         function = todo.pop()
@@ -61,8 +65,10 @@ def _reachable(module: Module, kernel: Function) -> Iterator[Instr]:
 
 
 def thread_registers(kernel: Function) -> int:
-    """The most registers that a thread may start with, as its launch bounds leave them; 0 without any. ptxas gives so many to a
-    kernel with setmaxnreg: 168 to each of 384 threads."""
+    """Returns the most registers that a thread may start with, as its launch bounds leave them; 0 without any bounds.
+
+    ptxas gives that many to a kernel with setmaxnreg: 168 to each of 384 threads.
+    """
     limits = kernel.limits
     threads = -(-math.prod(kernel.maxntid or (0,)) // 32) * 32 * limits.get("minnctapersm", 1)
     by_threads = 65536 // threads // 8 * 8 if threads else 0
@@ -71,7 +77,7 @@ def thread_registers(kernel: Function) -> int:
 
 
 def parameter_layout(kernel: Function) -> tuple[dict[str, int], int]:
-    """(offset of each parameter, bytes of all)."""
+    """Returns (offset of each parameter, bytes of all)."""
     offsets, at = {}, 0
     for p in kernel.params:
         offsets[p.name] = at = -(-at // p.align) * p.align

@@ -27,7 +27,7 @@ def is_float(t: str) -> bool:
 
 
 def form(dec: Decoder, stem: str, flags: set[str], t: str) -> str:
-    """The name in alu.cpp of a floating-point operation with these modifiers."""
+    """Returns the name in alu.cpp of a floating-point operation with these modifiers."""
     if t == "f32" and flags & {"approx", "full"}:
         stem += ".approx" if "approx" in flags else ".full"
     directed = next((r for r in ("rz", "rm", "rp") if r in flags), None)
@@ -55,7 +55,7 @@ def arithmetic(stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str])
 
 
 def toward_zero_flushed(dec: Decoder, stem: str, flags: set[str], ops: list[str]) -> None:
-    """.rz.ftz.f32: subnormal values are zeros before and after."""
+    """Decodes .rz.ftz.f32: subnormal values are zeros before and after."""
     if flags != {"rz", "ftz"}:
         dec.fail("combination of modifiers")
     sources = [flushed(dec, flags, "f32", dec.src(o, "r", "f32")) for o in ops[1:]]
@@ -68,7 +68,7 @@ def toward_zero_flushed(dec: Decoder, stem: str, flags: set[str], ops: list[str]
 
 
 def mad_lo_cc(dec: Decoder, ops: list[str]) -> None:
-    """d = low half of a * b + c; the carry of that sum is kept."""
+    """Decodes d = low half of a * b + c; the carry of that sum is kept."""
     low, addend, total = dec.temp("r"), dec.temp("d"), dec.temp("d")
     a, b, c = (dec.src(o, "r", "u32") for o in ops[1:])
     dec.row("mul.lo.u32", low, a, b)
@@ -90,7 +90,7 @@ def madc(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def product(stem: str, float_stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """mul and mad: of integers with .lo, .hi or .wide, else of floating-point numbers."""
+    """Decodes mul and mad: of integers with .lo, .hi or .wide, else of floating-point numbers."""
     if mods[0] not in ("lo", "hi", "wide"):
         return arithmetic(float_stem, n, dec, mods, ops)
     flags, t = dec.typed(mods, {"lo", "hi", "wide", "cc"})
@@ -120,7 +120,7 @@ def div(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def function(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """A floating-point function of one operand."""
+    """Decodes a floating-point function of one operand."""
     flags, t = dec.typed(mods, ROUNDING | {"approx", "ftz"})
     dec.count(ops, 2)
     dec.plain(form(dec, stem, flags, t), t, ops)
@@ -133,7 +133,7 @@ def min_max(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def sign(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """abs and neg."""
+    """Decodes abs and neg."""
     flags, t = dec.typed(mods, {"ftz"})
     dec.count(ops, 2)
     if t in HALVES:
@@ -142,13 +142,13 @@ def sign(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def same(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """All operands are of the one type."""
+    """Decodes an instruction whose operands all have its one type."""
     t = dec.typed(mods)[1]
     dec.plain(f"{stem}.{t}", t, ops)
 
 
 def named(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """alu.cpp has each form under its own name; all operands are of 32 bits."""
+    """Decodes an instruction whose forms alu.cpp lists by name; all operands have 32 bits."""
     dec.plain(".".join([stem, *mods]), "b32", ops)
 
 
@@ -186,7 +186,7 @@ def prmt(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def bit_field(stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """bfe and bfi: `n` operands of the type, then position and length."""
+    """Decodes bfe and bfi: `n` operands of the type, then position and length."""
     t = dec.typed(mods)[1]
     dec.plain(f"{stem}.{t}", t, ops, [cls(t)] * n + ["r", "r"])
 
@@ -205,7 +205,7 @@ def count_bits(stem: str, dec: Decoder, mods: list[str], ops: list[str]) -> None
 
 
 def comparison(dec: Decoder, mods: list[str]) -> tuple[str, int, list[str]]:
-    """Modifiers -> (comparison, how it is combined with a predicate or 0, the modifiers after these)."""
+    """Parses modifiers to (comparison, code of the operation with a predicate or 0, the remaining modifiers)."""
     cmp, rest = mods[0], mods[1:]
     if cmp not in COMPARE:
         dec.fail(f"comparison '.{cmp}'")
@@ -223,7 +223,7 @@ def setp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 class Comparison(NamedTuple):
-    """Of operands of type t; the operation `combine` with a predicate is 0 for none."""
+    """A comparison of operands of type t. `combine`: the operation with a predicate, 0 for none."""
 
     cmp: str
     combine: int
@@ -232,8 +232,9 @@ class Comparison(NamedTuple):
 
 
 def compare(dec: Decoder, how: Comparison, ops: list[str], p: int, q: int) -> None:
-    """Compare ops[1] with ops[2], combine with predicate ops[3], into p; q gets the opposite, or for packed types the high
-    half."""
+    """Compares ops[1] with ops[2], combined with predicate ops[3], into p; q gets the opposite, or for packed types the high
+    half.
+    """
     cmp, combine, t, flags = how
     sources = [dec.src(o, cls(t), t) for o in ops[1:3]]
     a, b = (flushed(dec, flags, t, s) for s in sources)
@@ -253,7 +254,7 @@ def compare(dec: Decoder, how: Comparison, ops: list[str], p: int, q: int) -> No
 
 
 def flushed(dec: Decoder, flags: set[str], t: str, s: int) -> int:
-    """A source, with .ftz with its subnormal values as zeros."""
+    """Returns a source; with .ftz a copy with zeros for its subnormal values."""
     if "ftz" not in flags or t != "f32":
         return s
     v = dec.temp("r")

@@ -1,6 +1,6 @@
-"""The opcodes of Hopper whose effect comes later: mbarriers, wgmma, and what goes with them.
+"""The opcodes of Hopper whose effect comes later: mbarriers, wgmma, and the instructions that accompany them.
 
-Refused: all whose meaning no program of others has shown.
+Opcodes whose meaning no independent program has shown are refused.
 """
 
 import re
@@ -15,7 +15,7 @@ from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WI
 
 
 def shared_address(dec: Decoder, text: str) -> int:
-    """A row with the shared address that `[a+4]` names."""
+    """Returns a row with the shared address that `[a+4]` names."""
     operand, offset, wide, _ = dec.address(text)
     if operand < 0:
         return dec.const(dec.const_value(operand) + offset, 32)
@@ -102,11 +102,11 @@ def mbarrier(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def mbarrier_wait(dec: Decoder, tries: bool, by_parity: bool, ops: list[str]) -> None:
-    """[d, address, parity or state], of try_wait also a hint how long it may sleep."""
+    """Decodes operands [d, address, parity or state] and, of try_wait, an optional hint how long it may sleep."""
     dec.count(ops, 3, 4 if tries else 3)
     p, a = dec.dst(ops[0], "p"), shared_address(dec, ops[1])
     o = [p, a, dec.src(ops[2], "r" if by_parity else "d")]
-    # Where it finds nothing it keeps no lane's old value: the interpreter writes all lanes that execute it.
+    # It keeps no lane's old value: the interpreter writes all lanes that execute it.
     dec.emit("MBARRIER", o, (p,), o[1:], Fields(sub=M_TRY if tries else M_TEST, flags=0 if by_parity else BY_STATE))
 
 
@@ -188,8 +188,10 @@ def cp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str], mask: int) -> None:
-    """[shared], [global], bytes, [mbarrier] of a load, [global], [shared], bytes of a store; a map and coordinates instead of
-    the global address and bytes."""
+    """Decodes a bulk copy. Operands of a load: [shared], [global], bytes, [mbarrier]; of a store: [global], [shared], bytes.
+
+    A tensor copy has a map and coordinates instead of the global address and bytes.
+    """
     im2col = kind != "tile"
     if im2col and rank < 3:
         dec.fail("im2col has three to five dimensions")
@@ -229,7 +231,7 @@ def copy(dec: Decoder, rank: int, kind: str, store: bool, ops: list[str], mask: 
 
 
 def copy_between(dec: Decoder, ops: list[str]) -> None:
-    """[shared of any block], [own shared], bytes, [mbarrier of the same block as the first]."""
+    """Decodes a copy between blocks: [shared of any block], [own shared], bytes, [mbarrier of the same block as the first]."""
     dec.count(ops, 4)
     to, of, size, barrier = (
         shared_address(dec, ops[0]),
@@ -242,7 +244,7 @@ def copy_between(dec: Decoder, ops: list[str]) -> None:
 
 
 def store_async(dec: Decoder, vec: int, ops: list[str]) -> None:
-    """[shared of any block], values, [mbarrier of the same block]."""
+    """Decodes st.async: [shared of any block], values, [mbarrier of the same block]."""
     dec.count(ops, 3)
     values = [dec.src(x, "r") for x in (dec.vector(ops[1]) if vec > 1 else ops[1:2])]
     if len(values) != vec:
@@ -259,7 +261,9 @@ RELAXED = STRONG  # clusters.h's
 
 
 def mapped(sub: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """An address with .shared::cluster, else a generic one, and of mapa the block."""
+    """Decodes mapa (the address in another block) and getctarank (the block of an address): with .shared::cluster, else
+    generic.
+    """
     if mods not in (["u32"], ["u64"], ["shared::cluster", "u32"], ["shared::cluster", "u64"]):
         dec.fail(f"form of {dec.ins.opcode}")
     dec.count(ops, 3 if sub == MAP_ADDRESS else 2)

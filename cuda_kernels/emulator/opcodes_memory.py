@@ -35,7 +35,9 @@ ATOM_MODIFIERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", 
 
 
 class Address(NamedTuple):
-    """An instruction's address: a register or constant, and an offset in bytes. `space` is "" if only the address tells it."""
+    """An instruction's address: a register or constant, and an offset in bytes. `space` is "" where only the address decides
+    it.
+    """
 
     space: str
     operand: int
@@ -44,7 +46,7 @@ class Address(NamedTuple):
 
 
 def state_space(mods: list[str]) -> tuple[str, list[str]]:
-    """(state space or "", the other modifiers)."""
+    """Splits modifiers into (state space or "", the other modifiers)."""
     space = next((m for m in mods if m in SPACES), "")
     return space.replace("::cta", ""), [m for m in mods if m not in SPACES]
 
@@ -55,7 +57,7 @@ def place(dec: Decoder, space: str, text: str) -> Address:
 
 
 def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> None:
-    """Note the smallest accesses: they decide how finely memory is watched."""
+    """Notes the smallest accesses, which decide how finely memory is watched."""
     if space in ("shared", "shared::cluster", ""):
         dec.cell = min(dec.cell, shared_bytes)
     if space in ("global", ""):
@@ -63,7 +65,9 @@ def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> Non
 
 
 def order(flags: set[str], strong: bool) -> int:
-    """The effect of an access on the order between blocks. Cache operators, .cg too, are hints without an effect (PTX ISA)."""
+    """Returns the effect of an access on the order between blocks. Cache operators, .cg too, are hints without an effect (PTX
+    ISA).
+    """
     if not strong or flags & {"cta", "cluster"}:
         return 0
     acquire, release = flags & {"acquire", "acq_rel"}, flags & {"release", "acq_rel"}
@@ -71,7 +75,7 @@ def order(flags: set[str], strong: bool) -> int:
 
 
 def values_of(dec: Decoder, text: str, flags: set[str], t: str) -> list[str]:
-    """The registers or numbers that a load writes or a store reads."""
+    """Returns the registers or numbers that a load writes or a store reads."""
     values = dec.vector(text)
     vec = next((n for name, n in VECTORS.items() if name in flags), 1)
     if len(values) != vec:
@@ -82,7 +86,7 @@ def values_of(dec: Decoder, text: str, flags: set[str], t: str) -> list[str]:
 
 
 def row_flags(dec: Decoder, values: list[str], flags: set[str], t: str, store: bool) -> int:
-    """WIDE for 64-bit registers, SIGNED if a narrow value is sign-extended, STRONG, NC."""
+    """Returns WIDE for 64-bit registers, SIGNED if a narrow value is sign-extended, STRONG, NC."""
     wide = any(n != "_" and dec.register(n) is not None and dec.is_wide(n, t) for n in values) or (store and width(t) == 64)
     found = (WIDE if wide else 0) | (SIGNED if t[0] == "s" and not store else 0)
     return found | (STRONG if flags & ORDERED else 0) | (NC if "nc" in flags else 0)
@@ -201,7 +205,7 @@ COPY = re.compile(r"async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::(?:cache_hi
 
 
 def copy_async(dec: Decoder, cache: str, ops: list[str]) -> None:
-    """cp.async [shared], [global], cp-size, then the bytes to copy (the rest is zeros) or a predicate to copy none."""
+    """Decodes cp.async [shared], [global], cp-size, then the bytes to copy (the rest is zeros) or a predicate to copy none."""
     dec.count(ops, 3, 4, 5)
     size = dec.number(ops[2])
     if size not in (4, 8, 16) or (cache == "cg" and size != 16):

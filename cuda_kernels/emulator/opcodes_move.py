@@ -97,7 +97,7 @@ def integer_to_float(dec: Decoder, flags: set[str], to: str, of: str, d: int, s:
 
 
 def float_to_float(dec: Decoder, flags: set[str], to: str, of: str, d: int, sources: list[int]) -> None:
-    """`sources`: two for a pair of halves."""
+    """Decodes a conversion between floating-point types; two `sources` make a pair of halves."""
     extra = [f for f in ("sat", "relu") if f in flags]
     rounding = list(flags & (INTEGRAL if to == of else ROUNDING | INTEGRAL))
     sources = [flushed(dec, flags, of, s) for s in sources]

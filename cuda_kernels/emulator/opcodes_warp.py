@@ -11,7 +11,7 @@ LDMATRIX = {"sync", "aligned", "m8n8", "b16"}
 
 
 def ldmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """Its modifiers come in any order: CUTLASS writes x4.trans.m8n8."""
+    """Decodes ldmatrix, whose modifiers come in any order: CUTLASS writes x4.trans.m8n8."""
     given = set(mods)
     number, shared = given & {"x1", "x2", "x4"}, given & {"shared", "shared::cta"}
     if given - number - shared - {"trans"} != LDMATRIX or len(number) != 1 or len(shared) > 1 or len(mods) != len(given):
@@ -89,13 +89,13 @@ def bar(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def member_mask(dec: Decoder, kind: str, into: tuple[int, int], sources: list[int], mask: int, of: Fields) -> None:
-    """A collective operation of the lanes of a mask: up to three sources into a register and a predicate."""
+    """Emits a collective operation of the lanes of a mask: up to three sources into a register and a predicate, `into`."""
     o = [*into, *sources, *[-1] * (3 - len(sources)), mask]
     dec.emit(kind, o, into, (*sources, mask), of)
 
 
 def with_predicate(dec: Decoder, text: str) -> tuple[int, int]:
-    """`d|p` or `d` -> (register, predicate or -1)."""
+    """Parses `d|p` or `d` to (register, predicate or -1)."""
     d, _, p = (s.strip() for s in text.partition("|"))
     return dec.dst(d, "r"), dec.dst(p, "p") if p else -1
 
@@ -180,7 +180,7 @@ def trap(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def call(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    """`call (returned), name, (given)`; the lists may be absent."""
+    """Decodes `call (returned), name, (given)`; the lists may be absent."""
     returned, (name, *rest) = (names(ops[0]), ops[1:]) if ops[0][0] == "(" else ([], ops)
     if name == "__assertfail":
         return trap(dec, mods, ops)

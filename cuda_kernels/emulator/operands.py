@@ -53,12 +53,12 @@ def width(t: str) -> int:
 
 
 def cls(t: str) -> str:
-    """The class of registers that hold a type."""
+    """The class of registers that hold a type: "d" for 64 bits, else "r"."""
     return "d" if width(t) == 64 else "r"
 
 
 def literal(text: str, kind: str) -> int:
-    """The bits of a number as PTX writes it: 0f and 0d hold the bits of a float or a double, C's notations a value."""
+    """Returns the bits of a number as PTX writes it: 0f and 0d hold the bits of a float or a double, C's notations a value."""
     if text[:2] in ("0f", "0F", "0d", "0D"):
         stored, value = "f32" if text[1] in "fF" else "f64", int(text[2:], 16)
         if kind not in FLOATS or kind == stored:
@@ -72,7 +72,7 @@ def literal(text: str, kind: str) -> int:
 
 
 class DecodeError(Exception):
-    """An instruction the emulator does not know; the message names opcode, file and line."""
+    """Raised for an instruction that the emulator does not know; the message names opcode, file and line."""
 
 
 class Fields(NamedTuple):
@@ -124,4 +124,4 @@ class Micro:
     labels: Sequence[tuple[int, int]]  # the targets of branches
     ends: bool
     targets: list[int]  # the targets as indices of records, known after decoding
-    extra: Sequence[int]  # operands beyond those a record has room for; `imm` is then their place among the tables
+    extra: Sequence[int]  # operands for which a record has no room; `imm` is then their index in the tables

@@ -1,4 +1,4 @@
-"""PTX text -> functions made of instructions, with scopes resolved and every instruction's PTX and source line kept.
+"""Parses PTX text to functions made of instructions, with scopes resolved and every instruction's PTX and source line kept.
 
 The parser handles only structure; decode.py handles the meaning of opcodes. Difficulties: inline asm opens `{ }` scopes with
 their own registers (whose names need no %) and labels, repeated per expansion; several statements share a line; `.loc` and a
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 class ParseError(Exception):
-    """PTX this parser does not understand; the message names the line."""
+    """Raised for PTX that this parser does not understand; the message names the line."""
 
 
 class Scope:
@@ -29,14 +29,14 @@ class Scope:
         self.vars: dict[str, Var] = {}
 
     def outwards(self) -> Iterator[Scope]:
-        """This scope, then each that encloses it."""
+        """Yields this scope, then each that encloses it."""
         scope: Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def find_reg(self, name: str) -> tuple[Scope, str] | None:
-        """(scope, type) of the innermost register of this name, or None."""
+        """Returns (scope, type) of the innermost register of this name, or None."""
         scope: Scope | None = self
         while scope is not None:
             kind = scope.regs.get(name)
@@ -120,7 +120,7 @@ _VAR = re.compile(r"\.([a-z]+\d+)\s+([\w$%]+)\s*((?:\[\s*\d*\s*\])*)\s*(?:=\s*(.
 
 
 def split_operands(text: str) -> list[str]:
-    """Split at top-level commas; braces, brackets and parentheses nest."""
+    """Splits at top-level commas; braces, brackets and parentheses nest."""
     if not any(c in text for c in "{[("):
         return [p.strip() for p in text.split(",")] if text.strip() else []
     parts, depth, start = [], 0, 0
@@ -137,7 +137,7 @@ def split_operands(text: str) -> list[str]:
 
 
 def parse_var(text: str, line: int) -> Var:
-    """`.shared .align 4 .b8 name[132]`, also with an initialiser, and the parameters of functions."""
+    """Parses `.shared .align 4 .b8 name[132]`, also with an initialiser, and the parameters of functions."""
     words = text.split()
     space = next((w[1:] for w in words if w in (".shared", ".local", ".global", ".const", ".param")), "param")
     align_match = re.search(r"\.align\s+(\d+)", text)
@@ -172,7 +172,7 @@ def _int_literal(text: str, size: int) -> int:
 
 
 def parse(ptx: str) -> Module:
-    """Parse a whole module."""
+    """Parses a whole module."""
     return _Parser(ptx).run()
 
 
@@ -197,7 +197,7 @@ class _Parser:
         return self.module
 
     def take(self, text: str, number: int) -> str:
-        """Read one item at the start of the rest of a line -> the new rest."""
+        """Reads one item at the start of the rest of a line and returns the new rest."""
         if self.skip_section:
             return self.section(text)
         if self.header:
@@ -216,14 +216,14 @@ class _Parser:
         return text[end + 1 :].lstrip()
 
     def section(self, text: str) -> str:
-        """Debug data, which is skipped."""
+        """Skips a line of debug data."""
         self.skip_section += text.count("{") - text.count("}")
         if self.skip_section == 1 and "}" in text:
             self.skip_section = 0
         return ""
 
     def between_statements(self, text: str, number: int) -> str | None:
-        """Read an item without a semicolon -> the rest of the line, or None if a statement begins."""
+        """Reads an item without a semicolon; returns the rest of the line, or None if a statement begins."""
         first = text[0]
         if first in "{};":
             if first == "{":
@@ -247,7 +247,7 @@ class _Parser:
         return None
 
     def function_header(self, text: str) -> str:
-        """Read this line's part of a function's header -> the rest of the line."""
+        """Reads this line's part of a function's header and returns the rest of the line."""
         stop = re.search(r"[{;]", text)
         if not stop:
             self.header += text + " "
@@ -330,7 +330,7 @@ class _Parser:
             raise ParseError(f"PTX line {self.start}: unknown directive '{text[:80]}'")
 
     def branch_table(self, text: str) -> None:
-        """The label in front names the table."""
+        """Reads a table of branch targets; the label before it is its name."""
         name = self.function.body.pop() if self.function and self.function.body else None
         if self.function is None or not isinstance(name, Label):
             raise ParseError(f"PTX line {self.start}: expected a label before '{text[:80]}'")

@@ -62,13 +62,13 @@ class Decoded:
 
 
 def cluster_of(d: Decoded, attribute: Triple | None) -> Triple:
-    """Blocks of a cluster, as a launch's attribute or the kernel says."""
+    """Returns the blocks of a cluster along x, y, z, from a launch's attribute or else the kernel."""
     x, y, z = attribute or d.cluster or (1, 1, 1)
     return x, y, z
 
 
 def check_cluster(d: Decoded, attribute: Triple | None, grid: Triple, resident: int) -> None:
-    """Raise ValueError for clusters that no launch of this grid has; `resident`: blocks at a time, 0 for any."""
+    """Raises ValueError for clusters that are impossible for this grid; `resident`: blocks at a time, 0 for any."""
     cluster = cluster_of(d, attribute)
     blocks, declared = math.prod(cluster), tuple(d.cluster)
     if declared and declared != cluster:
@@ -83,7 +83,7 @@ def check_cluster(d: Decoded, attribute: Triple | None, grid: Triple, resident: 
 
 @lru_cache(maxsize=1)
 def _version() -> bytes:
-    """The hash of all inputs of a program but the PTX."""
+    """Hashes all inputs of a program except the PTX."""
     digest = hashlib.sha256(repr(names()).encode())
     for path in sorted(SOURCES.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -102,7 +102,7 @@ def cache_path(of: str) -> Path:
 
 
 def read(path: Path) -> Decoded | None:
-    """The program written under this name; None if it is absent or damaged."""
+    """Reads the program written under this name; None if it is absent or damaged."""
     try:
         with files.open_regular(path) as file:
             digest, packed = file.read(HASH_BYTES), file.read()
@@ -120,7 +120,7 @@ def read(path: Path) -> Decoded | None:
 
 
 def write(path: Path, program: Decoded) -> None:
-    """Keep a program, unless its code has addresses of this process."""
+    """Stores a program, unless its code has addresses of this process."""
     if program.globals:
         return
     arrays = {name: np.ascontiguousarray(getattr(program, name), kind) for name, (kind, _) in ARRAYS.items()}

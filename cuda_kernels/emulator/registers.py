@@ -1,6 +1,6 @@
-"""Virtual registers -> a compact register file.
+"""Assigns virtual registers to a compact register file.
 
-PTX names every value anew; kept one row each, a warp's registers would not fit the CPU's caches. Liveness is that of one
+PTX names every value anew; with one row each, a warp's registers would not fit the CPU's caches. Liveness is that of one
 thread, so it holds under divergence too: lanes on another path own their lanes of every row. Linear scan over [first, last]
 intervals, one pool for predicates, one for 32-bit rows, one for 64-bit rows.
 """
@@ -14,7 +14,8 @@ from cuda_kernels.emulator.operands import Micro
 
 class Block(NamedTuple):
     """A basic block, code[start:end]: bit masks of registers that it reads before writing and that it writes; its
-    successors."""
+    successors.
+    """
 
     start: int
     end: int
@@ -47,7 +48,7 @@ def _blocks(code: Sequence[Micro], labels: set[int]) -> list[Block]:
 
 
 def _liveness(blocks: list[Block]) -> tuple[list[int], list[int]]:
-    """Registers that are live before, and after, each block: bit masks."""
+    """Returns the registers that are live before, and after, each block, as bit masks."""
     live_in, live_out = [block.uses for block in blocks], [0] * len(blocks)
     changed = True
     while changed:
@@ -72,7 +73,7 @@ def _bits(x: int) -> Iterator[int]:
 
 
 def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[int], list[int]]:
-    """The first and last live point of each of n virtual registers; a use is at 2i, a definition at 2i + 1."""
+    """Returns the first and last live point of each of n virtual registers; a use is at 2i, a definition at 2i + 1."""
     first, last = [1 << 60] * n, [-1] * n
 
     def touch(v: int, at: int) -> None:
@@ -96,7 +97,7 @@ def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[in
 
 
 def in_flight(code: Sequence[Micro]) -> None:
-    """Keep the registers of every wgmma alive until a wait, as if that read them: until then the hardware may."""
+    """Keeps the registers of every wgmma alive until a wait, as if the wait read them: until then the hardware may."""
     flying = {v for m in code if m.kind == "WGMMA" for v in (*m.extra, m.o[3]) if v >= 0}
     for m in code:
         if m.kind == "WGMMA_WAIT":
@@ -104,9 +105,11 @@ def in_flight(code: Sequence[Micro]) -> None:
 
 
 def unfenced(code: Sequence[Micro], labels: set[int]) -> list[int]:
-    """The records of wgmma that some way reaches with a register of theirs accessed and no wgmma.fence since: the first wgmma
-    needs one too (PTX ISA, wgmma.fence, which names sums and A: CUTLASS writes metadata behind it). Other wgmmas and the waits
-    access no register in that sense."""
+    """Returns the records of wgmma that are reached with one of their registers accessed since the last wgmma.fence.
+
+    The first wgmma needs a fence too (PTX ISA, wgmma.fence, which names sums and A: CUTLASS writes metadata behind it). Other
+    wgmmas and the waits access no register in that sense.
+    """
     if not any(m.kind == "WGMMA" for m in code):
         return []
     blocks, every = _blocks(code, labels), -1
@@ -135,7 +138,7 @@ def unfenced(code: Sequence[Micro], labels: set[int]) -> list[int]:
 
 
 def allocate(code: Sequence[Micro], labels: set[int], classes: list[str], pinned: set[int]) -> tuple[list[int], dict[str, int]]:
-    """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and the number of slots per class.
+    """Returns the slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and the number of slots per class.
 
     A result may reuse the slot of an operand whose last reader is the same instruction.
     """

@@ -1,4 +1,4 @@
-"""Load PTX, hold global memory, launch a grid on the CPU's cores, and explain failed checks."""
+"""Loads PTX, holds global memory, launches a grid on the CPU's cores, and explains failed checks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RED_ZONE = 4096
 KEPT = 256  # decoded programs
 POISON = 0xCB
 APPROXIMATE = ("rcp", "div", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")  # with .approx (div: .full too), of FP32
-MOST = 2**32 - 1  # that 32 bits hold
-MOST_THREADS = 1024  # of the host, of one launch
+MOST = 2**32 - 1  # the largest number of 32 bits
+MOST_THREADS = 1024  # of the host, for one launch
 NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
 
 class EmulatorError(Exception):
-    """A check failed, or the PTX has an unknown element. `check` names it."""
+    """Raised where a check fails, or the PTX has an unknown element. `check` names it."""
 
     def __init__(self, message: str, check: str = ""):
         super().__init__(message)
@@ -41,22 +41,23 @@ class EmulatorError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """How a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
+    """The way a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
     instructions. `async_mode` "late" completes a cp.async only at its wait, with the destination poisoned until then and the
     source read then. `threads`: of the host, None: all cores. `track_writes` lists addresses of allocations whose writes are
     counted per byte (with checks on). `resident_blocks`: the number of blocks that run at a time, like SMs x occupancy on a
     GPU; 0 for one per host thread. A block that waits for a non-resident block is a deadlock, and an error (unless its loop
-    changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
-    off. Three checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may
-    be read before it is written; without `same_value_races` unordered threads may store the value that is already there;
-    without `proxy_fences` asynchronous operations see ordinary stores that no fence.proxy.async covers, as CUTLASS's loops of
-    cp.async expect. A wgmma computes when its fourth warp issues it, a bulk copy
-    when it is issued; "late" at the first wait for it, with a seed at one of both. Then mbarrier.try_wait may fail, too.
-    `sum_bits`: 0 rounds each sum of tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h).
-    `dependent`: the launch may begin before the previous one has ended, so until griddepcontrol.wait it may read constants
-    only, even if the kernel never waits. A kernel that waits is always checked so. `cluster`: the launch attribute; None: as
-    the kernel declares. Instructions of APPROXIMATE are correctly rounded; those in `low_ends` give the lowest result that the
-    PTX ISA allows, those in `high_ends` the highest. Raises ValueError for invalid options."""
+    changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with
+    `checks` off. Three checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared
+    memory may be read before it is written; without `same_value_races` unordered threads may store the value that is already
+    there; without `proxy_fences` asynchronous operations see ordinary stores that no fence.proxy.async covers, as CUTLASS's
+    loops of cp.async expect. A wgmma computes when its fourth warp issues it, a bulk copy when it is issued; "late" at the
+    first wait for it, with a seed at one of both. Then mbarrier.try_wait may fail, too. `sum_bits`: 0 rounds each sum of
+    tensor cores; 24 truncates like Ampere and Ada, 25 like Hopper's mma (Sums in mma.h). `dependent`: the launch may begin
+    before the previous one has ended, so until griddepcontrol.wait it may read constants only, even if the kernel never
+    waits. A kernel that waits is always checked so. `cluster`: the launch attribute; None: as the kernel declares.
+    Instructions of APPROXIMATE are correctly rounded; those in `low_ends` give the lowest result that the PTX ISA allows,
+    those in `high_ends` the highest. Raises ValueError for invalid options.
+    """
 
     checks: bool = True
     async_mode: str = "eager"
@@ -112,7 +113,7 @@ class Memory:
         self._starts: list[int] = []
 
     def alloc(self, nbytes: int, fill: int = POISON, name: str = "", constant: bool = False) -> int:
-        """A 256-byte aligned address. `name` appears in messages; `constant`: no launch writes it."""
+        """Allocates memory at a 256-byte aligned address. `name` appears in messages; `constant`: no launch writes it."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         room = np.empty(nbytes + 2 * RED_ZONE + 256, np.uint8)
@@ -126,7 +127,7 @@ class Memory:
         return address
 
     def adopt(self, other: Memory, address: int) -> None:
-        """Have another memory's allocation, too: the same bytes."""
+        """Adds another memory's allocation to this one: the same bytes."""
         self._buffers[address] = other._buffers[address]
         bisect.insort(self._starts, address)
 
@@ -140,7 +141,7 @@ class Memory:
         return self._buffers[address][1]
 
     def view(self, address: int, nbytes: int | None = None) -> np.ndarray:
-        """The bytes from `address` on as an array on the same memory; the address may be inside an allocation."""
+        """Returns the bytes from `address` on as an array on the same memory; the address may be inside an allocation."""
         base = self._base(address)
         room, size, *_ = self._buffers[base]
         nbytes = base + size - address if nbytes is None else nbytes
@@ -166,7 +167,7 @@ class Memory:
         return np.array([(a, self._buffers[a][1], self._buffers[a][3]) for a in self._starts], np.uint64).reshape(-1, 3)
 
     def nearest(self, address: int) -> str:
-        """For a message: this address relative to the nearest allocation."""
+        """Describes this address relative to the nearest allocation, for a message."""
         best = None
         i = bisect.bisect_right(self._starts, address)
         for start in self._starts[max(0, i - 1) : i + 1]:
@@ -180,7 +181,7 @@ class Memory:
         return best[1] if best else "no memory is allocated"
 
     def check_red_zones(self) -> None:
-        """Raise if host code or a kernel without checks wrote outside an allocation."""
+        """Raises EmulatorError if host code or a kernel without checks wrote outside an allocation."""
         for address, (room, size, name, _) in self._buffers.items():
             start = address - room.ctypes.data
             bad = np.flatnonzero(np.concatenate([room[:start], room[start + size :]]) != POISON)
@@ -230,7 +231,7 @@ class Program:
         return self.decoded.name
 
     def place(self, pc: int) -> str:
-        """Source and PTX line of an instruction."""
+        """Returns the source and PTX line of an instruction."""
         d = self.decoded
         line, file, source, opcode = d.places[min(pc, len(d.places) - 1)].tolist()
         known = d.files.get(str(file))
@@ -243,15 +244,14 @@ _programs_lock = threading.Lock()
 
 @functools.lru_cache(maxsize=4)
 def parsed(ptx: str) -> Module:
-    """A parsed module; the last few are cached, because a driver asks for a module and then for each of its kernels."""
+    """Parses a module; the last few are cached, because a driver asks for a module and then for each of its kernels."""
     from cuda_kernels.emulator.parse import parse
 
     return parse(ptx)
 
 
 def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
-    """Parse and decode; cached by content in memory, with `keep` also on disk. EmulatorError names unknown elements with file
-    and line."""
+    """Parses and decodes a kernel; cached by content in memory, with `keep` also on disk. EmulatorError names file and line."""
     key = programs.key_of(ptx, kernel)
     with _programs_lock:
         program = _programs.get(key)
@@ -273,7 +273,7 @@ def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
 
 
 def _decoded(ptx: str, kernel: str | None) -> Decoded:
-    """Import the decoder late: it imports slowly, and cached programs do not need it."""
+    """Decodes a kernel. The decoder is imported here because it imports slowly, and cached programs do not need it."""
     from cuda_kernels.emulator.decode import decode
     from cuda_kernels.emulator.operands import DecodeError
     from cuda_kernels.emulator.parse import ParseError
@@ -324,7 +324,7 @@ def launch(
     *,
     options: Options = Options(),  # noqa: B008  (frozen)
 ) -> Stats:
-    """Run the grid to its end. Raises EmulatorError for the first failed check; Ctrl-C stops it cleanly."""
+    """Runs the grid and returns its counters. Raises EmulatorError for the first failed check; Ctrl-C stops it cleanly."""
     d = program.decoded
     _check_launch(program, grid, block, dynamic_smem, params, options)
     shadows = {a: np.zeros(memory.size(a), np.uint8) for a in map(int, options.track_writes)}
@@ -359,7 +359,7 @@ def launch(
 
 
 def _allocations(d: Decoded, memory: Memory) -> np.ndarray:
-    """The memory's allocations and the module's global variables, by address."""
+    """Lists the memory's allocations and the module's global variables, by address."""
     table = memory.table()
     if not d.globals:
         return table
@@ -377,7 +377,7 @@ class _Arrays(NamedTuple):
 
 
 def _record(d: Decoded, grid: Triple, block: Triple, dynamic_smem: int, arrays: _Arrays, options: Options) -> _Launch:
-    """The interpreter's record of a launch. It holds addresses: the caller keeps the arrays alive."""
+    """Makes the interpreter's record of a launch. It holds addresses: the caller keeps the arrays alive."""
     # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
     return _Launch(
         grid=tuple(grid),

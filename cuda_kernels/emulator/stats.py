@@ -29,11 +29,12 @@ class LineStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters of one launch. Instructions, MMAs (a wgmma counts as so many of m16n8)
-    and bytes of asynchronous copies always; the rest with checks on. Requests are per warp.
+    """Counters of one launch. Requests are per warp.
 
-    `*_unique_*bytes`: 32 x distinct 32-byte sectors of global memory touched (loaded, stored; an atomic does both, cp.async
-    loads its source), counted once per launch - what DRAM must move - or once per block, summed over blocks."""
+    Instructions, MMAs (a wgmma counts as its number of m16n8 products) and bytes of asynchronous copies always; the rest with
+    checks on. `*_unique_*bytes`: 32 x distinct 32-byte sectors of global memory touched (loaded, stored; an atomic does both,
+    cp.async loads its source), counted once per launch - the least DRAM traffic - or once per block, summed over blocks.
+    """
 
     instructions: int = 0
     mma: int = 0
@@ -63,13 +64,15 @@ class Stats:
         return self.wavefronts - self.min_wavefronts
 
     def writes_not_once(self, address: int) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets of the tracked allocation's bytes that were never written, and written more than once."""
+        """Returns the offsets of the tracked allocation's bytes that were never written, and of those written more than
+        once.
+        """
         counts = self.writes[address]
         return np.flatnonzero(counts == 0), np.flatnonzero(counts > 1)
 
 
 def of_counts(d: Decoded, totals: np.ndarray, counts: np.ndarray, writes: dict[int, np.ndarray]) -> Stats:
-    """`totals`: of the launch; `counts`: of each instruction, as COUNT."""
+    """Makes the Stats from `totals` of the launch and `counts` of each instruction, as COUNT."""
     total: Counter[str] = Counter()
     excess: Counter[str] = Counter()
     mma: Counter[str] = Counter()

@@ -1,4 +1,6 @@
-"""A plan -> the contents of an engine: layers in execution order, places in memory, packed weights. Plain records out."""
+"""Turns a plan into the contents of an engine: layers in execution order, places in memory, packed weights. Plain records
+out.
+"""
 
 import heapq
 from collections.abc import Iterator, Mapping
@@ -57,8 +59,10 @@ class Assembled:
 
 
 def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
-    """(an engine's contents, weight arena uint8). Raises InternalError if a layer of the plan would read bytes that were not
-    written for it."""
+    """Returns (an engine's contents, weight arena uint8).
+
+    Raises InternalError if a layer of the plan would read bytes that were not written for it.
+    """
     table, chosen = unrolled(table, chosen)
     layers = _order(table, chosen)
     weights, renamed = _weights(layers)
@@ -85,15 +89,16 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
 
 
 def arena_bytes(table: Table, chosen: plan.Plan) -> int:
-    """What the plan's activations take, as in Memory, without packing weights."""
+    """Bytes of the plan's activations, as in Memory, computed without packing weights."""
     table, chosen = unrolled(table, chosen)
     home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
     return _place(table, _order(table, chosen), home, alias)[0].total_bytes
 
 
 def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(the packed weights by section, the names of sections of further pieces of a batch -> those of the first with the same
-    bytes)."""
+    """Returns (the packed weights by section, names of sections of further pieces of a batch -> the first section with the same
+    bytes).
+    """
     found: dict[str, np.ndarray] = {}
     renamed: dict[str, str] = {}
     packed: dict[tuple[int, Problem, Tactic], dict[str, np.ndarray]] = {}  # of pieces, those alike once
@@ -117,7 +122,7 @@ def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str
 
 
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
-    """The ops of the plan, inputs first, each reformat just before its first reader."""
+    """Orders the ops of the plan, inputs first, each reformat just before its first reader."""
     network = table.network
     ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
     images = {op.output: op.images for op in ops if op.images}
@@ -129,13 +134,13 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
-        """A network output's own name belongs to the caller's tensor; its other formats and places get other names."""
+        """Returns a place's printed name: a network output's own name belongs to the caller's tensor, other places get others."""
         t = place.tensor
         leaves = t in outside and fmt == table.io[t] and place.key == Key(canonical(fmt, network.tensors[t]))
         return t if leaves else otherwise
 
     def provide(place: Place, fmt: Format, label: str) -> str:
-        """Make `place` available under the format name `fmt`; returns the tensor's printed name there."""
+        """Makes `place` available under the format name `fmt`; returns the tensor's printed name there."""
         if place not in ready:
             src = Place(place.tensor, hops[place])
             src_fmt = format_of(table, src.tensor, src.key)
@@ -177,7 +182,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
 
 
 def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tuple[Format, ...], Format]:
-    """(tactic, or None without a launch; formats of the inputs; format of the output)."""
+    """Returns (tactic, or None without a launch; formats of the inputs; format of the output)."""
     if entry.tactic is None:
         ins = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
         return None, ins, format_of(table, op.output, entry.out)
@@ -185,7 +190,7 @@ def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tu
 
 
 def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
-    """The ops in an order in which they can run after `made`: always the first op that can run."""
+    """Yields the ops in an order in which they can run after `made`: always the first op that can run."""
     waits = [len(set(op.inputs) - made) for op in ops]
     readers: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
@@ -204,8 +209,8 @@ def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
 def _place(
     table: Table, layers: list[_Layer], home: Home, alias: Alias
 ) -> tuple[memory.Placement, list[memory.Block], list[int]]:
-    """(offsets by "tensor@key" of the tensors with memory of their own, alive as long as any tensor inside them; the blocks;
-    the numbers of the layers that use the workspace).
+    """Returns (offsets by "tensor@key" of the tensors with memory of their own, live as long as any tensor inside them; the
+    blocks; the numbers of the layers that use the workspace).
 
     Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
     """
@@ -242,13 +247,13 @@ def _place(
 
 
 def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int], Strides]:
-    """Format, shape and strides of a place that has strides of its own."""
+    """Returns format, shape and strides of a place that has strides of its own."""
     fmt, shape = format_of(table, place.tensor, place.key), table.network.tensors[place.tensor]
     return fmt, shape, strides(fmt, shape)
 
 
 def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -> Place:
-    """The place with memory of its own that contains `place`; `known`: earlier results, to which this one is added."""
+    """Returns the place with memory of its own that contains `place`; `known`: earlier results, to which this one is added."""
     way = []
     while place not in known and (place in home or place in alias):
         way.append(place)
@@ -259,8 +264,10 @@ def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -
 
 
 def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
-    """Byte offset of every place: a place inside another begins at its first channel there, an alias at one of the other
-    place's images."""
+    """Returns the byte offset of every place.
+
+    A place inside another begins at its first channel there, an alias at one of the other place's images.
+    """
 
     found: dict[str, int] = {}
     for place in dict.fromkeys(place for layer in layers for place, _, _ in (*layer.ins, layer.out)):

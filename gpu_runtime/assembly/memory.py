@@ -1,8 +1,8 @@
-"""Live ranges in, byte offsets of one arena out. Plain integers, deterministic.
+"""Assigns byte offsets in one arena from live ranges. Plain integers, deterministic.
 
-Two blocks may share bytes when no step needs both. Placing them in the smallest arena is NP-hard; several greedy orders
-and a few repairs of the best one (blocks that end at the top are placed earlier) usually reach the lower bound, which
-is the largest sum of sizes alive in one step.
+Two blocks may share bytes when no step needs both. Placing them in the smallest arena is NP-hard; several greedy orders and a
+few repairs of the best one (blocks that end at the top are placed earlier) usually reach the lower bound, which is the largest
+sum of sizes alive in one step.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -43,7 +43,7 @@ class Placement:
 
 
 def place(tensors: Sequence[Block], align: int = 256) -> Placement:
-    """Offsets, multiples of `align` bytes. Raises ValueError on a name that occurs twice or an alignment below 1."""
+    """Returns offsets, multiples of `align` bytes. Raises ValueError on a name that occurs twice or an alignment below 1."""
     if align < 1:
         raise ValueError(f"align: expected at least 1 byte, got {align}")
     if len({b.name for b in tensors}) != len(tensors):
@@ -58,8 +58,11 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
 
 
 def _repaired(blocks: Sequence[Block], bound: int) -> tuple[dict[int, int], int]:
-    """(offsets by block, size of the arena): the best of several greedy orders, and of repairs in which blocks that end at the
-    top go first. `bound`: no arena is smaller."""
+    """Returns (offsets by block, size of the arena): the best of several greedy orders, and of repairs in which blocks that end
+    at the top go first.
+
+    `bound`: no arena is smaller.
+    """
     alive_with = _alive_with(blocks)
     found: list[tuple[int, list[int], dict[int, int]]] = []
     for key in _orders(blocks):
@@ -105,7 +108,7 @@ def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], Any], ...]:
 def _place_in_order(
     blocks: Sequence[Block], order: Sequence[int], alive_with: Sequence[Sequence[int]]
 ) -> tuple[dict[int, int], int]:
-    """Each block goes to the smallest sufficient gap between earlier blocks, or above them."""
+    """Places blocks in this order, each in the smallest sufficient gap between earlier blocks, or above them."""
     offsets: dict[int, int] = {}
     total = 0
     for i in order:
@@ -124,7 +127,7 @@ def _place_in_order(
 
 
 def _alive_with(blocks: Sequence[Block]) -> list[list[int]]:
-    """For every block, the non-empty blocks that share a live step with it."""
+    """Returns, for every block, the non-empty blocks that share a live step with it."""
     found: list[list[int]] = [[] for _ in blocks]
     active: list[int] = []
     for i in sorted((i for i, b in enumerate(blocks) if b.nbytes), key=lambda i: (blocks[i].first, i)):
@@ -137,7 +140,7 @@ def _alive_with(blocks: Sequence[Block]) -> list[list[int]]:
 
 
 def _live(blocks: Sequence[Block], steps: Sequence[int]) -> list[int]:
-    """The bytes alive at each of the ascending `steps`."""
+    """Returns the bytes alive at each of the ascending `steps`."""
     change = [0] * (len(steps) + 1)
     for b in blocks:
         change[bisect_left(steps, b.first)] += b.nbytes
@@ -146,14 +149,15 @@ def _live(blocks: Sequence[Block], steps: Sequence[int]) -> list[int]:
 
 
 def _pairs(blocks: Sequence[Block]) -> int:
-    """The number of pairs of blocks that share a live step."""
+    """Counts the pairs of blocks that share a live step."""
     firsts, lasts = sorted(b.first for b in blocks), sorted(b.last for b in blocks)
     return sum(i - bisect_left(lasts, first) for i, first in enumerate(firsts))
 
 
 def _in_time(blocks: Sequence[Block]) -> tuple[dict[int, int], int]:
-    """The fast substitute for too many live blocks: in the order of their first steps each block goes to the smallest
-    sufficient gap, and leaves a gap after its last step."""
+    """Places too many live blocks fast: in the order of their first steps each goes to the smallest sufficient gap, and leaves
+    a gap after its last step.
+    """
     starts: dict[int, int] = {}  # start of a gap -> its end
     ends: dict[int, int] = {}
     gaps: list[tuple[int, int]] = []  # (size, start), ascending

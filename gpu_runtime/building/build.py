@@ -1,4 +1,4 @@
-"""The stages of a build, in order, each with the records of the one before: an ONNX file in, an engine out."""
+"""The stages of a build, in order, each with the records of the stage before: an ONNX file in, an engine out."""
 
 import io
 import logging
@@ -41,7 +41,7 @@ Fitted = tuple[Network, ranges.Ranges, Any]  # a network, its tensors' ranges, a
 
 
 def build(model: ModelLike, options: BuildOptions) -> Engine:
-    """What pipeline.build does."""
+    """Builds an engine; see pipeline.build."""
     options = replace(options.checked(), progress=logged(options.progress))
     importer.check_target(options.save_pruned)
     target, options = placed(options)
@@ -58,8 +58,9 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
 def _fitted(
     source: Path | Source, wanted: Sequence[points.Asked], options: BuildOptions, pruned: BinaryIO | None
 ) -> tuple[list[Fitted], list[str | None], importer.Loaded]:
-    """The network at each size in types that hold its tensors; for each profile why no batch may be padded, None where any; and
-    what was loaded without the weights that take memory."""
+    """Returns (the network at each size in types that hold its tensors; for each profile why no batch may be padded, None if
+    any may; the loaded model without its large weights).
+    """
     progress, calibration, prune = options.progress, options.calibration, options.sparsity == "force"
     loaded, sizes = load(source, lambda m: points.sizes(m, wanted, options.shapes), prune, pruned)
     plain: list[Network] = []
@@ -79,7 +80,7 @@ def _fitted(
 def _planned(
     fitted: Sequence[Fitted], exact: Sequence[str | None], wanted: Sequence[points.Asked], planner: Planner
 ) -> tuple[tuple[Profile, ...], list[Planned]]:
-    """The profiles, and their plans that are worth a place in the engine."""
+    """Returns the profiles, and the plans that are worth a place in the engine."""
     planned: list[Planned] = []
     planners: list[Planner] = []
     options = planner.options
@@ -98,7 +99,7 @@ def _planned(
 
 
 def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned: io.BytesIO | None) -> Engine:
-    """The engine, once the pruned model is written and the logger is told."""
+    """Writes the pruned model, tells the logger, and returns the engine."""
     if path is not None and pruned is not None:
         importer.save(path, pruned.getvalue())
 
@@ -110,8 +111,7 @@ def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned:
 
 
 def _explained(loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner) -> list[Explained]:
-    """Each plan's reasons; the logger and the options' `log` get the timings of each layer. The timer, which is asked no more,
-    is closed."""
+    """Returns each plan's reasons; the logger and the options' `log` get the timings of each layer. Closes the timer."""
     patterns: reasons.Patterns = {}
     explained, tell = [explain(loaded, p, planner, patterns) for p in planned], planner.options.log
     planner.timer.close()
@@ -134,7 +134,7 @@ def _packed(
     profiles: tuple[Profile, ...],
     planner: Planner,
 ) -> Engine:
-    """Weights packed, memory placed, launches derived, all of it checked as reading would."""
+    """Returns the engine: weights packed, memory placed, launches derived, all of it checked as reading a file would."""
     options = planner.options
     model, parts = Model(planned[0].table.network.name, sha256_of(source)), []
     for p in planned:
@@ -169,7 +169,7 @@ def _packed(
 
 
 def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence[int], options: BuildOptions) -> Plans:
-    """What pipeline.plan does; the logger is told nothing."""
+    """Plans a model for several devices and batches; see pipeline.plan. The logger gets no messages."""
     names = tuple(dict.fromkeys(np.atleast_1d(devices).tolist()))
     sizes = tuple(dict.fromkeys(np.atleast_1d(batches).tolist()))
     if bad := [n for n in sizes if type(n) is not int or n < 1]:

@@ -1,8 +1,8 @@
-"""A plan as it was built, run on a calibration input and compared with the same network in FP32, layer by layer.
+"""Runs a plan as it was built on a calibration input and compares it with the same network in FP32, layer by layer.
 
-FP16 storage alone errs by some 3e-4 of a tensor, and a network's layers add such errors up. Where a result is infinite or NaN
-that in FP32 is not, or an output errs by more than FAR times what rounding it once would, the layers that made it so are found:
-those whose error is at least JUMP times that of all that they read. What they read is to be FP32 then
+FP16 storage alone causes an error of some 3e-4 of a tensor, and a network's layers add such errors up. Where a result is
+infinite or NaN but finite in FP32, or an output's error is more than FAR times the error of rounding it once, the responsible
+layers are found: those whose error is at least JUMP times the error of all their inputs. Their inputs then become FP32
 (gpu_runtime.precision.cliffs).
 """
 
@@ -18,14 +18,15 @@ from gpu_runtime.precision import execution
 from gpu_runtime.runtime.findings import Compared
 from tactics.planner import plan
 
-FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of a usual tensor; networks of 100 layers make 17
+FAR = 32.0  # an output's error over that of rounding it once: 0.7 % of a usual tensor; networks of 100 layers reach 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Of one tensor: `relative`, the L2 norm of the difference from FP32 over FP32's, infinite if it has an infinity or a NaN
-    that FP32 has not; `own`, the same for FP32's values rounded once to FP16."""
+    """The errors of one tensor: `relative`, the L2 norm of the difference from FP32 over FP32's norm, infinite if it has an
+    infinity or a NaN where FP32 has none; `own`, the same for FP32's values rounded once to FP16.
+    """
 
     relative: float
     own: float
@@ -37,8 +38,9 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """`errors`: of each tensor that the plan writes, in order; `far`: those that leave the network or are not finite, and are
-    far off; `causes`: (tensor, sentence) of the layers that made them so; `ends`: what leaves the network."""
+    """The errors of a plan. `errors`: of each tensor that it writes, in order; `far`: network outputs and non-finite tensors
+    with large errors; `causes`: (tensor, sentence) of the responsible layers; `ends`: the network's outputs.
+    """
 
     errors: Mapping[str, Error]
     far: tuple[str, ...] = ()
@@ -55,14 +57,14 @@ class Deviations:
         return f"{tensor!r} {made}; rounding alone gives {e.own:.2g}"
 
     def record(self) -> Compared:
-        """As JSON takes it: an infinite error, of what is infinite or NaN, is null."""
+        """The record for JSON: an infinite error, of an infinite or NaN result, is null."""
         rows = [(t, e.relative if math.isfinite(e.relative) else None, e.own) for t, e in self.errors.items()]
         worst = max(rows, key=lambda r: math.inf if r[1] is None else r[1] / r[2], default=None)
         return Compared(None, len(rows), worst, tuple(r for r in rows if r[0] in self.ends), self.far)
 
 
 def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> Deviations:
-    """`feeds`: inputs of the network by name; `got`: by layer, what the plan wrote on them, NCHW."""
+    """Compares a plan's results with FP32. `feeds`: inputs of the network by name; `got`: the plan's outputs by layer, NCHW."""
     network = table.network
     ops = _in_order(network, chosen)
     errors = _errors(network, ops, feeds, got)
@@ -81,7 +83,7 @@ def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], go
 
 
 def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:
-    """The ops of the plan, each behind those whose outputs it reads."""
+    """Returns the ops of the plan, each behind the producers of its inputs."""
     todo = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
     ready, ordered = {t.name for t in network.inputs}, []
     while todo:
@@ -106,12 +108,12 @@ def _sentence(op: Op, e: Error, before: float) -> str:
 
 
 def _error(errors: Mapping[str, Error], tensor: str) -> float:
-    """What a reader gets: a network input's is that of rounding it."""
+    """The relative error of a tensor that an op reads; of a network input the error of rounding it."""
     return max(errors[tensor].relative, 2.0**-12) if tensor in errors else 2.0**-12
 
 
 def _behind(ops: list[Op], tensors: tuple[str, ...]) -> set[str]:
-    """These tensors and all that they were computed from."""
+    """Returns these tensors and all that they were computed from."""
     found = set(tensors)
     for op in reversed(ops):
         if op.output in found:
@@ -127,17 +129,19 @@ def _errors(
         for op, y in execution.run(ops, execution.inputs(network, feeds)):
             if op.name in got and y.dtype == np.float32:
                 errors[op.output] = _compared(got[op.name].astype(np.float32), y)
-            elif y.dtype == np.float32:  # a place in another tensor: as good as what lies there
+            elif y.dtype == np.float32:  # a place in another tensor: its error is that tensor's
                 errors[op.output] = Error(max((_error(errors, t) for t in op.inputs), default=0.0), _compared(y, y).own)
     return errors
 
 
 def _compared(got: np.ndarray, y: np.ndarray) -> Error:
-    """In doubles: FP32's largest number is a mask's. Where FP32 is infinite, so has to be what was got; NaN says nothing."""
+    """Computes an error in doubles, as FP32's largest number may be a mask. Infinite values must be equal; NaN in FP32 is
+    ignored.
+    """
     finite, infinite = np.isfinite(y), np.isinf(y)
     wrong = not np.isfinite(got[finite]).all() or not np.array_equal(got[infinite], y[infinite])
     got, y = (a[finite].astype(np.float64) for a in (got, y))
-    # Of what FP16 cannot hold, the precision and not the range.
+    # Beyond FP16's range only the precision of rounding counts.
     rounded = np.where(np.abs(y) < FP16_MAX, y.astype(np.float16).astype(np.float64), y * (1 + 2.0**-12))
     own = max(_norm(rounded - y, y), 2.0**-13)
     return Error(math.inf if wrong else _norm(got - y, y), own)

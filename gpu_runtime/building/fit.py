@@ -1,4 +1,4 @@
-"""The types in which a network holds its tensors, and the formats of its inputs and outputs."""
+"""Chooses the types in which a network holds its tensors, and the formats of its inputs and outputs."""
 
 import functools
 from collections.abc import Mapping
@@ -22,8 +22,11 @@ def fit(
     known: ranges.Known | None = None,
     precisions: Mapping[str, str] | None = None,
 ) -> tuple[Network, ranges.Ranges]:
-    """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. What rules and the
-    user ask for is FP32, and operators near their cliffs, unless the plan itself is to be compared with FP32."""
+    """Returns the network in types that hold its tensors, and the tensors' ranges; warns of tensors that FP16 cannot hold.
+
+    Tensors that rules and the user require are FP32, and operators near their cliffs, unless the plan itself will be compared
+    with FP32.
+    """
     progress(Progress("range", plain.name))
     smaller = functools.partial(sample.smaller, loaded, plain)
     network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
@@ -51,7 +54,7 @@ def fit(
 def ends_of(
     network: Network, reached: ranges.Ranges, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
 ) -> dict[str, tuple[Format, ...]]:
-    """The formats that each input and output may have; warns of an output that FP16 cannot hold."""
+    """Returns the formats that each input and output may have; warns of an output that FP16 cannot hold."""
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
     for t in network.outputs:
         if network.type(t.name).fixed and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):

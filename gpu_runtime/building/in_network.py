@@ -1,5 +1,5 @@
-"""The plan as a whole on the GPU: what it takes, which layers take longer in their places than alone, and whether close rivals
-of its tactics do better there.
+"""Times the plan as a whole on the GPU: its total, the layers that take longer in their places than alone, and whether close
+rivals of its tactics are faster there.
 
 A tactic is timed alone, behind itself, at one clock and with one state of L2; in the network it runs behind others. So a plan
 that differs is taken only where the whole network, run in turns with it, is faster: first the plan that is best with the times
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 MOST_RIVALS = 8
 CLOSE, BETTER, APART = 0.03, 0.01, 0.15  # relative: a rival's time, a gain that counts, a layer's time in its place
-SHORT_US = 0.5  # two times of a layer are not told apart where they differ by less
-TURN_S, EMULATED_TURN_S = 0.2, 0.002  # of GPU time, of one plan before the other's turn; the emulator takes its time for each
+SHORT_US = 0.5  # two times of a layer count as equal if they differ by less
+TURN_S, EMULATED_TURN_S = 0.2, 0.002  # GPU time of one plan before the other's turn; the emulator is slow
 SAMPLE_US = 500.0  # of replays between two events
 LEAST_SAMPLES = 4  # of a turn
 PROFILES = 20  # runs, each layer between two events
 
 
 class Running:
-    """A plan that runs on the GPU, on random inputs; it is loaded when it first runs, until `close`."""
+    """A plan that runs on the GPU, on random inputs; it is loaded at its first run, until `close`."""
 
     def __init__(self, planned: Planned, planner: Planner):
         self.planned, self._planner, self._stack = planned, planner, ExitStack()
@@ -72,7 +72,7 @@ class Running:
         self._stack.close()
 
     def turn(self) -> list[float]:
-        """Samples of the microseconds of a run."""
+        """Returns samples of the microseconds of a run."""
         seconds = EMULATED_TURN_S if is_emulated() else TURN_S
         return [self._sample() for _ in range(max(LEAST_SAMPLES, round(1e6 * seconds / SAMPLE_US)))]
 
@@ -88,13 +88,15 @@ class Running:
         return 1e3 * gpu.cupy.cuda.get_elapsed_time(start, stop) / self._count
 
     def layer(self, i: int) -> list[float]:
-        """The one sample of a layer's time in its place."""
+        """Returns the one sample of a layer's time in its place."""
         return [self._layers[i]]
 
     @cached_property
     def _layers(self) -> list[float]:
-        """The microseconds of each layer in its place. An event between two of them takes time as well, the same at each: as
-        much as the median layer takes longer than alone."""
+        """The microseconds of each layer in its place.
+
+        An event between two layers takes time as well, the same at each: the median excess of a layer over its time alone.
+        """
         layers = self.engine.plan.layers
         rows = self._context.profile(self._inputs, PROFILES)
         found = [statistics.median(row) for row in zip(*rows, strict=True)]
@@ -134,8 +136,10 @@ class _InPlace:
 
 
 def settle(planned: Planned, planner: Planner) -> Planned:
-    """The plan that takes the least time as a whole, of those that are tried, and what was found; see the module. Where the GPU
-    has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far."""
+    """Returns the plan with the least time as a whole, of those that are tried, with the findings; see the module.
+
+    Where the GPU has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far.
+    """
     planner.options.progress(Progress("network", planned.table.network.name))
     search = _Search(Running(planned, planner), planner)
     try:
@@ -152,7 +156,7 @@ def settle(planned: Planned, planner: Planner) -> Planned:
 
 
 class _Search:
-    """The fastest plan as a whole, `best`, of those that were tried; and what the others showed."""
+    """A search for the plan that is fastest as a whole, `best`, with the findings about the others."""
 
     def __init__(self, best: Running, planner: Planner):
         self.best, self._planner, self._tried = best, planner, {best.name}
@@ -171,7 +175,7 @@ class _Search:
             if planner.options.ended():
                 break
             rival = Running(change(self.best.planned), planner)
-            if timer.early:  # while a plan was made again: it may hold what was never verified
+            if timer.early:  # timing ended while a plan was remade: it may hold unverified tactics
                 break
             takes = rival.engine.plan.memory.activation_bytes
             if rival.name not in self._tried and (planner.options.activations is None or takes <= planner.options.activations):
@@ -184,7 +188,7 @@ class _Search:
         self.whole_us = timer.remembered(f"network {self.best.name}", "whole", self.best.turn).us
 
     def _compare(self, rival: Running) -> None:
-        """Take the other plan where it is faster as a whole by more than noise."""
+        """Takes the other plan if it is faster as a whole by more than noise."""
         mine, its, sigma = _in_turns(self.best, rival, self._planner.timer)
         if its >= mine * (1 - max(BETTER, 2 * sigma)):
             return
@@ -199,7 +203,7 @@ class _Search:
 
 
 def _in_turns(mine: Running, its: Running, timer: Timer) -> tuple[float, float, float]:
-    """(microseconds of the one, of the other, the error to expect of their quotient), from turns of both."""
+    """Returns (microseconds of the one, of the other, the expected error of their quotient), from turns of both."""
     samples: tuple[list[float], list[float]] = ([], [])
 
     def measured(which: int) -> list[float]:
@@ -219,7 +223,7 @@ def _spread(time: Time) -> float:
 
 
 def _apart(best: Running, timer: Timer) -> tuple[tuple[Apart, ...], dict[tuple[Problem, Tactic], Time]]:
-    """The layers that take another time in their places than alone, and the times in place of their tactics."""
+    """Returns the layers whose times in their places differ from their times alone, and the times in place of their tactics."""
     found: list[Apart] = []
     times: dict[tuple[Problem, Tactic], list[float]] = {}
     before = ""
@@ -235,7 +239,7 @@ def _apart(best: Running, timer: Timer) -> tuple[tuple[Apart, ...], dict[tuple[P
 
 
 def _rivals(planned: Planned) -> list[tuple[str, Entry]]:
-    """(op, another entry in its formats that takes about as long alone), the closest first."""
+    """Returns (op, another entry in its formats that takes about as long alone), the closest first."""
     table, chosen = planned.table, planned.chosen
     found: list[tuple[float, str, Entry]] = []
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -260,7 +264,7 @@ def _rivals(planned: Planned) -> list[tuple[str, Entry]]:
 
 
 def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
-    """The plan with this entry, where it has another one in the same formats."""
+    """Returns the plan with this entry, if it has another one in the same formats; else the plan unchanged."""
     chosen, was = planned.chosen, planned.chosen.entries.get(op)
     if was is None or (was.ins, was.out) != (entry.ins, entry.out):
         return planned
@@ -269,7 +273,7 @@ def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
 
 
 def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
-    """The best plan if tactics take what they took in their places."""
+    """Returns the best plan with tactics' times corrected to their times in place."""
     timer = planner.timer
     timer = _InPlace(timer, corrected, timer.driver, timer.failures, timer.early, timer.zeros)
     table, chosen = replace(planner, timer=timer)(planned.table.network)

@@ -1,4 +1,4 @@
-"""The model at the sizes that are planned for, lowered."""
+"""Loads the model at the planned sizes, and lowers it."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -25,20 +25,22 @@ def load(
     prune: bool,
     save_pruned: BinaryIO | None = None,
 ) -> tuple[importer.Loaded, list[Shapes | None]]:
-    """The model, and the sizes of its inputs for each plan; pruned, branches that may become one convolution with one pattern
-    for all of them, which takes an import before to find."""
+    """Returns the model, and the sizes of its inputs for each plan.
+
+    If pruned, branches that may become one convolution get one common pattern; to find them takes an import before.
+    """
     loaded = importer.load(source)
     points = sizes(loaded)
     if not prune:
         return loaded, points
 
     before = importer.sized(loaded, points[0])
-    points[0] = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
+    points[0] = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all, to warn once
     return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
 
 
 def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener = ignore) -> Network:
-    """The network for inputs of these shapes, in FP16's types as they come."""
+    """Returns the network for inputs of these shapes, in FP16 types, not yet fitted."""
     progress(Progress("lower", stem_of(loaded.source)))
     network = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
     gc.collect(0)  # the model's graph, in cycles with its weights
@@ -46,7 +48,7 @@ def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener =
 
 
 def shared(network: Network, first: Network) -> Network:
-    """The network with the very arrays of `first` where it has equal weights: plans of many batches hold them once."""
+    """Returns the network with the arrays of `first` where it has equal weights: plans of many batches hold them once."""
     known = {op.name: op.weights for op in first.ops}
 
     def same(name: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

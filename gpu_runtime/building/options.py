@@ -1,4 +1,4 @@
-"""The arguments of a build, and whether each is one of its values."""
+"""The arguments of a build, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 Shape = Sequence[int]
 Shapes: TypeAlias = Mapping[str, Shape | Sequence[Shape]]  # of dynamic inputs: a shape, or the smallest, optimal and largest
 Target: TypeAlias = str | os.PathLike | BinaryIO
-PRECISIONS = ("fp32", "fp32_output", "fp16")  # of an operator: all of it in FP32, its result alone, as without
+PRECISIONS = ("fp32", "fp32_output", "fp16")  # of an operator: all of it in FP32, only its result in FP32, the default
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 LEVEL, MOST_LEVEL = 3, 5  # of optimization: as a rule, and at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """The arguments of pipeline.build, which describes them, beside the model. The planner and the timer read them once they
-    are `checked`."""
+    """The arguments of pipeline.build, which describes them, without the model. The planner and the timer read them after
+    `checked`.
+    """
 
     example_inputs: Sequence[Any] | None = None
     sparsity: Sparsity = "disable"
@@ -56,8 +57,9 @@ class BuildOptions:
     progress: Listener = ignore
 
     def checked(self) -> BuildOptions:
-        """These options, with `tuning_time` as a function. Raises TypeError and ValueError for an argument of a wrong type or
-        value."""
+        """Returns these options, with `tuning_time` as a function. Raises TypeError and ValueError for a wrong type or
+        value.
+        """
         level, seconds, cache = self.optimization_level, self.tuning_time, self.timing_cache
         for name in ("workspace", "activations"):
             if isinstance(nbytes := getattr(self, name), int) and not 0 <= nbytes <= LARGEST:
@@ -95,12 +97,12 @@ class BuildOptions:
         return None if isinstance(self.ray, (str, bool)) else self.ray
 
     def ended(self) -> bool:
-        """Whether no more tactics are to be timed."""
+        """Whether the time for timing tactics is over."""
         return callable(self.tuning_time) and self.tuning_time()
 
     @property
     def sigmas(self) -> float:
-        """How far below an estimate, in standard deviations, the bound of a tactic that is not timed lies."""
+        """The number of standard deviations by which the bound of an untimed tactic lies below its estimate."""
         from tactics.measure import lazy
 
         return lazy.LEVELS[self.optimization_level].sigmas if self.optimization_level in lazy.LEVELS else 0.0
@@ -110,7 +112,7 @@ DEFAULTS = BuildOptions()
 
 
 def deadline(seconds: float | Callable[[], bool] | None) -> Callable[[], bool]:
-    """Whether tactics have been timed for so long; the seconds begin at the first call. Raises ValueError."""
+    """Returns a function that says whether this time is over; the seconds begin at its first call. Raises ValueError."""
     if callable(seconds):
         return seconds
     if seconds is None:

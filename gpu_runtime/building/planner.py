@@ -1,4 +1,4 @@
-"""A network's tables for one device, and the best plan of them."""
+"""Makes a network's tables for one device, and the best plan from them."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -23,10 +23,12 @@ from tactics.planner.plan import Plan, solve
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan that was chosen, and what the network's tensors reach; `own`: the batch's own plan, where one was chosen
-    for all batches, and `dense_us`: the time of that one without sparse kernels; `measured_us`, `apart`, `replaced`: of the
-    plan as a whole, where it ran on a GPU; `whole`: microseconds of the plan without pieces and bytes of its activations, where
-    a limit of these is why there are others."""
+    """The chosen plan, and the ranges of the network's tensors.
+
+    `own`: the batch's own plan, where one was chosen for all batches, and `dense_us`: the time of the latter without sparse
+    kernels; `measured_us`, `apart`, `replaced`: of the plan as a whole, where it ran on a GPU; `whole`: (microseconds of the
+    plan without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces.
+    """
 
     table: tables.Table
     chosen: Plan
@@ -41,9 +43,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes a network's tables for one target, and the best plan of them. Where tactics are timed step by step, it goes on
-    until those of the plan, and those that its explanation quotes, are timed. `options`: checked; `ends`: the formats that
-    inputs and outputs may have."""
+    """Makes a network's tables for one target, and the best plan from them.
+
+    Where tactics are timed step by step, it goes on until the plan's tactics, and those that its explanation quotes, are timed.
+    `options`: checked; `ends`: the formats that inputs and outputs may have.
+    """
 
     target: Device
     timer: Timer
@@ -52,7 +56,7 @@ class Planner:
 
     @property
     def risk(self) -> float | None:
-        """The least P(sparse kernel faster) of predicted times; measured times need none."""
+        """The least P(sparse kernel faster) of predicted times; None for measured times, which need none."""
         return None if self.target.measured else self.options.risk
 
     @property
@@ -80,7 +84,9 @@ class Planner:
                 return table, chosen
 
     def in_pieces(self, table: tables.Table, chosen: Plan) -> tuple[tables.Table, Plan]:
-        """The best plan with layers that run pieces of the batch, where that takes less time than the one given."""
+        """Returns the best plan with layers that run pieces of the batch, if it takes less time than the given one; else
+        this.
+        """
         pieces = batch_pieces.worthwhile(table, chosen) if self.pieces else None
         if pieces is None:
             return table, chosen
@@ -88,8 +94,11 @@ class Planner:
         return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
     def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> Planned:
-        """The plan that is taken, `in_pieces` or not. Where its activations take more than they may, the fastest one found in
-        pieces that fits, see docs/plans.md; ModelError where none does."""
+        """Returns the final plan, in pieces or not.
+
+        If its activations take more bytes than allowed, it is the fastest plan found in pieces that fits, see docs/plans.md;
+        raises ModelError if none does.
+        """
         free = self.in_pieces(table, chosen)
         if self.options.activations is None or not self.pieces or assemble.arena_bytes(*free) <= self.options.activations:
             return Planned(*free, reached)
@@ -97,8 +106,9 @@ class Planner:
         best = (table, chosen) if whole <= allowed else None
 
         def enough(pieces: batch_pieces.Pieces) -> bool:
-            """Whether no more blocks are to run in pieces: the plan fits, or takes no less time than one that does, as it would
-            with more of them, or no tactic runs one of them in pieces."""
+            """Whether no more blocks need to run in pieces: the plan fits, or is no faster than one that does, as it would be
+            with more pieces, or no tactic runs one of them in pieces.
+            """
             nonlocal best
             try:
                 found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
@@ -118,7 +128,7 @@ class Planner:
         return Planned(*best, reached, whole=None if best[1] is chosen else (chosen.us, whole))
 
     def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
-        """Activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
+        """Makes the error that activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
         how = "and no layer can run in pieces of the batch" if self.pieces else "and --batchInvariant allows no pieces"
         how, allowed = "at least, in pieces of the batch" if tried else how, self.options.activations or 0
         return ModelError(

@@ -13,7 +13,9 @@ from gpu_runtime.runtime.plan_record import Outlook
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plans(Shown, Sequence[Outlook]):
-    """A plan for each batch, if any were asked for, on each device, in that order; `print` shows them side by side."""
+    """The plans of one model: one for each batch, if any were requested, on each device, in that order; `print` shows them side
+    by side.
+    """
 
     plans: tuple[Outlook, ...]
     batches: tuple[int, ...] = ()
@@ -34,15 +36,15 @@ class Plans(Shown, Sequence[Outlook]):
         return outlooks.text(self, self.batches)
 
     def to_dict(self) -> list[dict[str, Any]]:  # type: ignore[override]  # JSON of a sequence is a list
-        """What `gpu-runtime plan --json` prints."""
+        """The data that `gpu-runtime plan --json` prints."""
         return [plan.to_dict() for plan in self.plans]
 
     def page(self) -> bytes:
-        """The time of an image by batch, as an HTML page. Raises ValueError without batches."""
+        """Returns an HTML page of the time per image by batch. Raises ValueError without batches."""
         if not self.batches:
             raise ValueError("batches: a page draws times by batch: plan with batches=(1, 8, 32)")
         return curves.page(self)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write that page."""
+        """Writes the HTML page of `page` to a path."""
         files.write(path, self.page())

@@ -1,7 +1,7 @@
-"""The sizes of inputs that an engine takes, and for which batches it has plans.
+"""Chooses the sizes of inputs that an engine takes, and the batches that get plans.
 
-A range of batches gets a plan at the powers of two in it, at its optimal batch and at its largest one; of these remain the ones
-that are worth their place in the file. A batch in between is padded to the next larger plan's.
+A range of batches gets a plan at the powers of two in it, at its optimal batch and at its largest one; of these the plans that
+are worth their place in the file remain. A batch in between is padded to the next larger plan's.
 """
 
 import operator
@@ -24,7 +24,7 @@ from gpu_runtime.text import dims
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 MOST_POINTS = 12  # of a profile
-WORTH = 1.03  # a plan stays where the next larger one, padded, would take this many times as long
+WORTH = 1.03  # a plan stays if the next larger one, padded, would take longer by this factor
 INNER = (
     "inner layers see the padding of a smaller image, so a range of heights and widths has no sound answer: give each size a "
     "--profile=N of its own (in Python: shapes=[{...}, {...}])"
@@ -33,8 +33,11 @@ INNER = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A profile as the caller asks for it: `shapes` of its inputs at the optimal batch; `ranged`: the inputs with a range of
-    batches, `min` to `max`. Without them it takes these shapes alone."""
+    """A requested profile: `shapes` of its inputs at the optimal batch; `ranged`: the inputs with a range of batches, `min` to
+    `max`.
+
+    Without ranged inputs it takes only these shapes.
+    """
 
     shapes: Shapes
     ranged: tuple[str, ...] = ()
@@ -44,7 +47,7 @@ class Asked:
 
 
 def asked(shapes: object) -> tuple[Asked, ...]:
-    """The profiles out of `build`'s argument; none where it names one size, or nothing. Raises TypeError and ValueError.
+    """Parses `build`'s argument to profiles; () where it names one size, or nothing. Raises TypeError and ValueError.
 
     >>> asked({"x": ((1, 3, 8, 8), (4, 3, 8, 8), (64, 3, 8, 8))})
     (Asked(shapes={'x': (4, 3, 8, 8)}, ranged=('x',), min=1, opt=4, max=64),)
@@ -60,7 +63,7 @@ def asked(shapes: object) -> tuple[Asked, ...]:
 
 
 def _least(wanted: Asked) -> int:
-    """How many plans a profile makes at least: two of a range show what has a batch."""
+    """The least number of plans of a profile: two of a range, to find the tensors with a batch."""
     return 2 if wanted.ranged else 1
 
 
@@ -102,7 +105,7 @@ def _shape(name: str, value: Sequence[object]) -> Shape:
 
 
 def candidates(wanted: Asked, most: int = MOST_POINTS) -> tuple[int, ...]:
-    """The batches to plan, rising: where there are more than `most`, those nearest below another one are left out.
+    """Returns the batches to plan, rising; if there are more than `most`, those nearest below another one are left out.
 
     >>> candidates(Asked({}, ("x",), 1, 6, 20)), candidates(Asked({}, ("x",), 1, 6, 20), most=4)
     ((1, 2, 4, 6, 8, 16, 20), (1, 2, 6, 20))
@@ -118,7 +121,8 @@ def candidates(wanted: Asked, most: int = MOST_POINTS) -> tuple[int, ...]:
 
 
 def worth(times: Mapping[int, float], opt: int) -> tuple[int, ...]:
-    """The batches whose plans stay: the optimal and the largest one, and each that is faster than the next larger one of these.
+    """Returns the batches whose plans stay: the optimal and the largest one, and each that is faster than the next larger of
+    these.
 
     >>> worth({1: 50.0, 2: 50.2, 4: 50.5, 8: 60.0}, opt=4)
     (4, 8)
@@ -141,14 +145,16 @@ class Cell:
 
 
 def cells(wanted: Sequence[Asked]) -> list[Cell]:
-    """All plans to make, MOST_PLANS at most; one where no profile is asked for."""
+    """Returns all plans to make, at most MOST_PLANS; one where no profile is requested."""
     each = min(MOST_POINTS, MOST_PLANS // max(len(wanted), 1))
     return [Cell(i, n) for i, a in enumerate(wanted) for n in candidates(a, max(each, _least(a)))] or [Cell(0, 1)]
 
 
 def sizes(loaded: importer.Loaded, wanted: Sequence[Asked], shapes: Any) -> list[Shapes | None]:
-    """The shapes of the inputs of each cell; `shapes`: of an engine of one size. Raises ModelError where the model has no batch
-    of these inputs."""
+    """Returns the shapes of the inputs of each cell; `shapes`: of an engine of one size.
+
+    Raises ModelError where the model has no batch of these inputs.
+    """
     return [_shapes(loaded, wanted[cell.profile], cell.batch) for cell in cells(wanted)] if wanted else [shapes]
 
 
@@ -164,7 +170,7 @@ def _shapes(loaded: importer.Loaded, wanted: Asked, batch: int) -> Shapes:
 
 
 def check_first(source: object, wanted: Sequence[Asked], plain: Sequence[Network]) -> None:
-    """Of a range only the first size of an input or output may follow the batch, as a multiple. Raises ModelError."""
+    """Raises ModelError unless, in a range, only the first size of an input or output follows the batch, as a multiple."""
     for number, asked in enumerate(wanted):
         of = [(cell.batch, n) for cell, n in zip(cells(wanted), plain, strict=True) if cell.profile == number and asked.ranged]
         for (few, less), (many, more) in zip(of[:1], of[-1:], strict=True):
@@ -180,8 +186,10 @@ def check_first(source: object, wanted: Sequence[Asked], plain: Sequence[Network
 
 
 def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Network]) -> list[str | None]:
-    """For each profile, why images of a batch depend on each other, so that none may be padded: found in the networks of its
-    two largest batches, as lowered; `plain`: of all cells."""
+    """Returns, for each profile, why images of a batch depend on each other, so that none may be padded; None if they do not.
+
+    Found in the networks of its two largest batches, as lowered; `plain`: of all cells.
+    """
     found: list[str | None] = []
     for number, asked in enumerate(wanted):
         pairs = zip(cells(wanted), plain, strict=True)
@@ -190,7 +198,7 @@ def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Ne
         if asked.ranged and len(of) < 2:
             try:
                 of.append(lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
-            except ModelError as e:  # nobody asked for that batch
+            except ModelError as e:  # this batch was not requested
                 why = f"at batch {asked.max + 1}, where images are looked at, {e}"
         found.append(why or rows.meeting(*of) if asked.ranged else None)
     return found
@@ -199,8 +207,10 @@ def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Ne
 def kept(
     wanted: Sequence[Asked], planned: Sequence[Planned], exact: Sequence[str | None]
 ) -> tuple[tuple[Profile, ...], list[int]]:
-    """The profiles, and the numbers of the plans that stay; `planned`: one for each cell; `exact`: why a profile takes no
-    batches but its plans' own."""
+    """Returns the profiles, and the numbers of the plans that stay.
+
+    `planned`: one for each cell; `exact`: why a profile takes only its plans' own batches.
+    """
     if not wanted:
         return (), [0]
     profiles: list[Profile] = []
@@ -220,7 +230,7 @@ def kept(
 
 
 def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Planned]:
-    """The plans of each profile with one tactic per layer for all its batches."""
+    """Returns the plans of each profile with one tactic per layer for all its batches."""
     found = list(planned)
     for p in profiles:
         tables = [planned[i].table for i in p.plans]
@@ -232,12 +242,12 @@ def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Plann
 
 
 def optimal(wanted: Sequence[Asked], shapes: Any) -> dict[str, Shape]:
-    """The sizes that were given, of a range the optimal ones."""
+    """Returns the given sizes, of a range the optimal ones."""
     return {name: tuple(shape) for name, shape in sorted((wanted[0].shapes if wanted else shapes or {}).items())}
 
 
 def repeated(calibration: Mapping[str, np.ndarray] | None, shapes: Shapes | None) -> Mapping[str, np.ndarray] | None:
-    """Calibration inputs for another batch: their rows, over and over, as many as it has."""
+    """Returns calibration inputs for another batch: their rows repeated to its size."""
     if calibration is None or shapes is None:
         return calibration
     return {

@@ -1,4 +1,4 @@
-"""A plan explained, as an engine stores it."""
+"""Explains a plan, and makes the records that an engine stores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,9 @@ from tactics.planner.plan import Plan
 def explain(
     loaded: importer.Loaded, planned: Planned, planner: Planner, known: reasons.Patterns
 ) -> tuple[SparsityRecord, Solution]:
-    """Everything that is known before weights are packed; `known`: of weights, from plans for other batches."""
+    """Returns the explanation and the solution, before weights are packed; `known`: patterns of weights, from plans for other
+    batches.
+    """
     table, chosen = planned.table, planned.chosen
     planner.options.progress(Progress("explain", table.network.name))
     others = counterfactuals(table, planned.own or chosen)
@@ -63,7 +65,7 @@ def explain(
 
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
-    """How many tactics were timed, and how many not; None if all were."""
+    """Returns how many tactics were timed, and how many not; None if all were."""
     ops = [(op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)]
     timed = {(p, t): time.timed for p, times in (*ops, *table.reformats.items()) for t, time in times.items()}
     if all(timed.values()):
@@ -74,7 +76,7 @@ def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
 
 
 def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
-    """An engine of a plan, to run it before it is explained."""
+    """Makes an engine of a plan, to run it before it is explained."""
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     plans = (plan_record(data, (unexplained, solution_of(chosen))),)
@@ -88,7 +90,7 @@ def plan_record(
     choices: Choices | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> PlanRecord:
-    """`renamed`: sections of the plan that others have in the engine."""
+    """Makes a plan's record. `renamed`: the plan's names of sections -> their names in the engine."""
     sparsity, solution = explained
     return PlanRecord(
         data.inputs,
@@ -113,7 +115,9 @@ class Built(NamedTuple):
 
 
 def engine_record(model: Model, target: Device, built: Built, driver: str | None = None) -> EngineRecord:
-    """The record that shows the plan of the first profile's optimal batch. `driver`: as of `timing_record`."""
+    """Makes the engine's record, which shows the plan of the first profile's optimal batch. `driver`: as for
+    `timing_record`.
+    """
     producer, timing, shown = Producer(installed_version(), installed_nvrtc()), timing_record(target, driver), 0
     flags, sections, plans, profiles = built
     if profiles:
@@ -122,7 +126,7 @@ def engine_record(model: Model, target: Device, built: Built, driver: str | None
 
 
 def _range_record(found: ranges.Ranges) -> RangeRecord:
-    """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
+    """Converts `found` for JSON, which has no infinities: null stands for values that FP32 cannot hold either."""
     high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
     single, stuck = (tuple((t, clipped(why)) for t, why in rows) for rows in (found.single, found.stuck))
     return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)

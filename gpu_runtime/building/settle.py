@@ -1,4 +1,4 @@
-"""A network's plan, once no layer asks for more FP32."""
+"""Makes a network's plan, repeatedly until no layer needs more FP32."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from gpu_runtime.progress import Progress, compiling, warn
 from tactics.format import DTYPES
 from tactics.planner.plan import Plan
 
-ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
+ROUNDS = 4  # rounds of making layers FP32 that a calibration input shows to need it, each with a plan of its own
 
 
 def settle(
@@ -28,8 +28,11 @@ def settle(
     planner: Planner,
     first: Network | None = None,
 ) -> Planned:
-    """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
-    most; `found` is completed with what was compared. `first`: of another batch, whose equal weights are taken."""
+    """Makes plans, runs them on the calibration input and compares them with FP32 until no layer needs more FP32, at most
+    ROUNDS times.
+
+    `found` is completed with the comparison. `first`: the network of another batch, whose equal weights are shared.
+    """
     options = alternatives(network)
     table, chosen = planner(shared(options, first) if first else options)
     if calibration is None or found.compared:
@@ -51,7 +54,7 @@ def settle(
 
 
 def _deviation(table: tables.Table, chosen: Plan, calibration: Mapping[str, Any], planner: Planner) -> deviations.Deviations:
-    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    """Runs the plan on the calibration input and compares each layer with the same layer in FP32."""
     target, compiled = planner.target, compiling(planner.options.progress)
     engine = trial(table, chosen, target)
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}

@@ -1,4 +1,4 @@
-"""The device that is planned for, and the times of its kernels."""
+"""Chooses the device to plan for, and times its kernels."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def pick_device(device: str | Device | None) -> Device:
-    """None: the GPU at hand, denied what `gpu-runtime doctor` saw fail there, else the default named one; a name: that device,
-    for prediction."""
+    """Returns the device. None: the GPU at hand, without kernels that `gpu-runtime doctor` saw fail there, else the default
+    named one; a name: that device, for prediction.
+    """
     if isinstance(device, Device):
         return device
     if not isinstance(device, str | None):
@@ -44,19 +45,20 @@ def _here() -> tuple[Device, str]:
 
 
 def is_here(device: Device) -> bool:
-    """Whether this machine's GPU is of that kind."""
+    """Whether this machine's GPU is of this kind."""
     return devices.has_gpu() and devices.current().key == device.key
 
 
 def runs_whole(device: Device, options: BuildOptions) -> bool:
-    """Whether plans are run as a whole, and improved by that."""
+    """Whether plans are run, and improved, as a whole."""
     whole = device.measured and options.optimization_level >= LEVEL
     return whole and (options.spread is None or is_here(device))
 
 
 def placed(options: BuildOptions) -> tuple[Device, BuildOptions]:
-    """The device as a build sees it, one to predict for where nothing is timed; and the options with the cluster, if tactics
-    are timed on one."""
+    """Returns the device as a build sees it, one to predict for where nothing is timed; and the options with the connected
+    cluster, if tactics are timed on one.
+    """
     ray, device = options.ray, options.device
     if ray is None or ray is False:
         found, options = pick_device(device), replace(options, ray=None)
@@ -72,9 +74,11 @@ def placed(options: BuildOptions) -> tuple[Device, BuildOptions]:
 
 
 def make_timer(device: Device, options: BuildOptions = DEFAULTS, networks: Sequence[Network] = ()) -> Timer:
-    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). The options' listener is
-    told of the kernels that are compiled for it, of how many tactics are timed, of waiting for the GPU, and of what the cache
-    was good for when the timer is closed. `networks`: those that are built."""
+    """Makes a timer: measured times where the device is at hand, else predicted ones (which are never cached).
+
+    The options' listener gets the kernels that are compiled for it, the number of timed tactics, waits for the GPU, and the use
+    of the cache when the timer is closed. `networks`: those that are built.
+    """
 
     if not device.measured:
         return timing.predicted(device)
@@ -95,8 +99,10 @@ def make_timer(device: Device, options: BuildOptions = DEFAULTS, networks: Seque
 
 
 def timing_record(device: Device, driver: str | None = None) -> Timing:
-    """How the plan's times came about; `label` is what every printed time carries. `driver`: its version where the times were
-    measured, without: this machine's."""
+    """Returns the origin of the plan's times; every printed time carries its `label`.
+
+    `driver`: its version where the times were measured; None: this machine's.
+    """
     if device.measured:
         driver = timing.driver_version() if driver is None else driver
         title = device.title + (", emulated driver" if timing.names_emulated(driver) else "")

@@ -1,4 +1,4 @@
-"""Elements followed through moves and Concats, back to one tensor that all of them come from."""
+"""Follows elements through moves and Concats, back to one tensor that contains all of them."""
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -12,13 +12,16 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem
 from tactics.problems.protocol import Problem, Shape4
 
-MOST_ELEMENTS = 1 << 24  # of what is followed: one image, where none mixes with another
+MOST_ELEMENTS = 1 << 24  # limit of followed elements: of one image, where images do not mix
 Ops = Sequence[Op[Problem]]
 
 
 def commons(network: Network, last: Op[Problem]) -> Iterator[tuple[str, Ops]]:
-    """(a tensor that all of the op's output, of as many elements, comes from, the ops between, last first), nearest first: as
-    far as they move, or join parts of one size."""
+    """Yields (a tensor that contains all elements of the op's output, and no others, the ops between, last first), nearest
+    first.
+
+    Only ops that move elements, or join parts of one size, are passed.
+    """
     heap, seen, passed = [(0, last.output)], {last.output}, list[Op[Problem]]()
     while (op := network.producer(heappop(heap)[1])) is not None:
         joins = computes(op, ConcatProblem) and len({*op.problem.sizes}) == 1
@@ -33,8 +36,11 @@ def commons(network: Network, last: Op[Problem]) -> Iterator[tuple[str, Ops]]:
 
 
 def followed(shape: Shape4, source: str, passed: Ops) -> tuple[int, np.ndarray | None]:
-    """(images, which element of one image of a tensor of that shape each one of the last op's output is), 1 and of all images
-    where they are not moved each by itself and alike; None where an element is a fill, or too many are followed."""
+    """Returns (images, the number of each element of the last op's output among the elements of `source`, of `shape`).
+
+    With images > 1 the numbers are those of one image, as all are moved alike; else images is 1 and the numbers cover all
+    images. The numbers are None where an element is a fill, or too many are followed.
+    """
     images = shape[0] if all(_keeps_images(op.problem) for op in passed) else 1
     at = {source: np.arange(prod(shape) // images, dtype=INDEX)}
     for op in reversed(passed) if at[source].size <= MOST_ELEMENTS else ():
@@ -49,7 +55,7 @@ def followed(shape: Shape4, source: str, passed: Ops) -> tuple[int, np.ndarray |
 
 
 def _keeps_images(p: Problem) -> bool:
-    """Whether each image is moved by itself, and all alike."""
+    """Whether each image is moved separately, and all alike."""
     if isinstance(p, GatherProblem):
         return p.perm[0] == 0 and not p.index[0]
     return p.axis > 0 if isinstance(p, ConcatProblem) else p.in_shapes[0][0] == p.out_shape[0]

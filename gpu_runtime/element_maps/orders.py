@@ -1,4 +1,6 @@
-"""Runs of Reshape, Transpose, Gather, Split or Slice that leave every pixel where it is: an order of channels, as one op."""
+"""Composes runs of Reshape, Transpose, Gather, Split or Slice that leave every pixel in place to one op: an order of
+channels.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +13,14 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem, Shape4
 
-LONGEST_RUN = 16  # moves that may be one order: a shuffle and what splits it are 4 or 5
+LONGEST_RUN = 16  # moves that may be one order: a shuffle with its split has 4 or 5
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Channel i of a tensor is channel `index[i]` of `source`, in every pixel; `nodes`: the ONNX nodes that say so."""
+    """A selection of channels: channel i of a tensor is channel `index[i]` of `source`, in every pixel; `nodes`: its ONNX
+    nodes.
+    """
 
     source: str
     index: tuple[int, ...]
@@ -24,13 +28,13 @@ class Order:
 
     @property
     def is_run(self) -> bool:
-        """Whether these are neighbouring channels in order: what a reader may take where they lie."""
+        """Whether these are contiguous channels in order, which a reader may take in place."""
         return self.index == tuple(range(self.index[0], self.index[0] + len(self.index)))
 
 
 def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
-    """(the network where each order is one op, those orders by the tensor they give)."""
-    runs: dict[str, tuple[str, tuple[Op[Problem], ...]]] = {}  # tensor -> (what it was moved from, the ops that did)
+    """Returns (the network where each order is one op, these orders by their output tensor)."""
+    runs: dict[str, tuple[str, tuple[Op[Problem], ...]]] = {}  # tensor -> (its source, the moves from there)
     orders: dict[str, Order] = {}
     options = Options(network)
     for op in network.ops:
@@ -44,7 +48,7 @@ def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
         order = _order(network.tensors[source], source, run)
         if order is None or network.is_fp32(source):
             continue
-        if before and order.is_run:  # a Slice of a Slice, say: the last move alone is cheaper than one of all that was there
+        if before and order.is_run:  # for example a Slice of a Slice: the last move alone is cheaper than one from the source
             order = _order(op.problem.in_shapes[0], op.inputs[0], (op,))
         elif before:
             problem = GatherProblem(network.tensors[source], index=((), order.index, (), ()))
@@ -55,19 +59,19 @@ def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
 
 
 def _order(shape: Shape4, source: str, run: Sequence[Op[Problem]]) -> Order | None:
-    """What a run of moves makes of a tensor, if pixels stay where they are."""
+    """Returns the order that a run of moves applies to a tensor, if pixels stay in place; else None."""
     index = _channels(shape, [op.problem for op in run])
     return Order(source, index, unique(name for op in run for name in op.nodes)) if index else None
 
 
 def _channels(shape: Shape4, problems: Sequence[Problem]) -> tuple[int, ...] | None:
-    """Which channel of a tensor of that shape each one of the last problem's output is, if pixels stay where they are."""
+    """Returns the source channel of each channel of the last problem's output, if pixels stay in place; else None."""
     out = problems[-1].out_shape
     if (out[0], *out[2:]) != (shape[0], *shape[2:]):
         return None
     size = out[2] * out[3]
     images, pixels, found = np.arange(out[0])[:, None], np.arange(size), []
-    if all(map(_only_channels, problems)):  # then one pixel speaks for all
+    if all(map(_only_channels, problems)):  # then one pixel is enough
         images, pixels = images[:1], pixels[:1]
     for c in range(out[1]):
         at: np.ndarray | None = (images * out[1] + c) * size + pixels
@@ -83,7 +87,7 @@ def _channels(shape: Shape4, problems: Sequence[Problem]) -> tuple[int, ...] | N
 
 
 def _only_channels(p: Problem) -> bool:
-    """Whether the problem's own form says that pixels stay where they are."""
+    """Whether the problem's own form shows that pixels stay in place."""
     if isinstance(p, MoveProblem):
         stays = (p.start[1:], p.step[1:], p.out[1:]) == ((0, 0), (1, 1), (p.h, p.w))
         return p.kind == "channels" or (p.kind == "window" and stays)

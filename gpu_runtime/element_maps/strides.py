@@ -1,6 +1,6 @@
-"""Elements followed through ops that only move them, back to where they come from or on to where they go.
+"""Follows elements through ops that only move them, backwards to their source or forwards to their destination.
 
-An index array says of each element of something (four indices) its number in a tensor, counted row-major.
+An index array gives, for each element of an array with four indices, its number in a tensor, counted row-major.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,16 @@ from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
 
 INDEX = np.int32
-MOST_ELEMENTS = 1 << 26  # of a tensor whose elements are followed: so many numbers are held for it
+MOST_ELEMENTS = 1 << 26  # limit of a tensor whose elements are followed: as many numbers are stored
 MOVES = (ViewProblem, GatherProblem, MoveProblem)
 Passed = tuple[Op[Problem], ...]
-Fits = Callable[[str, np.ndarray], bool]  # whether elements of a tensor lie as is wanted
+Fits = Callable[[str, np.ndarray], bool]  # (tensor, elements) -> whether their layout is acceptable
 
 
 def backwards(network: Network, tensor: str, index: np.ndarray) -> Iterator[tuple[str, np.ndarray, Passed]]:
-    """(a tensor that these elements are in as well, where, the ops between): one after the other, as far as they only move."""
+    """Yields (a tensor that contains these elements too, their numbers in it, the ops between), one after the other, while ops
+    only move.
+    """
     passed: Passed = ()
     while (op := network.producer(tensor)) is not None and (found := sources(op.problem, index)) is not None:
         tensor, index, passed = op.inputs[0], found, (*passed, op)
@@ -29,14 +31,17 @@ def backwards(network: Network, tensor: str, index: np.ndarray) -> Iterator[tupl
 
 
 def farthest(network: Network, tensor: str, index: np.ndarray) -> tuple[str, np.ndarray, Passed]:
-    """The last that `backwards` gives, or the tensor itself."""
+    """Returns the last result of `backwards`, or the tensor itself."""
     *_, last = ((tensor, index, ()), *backwards(network, tensor, index))
     return last
 
 
 def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tuple[str, np.ndarray, list[Op[Problem]]]:
-    """(the last tensor that these elements, all of `tensor`, are brought to, where, the ops between) of those in which they
-    lie as they `fits`: as long as one op alone reads them and leaves none out."""
+    """Returns (the last tensor that these elements, all of `tensor`, are moved to where they `fits`, their numbers there, the
+    ops between).
+
+    Follows while the elements have one reader that keeps all of them.
+    """
     best, passed = (tensor, index, list[Op[Problem]]()), list[Op[Problem]]()
     while (op := network.only_reader(tensor)) is not None and network.producer(op.output) is op and len(op.inputs) == 1:
         size = prod(op.problem.out_shape)
@@ -51,8 +56,7 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
 
 
 def sources(problem: Problem, at: np.ndarray) -> np.ndarray | None:
-    """The numbers in its input of those elements of an op's output; None where one of them has none, and for an op that
-    computes."""
+    """Returns the input numbers of these elements of an op's output; None if one has no source, or the op computes."""
     if isinstance(problem, ViewProblem):
         return at
     if not isinstance(problem, (GatherProblem, MoveProblem)):
@@ -70,7 +74,7 @@ def sources(problem: Problem, at: np.ndarray) -> np.ndarray | None:
 
 
 def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:
-    """(start, steps) of an index array of four dimensions that is start + the sum of index * step; else None."""
+    """Returns (start, steps) of a four-dimensional index array that equals start + the sum of index * step; else None."""
     start = int(index[0, 0, 0, 0])
     steps = [0, 0, 0, 0]
     for axis in range(4):
@@ -79,7 +83,7 @@ def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:
             at[axis] = 1
             steps[axis] = int(index[tuple(at)]) - start
     last = start + sum((d - 1) * s for d, s in zip(index.shape, steps, strict=True))
-    if min(steps) < 0 or index[-1, -1, -1, -1] != last:  # as most that are none show at once
+    if min(steps) < 0 or index[-1, -1, -1, -1] != last:  # most misfits show here at once
         return None
     n, c, h, w = (np.arange(d) * s for d, s in zip(index.shape, steps, strict=True))
     line = start + n[:, None, None, None] + c[:, None, None] + h[:, None] + w

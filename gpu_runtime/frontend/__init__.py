@@ -1,12 +1,13 @@
 """ONNX in. Read importer.py first.
 
 Enters: an ONNX file, sizes of its open dimensions, whether weights are to be pruned to 2:4.
+
 Leaves: `importer.Imported`: an onnx-ir graph that was checked, converted to one opset, folded and respelled.
 
-load and check what is wrong with a file; weights how they stand to 2:4, and their pruning; control_flow none is left; convert
-one opset; normalize one spelling; constants folded; channels_first products; split_attention by a softmax of two; clean nothing
-left that constants decide; importer these in order; pattern what inspect-sparsity shows; queries questions about the graph;
-describe what a model is.
+load, check: read a file and find its faults; weights: their 2:4 pattern and pruning; control_flow: writes out If and Loop;
+convert: to one opset; normalize: to one spelling; constants: folds them; channels_first: products as convolutions;
+split_attention: by a softmax of two; clean: the clean graph; importer: these in order; pattern: the rows of inspect-sparsity;
+queries: questions about the graph; describe: a model in words.
 """
 
 import sys
@@ -15,13 +16,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-# onnx-ir computes sizes that are unknown with SymPy, whose import takes as long as a third of all that a build imports. Sizes
-# are known here, so these two are executed when something of them is first asked for.
+# onnx-ir computes unknown sizes with SymPy, whose import takes a third of the time of all imports of a build. Sizes
+# are known here, so these two modules are executed when one of their attributes is first read.
 LATER = ("sympy", "onnx_ir._symbolic_shapes")
 
 
 class _Later:
-    """Finds them."""
+    """Finds these modules, and defers their execution."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

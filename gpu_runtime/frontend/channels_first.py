@@ -1,10 +1,10 @@
-"""Matrix products over the last axis that a transposition turns into channels -> convolutions 1x1 over channels.
+"""Turns matrix products over the last axis, which a transposition then makes the channels, into 1x1 convolutions.
 
 ConvNeXt and its like leave NCHW for a LayerNorm and two MatMuls, then come back and add a residual. As convolutions the
-products take bias, activation, a scale per channel and that residual in with them.
+products absorb bias, activation, a scale per channel and that residual.
 
 Example. Transpose[0,3,1,2](Gelu(MatMul(x, W) + b)) becomes Gelu(Conv(Transpose[0,3,1,2](x), W^T) + b'), b' being b as [C,1,1].
-A Transpose[0,2,3,1] that gave x falls away with the new one.
+If x comes from a Transpose[0,2,3,1], this and the new one cancel.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from tactics.problems.operators import BINARY, UNARY
 
 
 def products(model: ir.Model) -> None:
-    """Change every region of products and elementwise nodes that ends in such a transposition, and in nothing else."""
+    """Changes every region of products and elementwise nodes that ends in such a transposition, and in no other reader."""
     for last in [n for n in model.graph if n.op_type == "Transpose"]:
         if not _to_channels(last):
             continue
@@ -27,13 +27,13 @@ def products(model: ir.Model) -> None:
 
 
 def _to_channels(node: ir.Node) -> bool:
-    """Whether a Transpose moves the last of three or four axes to where channels are."""
+    """Whether a Transpose moves the last of three or four axes to the place of the channels: (N, ..., C) -> (N, C, ...)."""
     rank = len(shape_of(operand(node)))
     return rank in (3, 4) and attribute(node, "perm") == (0, rank - 1, *range(1, rank - 1))
 
 
 def _from_channels(node: ir.Node | None) -> bool:
-    """Whether a node is the Transpose that undoes such a one."""
+    """Whether a node is the inverse Transpose: (N, C, ...) -> (N, ..., C)."""
     if node is None or node.op_type != "Transpose":
         return False
     rank = len(shape_of(operand(node)))
@@ -41,8 +41,10 @@ def _from_channels(node: ir.Node | None) -> bool:
 
 
 def _region(last: ir.Node) -> list[ir.Node]:
-    """The nodes before `last`, in order, that only each other and `last` read, and whose meaning does not depend on where the
-    channels are; none without a product among them."""
+    """Returns the nodes before `last`, in order, that only each other and `last` read, and that can have their channels first.
+
+    Empty without a product among them.
+    """
     inside = {last}
     todo = [operand(last).producer()]
     while todo:
@@ -60,8 +62,9 @@ def _region(last: ir.Node) -> list[ir.Node]:
 
 
 def _turns(node: ir.Node, last: ir.Node) -> bool:
-    """Whether a node does the same with its channels first: a product by a constant matrix, or an elementwise one whose
-    constants are scalars or vectors of channels."""
+    """Whether a node can have its channels first: a product by a constant matrix, or an elementwise node whose constants are
+    scalars or vectors of channels.
+    """
     shape = shape_of(operand(last))
     if len(node.outputs) != 1 or len(shape_of(node.outputs[0])) != len(shape):
         return False
@@ -82,7 +85,7 @@ def _follows(value: ir.Value, out: tuple[int, ...]) -> bool:
 
 
 def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
-    """Put the region's nodes over tensors with channels first in place of `last`; its own fall away with their readers."""
+    """Replaces `last` by the region's nodes over tensors with channels first; the old nodes go with their readers."""
     turned: dict[ir.Value, ir.Value] = {}
     made: list[ir.Node] = []
 
@@ -110,7 +113,7 @@ def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
 
 
 def _like(value: ir.Value, other: ir.Value) -> ir.Value:
-    """The value, with the type of `other` and its shape, channels first."""
+    """Gives the value the type of `other` and its shape with channels first."""
     n, *pixels, c = shape_of(other)
     return shaped(value, (n, c, *pixels), other)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a ModelProto, found in Python before onnx's C++ code sees it: that may abort on a broken graph.
+"""Finds faults of a ModelProto in Python, before onnx's C++ code sees it, which may abort on a broken graph.
 
 Every complaint is a ModelError of one clear message.
 """
@@ -72,7 +72,7 @@ STRINGS = {
     ("Upsample", "mode"): ("nearest", "linear"),
 }
 
-# Where -infinity may stand, as in masks of transformers: what moves it, where it ends, and where it ends once added to.
+# Operators that may read -infinity, as in masks of transformers: those that move it, that end it, and that end it in a sum.
 MOVES = frozenset(
     "Identity Cast Reshape Unsqueeze Squeeze Flatten Transpose Slice Gather Expand Tile Concat Split Trilu".split()
 )
@@ -83,7 +83,7 @@ Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
 
 
 def check_graph(graph: onnx.GraphProto) -> None:
-    """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
+    """Checks names, order and initializers; sorts nodes that are out of order; takes initializers off the inputs."""
     check_texts(graph)
     _check_unique(graph)
     stored = {t.name for t in graph.initializer}
@@ -130,7 +130,9 @@ def _check_unique(graph: onnx.GraphProto) -> None:
 
 
 def _producers(graph: onnx.GraphProto, fed: Container[str]) -> dict[str, int]:
-    """Tensor -> index of the node that makes it; each is made once, and what nodes read is made or among `fed`."""
+    """Returns tensor -> index of the node that makes it; checks that each is made once, and that nodes read only made tensors
+    or `fed` ones.
+    """
     producer: dict[str, int] = {}
     for i, node in enumerate(graph.node):
         for out in filter(None, node.output):
@@ -158,7 +160,7 @@ def _check_outputs(graph: onnx.GraphProto, producer: Container[str]) -> None:
 
 
 def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
-    """Put the nodes in an order in which each follows those that it reads."""
+    """Sorts the nodes so that each follows those that it reads."""
     depends = {i: {producer[n] for n in read_by(node) if n in producer} for i, node in enumerate(graph.node)}
     if all(d < i for i, ds in depends.items() for d in ds):
         return
@@ -173,7 +175,9 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
 
 
 def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:
-    """The nodes that neither this runtime nor constant folding can take; what is inside of an If or Loop is not looked at."""
+    """Returns the nodes that neither this runtime nor constant folding supports; nodes inside an If or Loop are not
+    examined.
+    """
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     constant = {t.name for t in proto.graph.initializer}
     bad = []
@@ -191,7 +195,7 @@ def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeP
 
 
 def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
-    """The model with what onnx infers of its tensors. Raises ModelError where it gives up."""
+    """Returns the model with onnx's inferred types and shapes. Raises ModelError where inference fails."""
     try:
         return shape_inference.infer_shapes(proto, data_prop=data_prop)
     except Exception as e:  # its exceptions share no base class
@@ -199,7 +203,7 @@ def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto
 
 
 def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
-    """Two lines on what `unsupported` finds: which operators, and what to do."""
+    """Raises ModelError of two lines for unsupported nodes: the operators, and the cure."""
     bad = unsupported(proto, ops)
     if not bad:
         return
@@ -225,7 +229,7 @@ def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
-    """A command that makes a model of all nodes that need none of these; empty where no node is left."""
+    """Returns a command that makes a model of all nodes that need none of these; "" where no node is left."""
     constant = {t.name for t in graph.initializer}
     inputs = [v.name for v in graph.input if v.name not in constant]
     made, behind = {*inputs}, {t for node in bad for t in node.output if t}
@@ -247,7 +251,7 @@ def _is_quantized(node: onnx.NodeProto) -> bool:
 
 
 def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
-    """Operators, with domains that are not ONNX's own, and the nodes that have them: 8 operators and 3 nodes of each."""
+    """Lists operators, with domains that are not ONNX's own, and their nodes: at most 8 operators and 3 nodes of each."""
     by_type: dict[str, list[str]] = {}
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
@@ -260,8 +264,10 @@ def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _not_a_product(node: onnx.NodeProto) -> str:
-    """Of an Einsum that is no product of one or two tensors, its equation and why; else nothing. Onnx's inference hangs on some
-    that are no equations."""
+    """For an Einsum that is no product of one or two tensors, returns its equation and why; else "".
+
+    Onnx's inference hangs on some invalid equations.
+    """
     equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "")
     sides, terms = EQUATION.fullmatch(equation.replace(" ", "")), re.split(",|->", equation.replace("...", "").replace(" ", ""))
     if node.op_type != "Einsum" or (sides and len(node.input) < 3 and all(len({*term}) == len(term) for term in terms)):
@@ -271,7 +277,7 @@ def _not_a_product(node: onnx.NodeProto) -> str:
 
 
 def check_values(graph: onnx.GraphProto) -> None:
-    """No stored constant and no attribute may be NaN or infinite, but for bounds and masks."""
+    """Raises ModelError if a stored constant or an attribute is NaN or infinite, except for bounds and masks."""
     for node in graph.node:
         _check_attributes(node)
     readers = readers_of(graph)
@@ -295,7 +301,7 @@ def check_values(graph: onnx.GraphProto) -> None:
 
 
 def readers_of(graph: onnx.GraphProto) -> Readers:
-    """Tensor -> (node, number of the input) of each that reads it."""
+    """Returns tensor -> (node, number of the input) of each reader."""
     found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graph.node:
         for i, name in enumerate(() if is_control(node) else node.input):
@@ -304,7 +310,7 @@ def readers_of(graph: onnx.GraphProto) -> Readers:
 
 
 def offender(tensor: str, readers: Readers) -> str:
-    """The first node that -infinity in a stored tensor or an input must not reach, or an empty string."""
+    """Returns the first node that must not read -infinity but gets it from this stored tensor or input, or ""."""
     todo, seen = [(tensor, False)], {(tensor, False)}
     while todo:
         name, summed = todo.pop()
@@ -350,7 +356,7 @@ def check_schema(proto: onnx.ModelProto) -> None:
 
 
 def check_sizes(proto: onnx.ModelProto) -> None:
-    """Infer sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
+    """Infers sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
     types = {v.name: v.type for v in proto.graph.input}
     data = {}
     for name, t in stored_tensors(proto.graph):
@@ -375,7 +381,7 @@ def check_sizes(proto: onnx.ModelProto) -> None:
 
 
 def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
-    """None unless all are known."""
+    """Returns the sizes of a tensor type; None unless all are known."""
     t = kind.tensor_type
     known = t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim)
     return [d.dim_value for d in t.shape.dim] if known else None
@@ -384,7 +390,7 @@ def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
 def inferred_types(
     proto: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], data: Mapping[str, TensorProto]
 ) -> dict[str, onnx.TypeProto]:
-    """The types of a node's outputs."""
+    """Infers the types of a node's outputs."""
     opset, read = opset_version(proto), list(filter(None, node.input))
     try:
         return shape_inference.infer_node_outputs(
@@ -400,7 +406,7 @@ def inferred_types(
 
 
 def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
-    """A padded input is no tensor of the graph, but is indexed like one."""
+    """Checks the size of a padded input, which is no tensor of the graph, but is indexed like one."""
     written = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
     if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
         return
@@ -416,7 +422,7 @@ def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> Non
 
 
 def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[Sequence[int]]) -> ModelError:
-    """What is said of an output that is empty or too large to be indexed; `inputs`: the sizes it follows from."""
+    """Makes the error for an output that is empty or too large to be indexed; `inputs`: the sizes it follows from."""
     return ModelError(
         f"{node}: its output {output!r} would have the size {list(map(int, dims))} (inputs "
         f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "

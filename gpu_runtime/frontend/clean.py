@@ -1,4 +1,4 @@
-"""A checked ModelProto -> a clean onnx-ir graph: FP32 throughout, nothing left that constants decide, every size known."""
+"""Turns a checked ModelProto into a clean onnx-ir graph: FP32 throughout, constants folded, every size known."""
 
 import logging
 import math
@@ -21,7 +21,9 @@ FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """`large`: initializers that stand among the inputs (see load.set_aside); they are initializers again."""
+    """Returns the clean graph. `large`: initializers that are inputs of `proto` (see load.set_aside); they become initializers
+    again.
+    """
     model = _folded(proto, large)
     for v in model.graph.outputs:
         if v.is_initializer():
@@ -42,7 +44,7 @@ def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.M
 
 
 def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """The model in one spelling, its constants folded and all shapes inferred."""
+    """Returns the model in one spelling, its constants folded and all shapes inferred."""
     from onnx_ir.passes import common
 
     stages: tuple[Callable[[ir.Model], object], ...] = (
@@ -97,8 +99,10 @@ def _check_node(node: ir.Node) -> None:
 
 
 def _floored(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """`dims`, of the output of a Conv or of a pool with ceil_mode, rounded down also where the window is larger than the padded
-    image: onnx infers 1 there. Without ceil_mode onnxruntime computes such a pool, and so do we."""
+    """Rounds the output sizes of a Conv, or of a pool with ceil_mode, down where the window is larger than the padded image.
+
+    onnx infers 1 there. Without ceil_mode onnxruntime computes such a pool, and so do we.
+    """
     mode, image = attribute(node, "auto_pad", "NOTSET"), shape_of(operand(node))[2:]
     size = shape_of(operand(node, 1))[2:] if node.op_type == "Conv" else attribute(node, "kernel_shape")
     rank, ones = len(image), (1,) * len(image)
@@ -122,7 +126,7 @@ def _put_back(graph: ir.Graph, large: Mapping[str, onnx.TensorProto]) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[BaseException]]:
-    """The exceptions that onnx-ir's and onnxscript's passes catch and write to their logs, which stay silent."""
+    """Yields the exceptions that onnx-ir's and onnxscript's passes catch and log; the logs stay silent."""
     caught: list[BaseException] = []
     handler = _Exceptions(caught)
     logs = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
@@ -139,7 +143,7 @@ def _logged() -> Iterator[list[BaseException]]:
 
 
 class _Exceptions(logging.Handler):
-    """Keeps the exceptions of what is logged."""
+    """A log handler that collects logged exceptions."""
 
     def __init__(self, caught: list[BaseException]) -> None:
         super().__init__()
@@ -151,7 +155,9 @@ class _Exceptions(logging.Handler):
 
 
 def _erase_half(model: ir.Model) -> None:
-    """Make every floating-point constant, input and Cast FP32, inputs of pixels too; forget the types of values between."""
+    """Makes every floating-point constant, input and Cast FP32, inputs of pixels too; clears the types of the values
+    between.
+    """
     for v in model.graph.inputs:
         if v.dtype == ir.DataType.UINT8:  # only Casts read it, and they keep what FP32 holds exactly
             v.dtype = ir.DataType.FLOAT
@@ -172,7 +178,7 @@ def _erase_half(model: ir.Model) -> None:
 
 
 def _drop_identities(model: ir.Model) -> None:
-    """Remove copies; one that gives a second name to an input or output stays."""
+    """Removes copies, except those that give an input or output a second name."""
     for node in [n for n in model.graph if n.op_type == "Identity"]:
         x, y = operand(node), node.outputs[0]
         if y.is_graph_output():
@@ -188,6 +194,6 @@ def _drop_identities(model: ir.Model) -> None:
 
 
 def _nonempty(build: normalize.Steps, node: ir.Node) -> ir.Value | None:
-    """Concat without the tensors that have no elements."""
+    """Respells a Concat without its empty tensors."""
     kept = [v for v in operands(node) if 0 not in shape_of(v)]
     return build.add("", "Concat", *kept, axis=attribute(node, "axis")) if 0 < len(kept) < len(node.inputs) else None

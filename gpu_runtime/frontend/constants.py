@@ -1,6 +1,8 @@
-"""What constants alone decide, computed when a model is imported: by onnxscript's folder, and where that declines by onnx's
-reference implementation, which it uses too. The folder leaves, for one, a BatchNormalization in training mode over the
-weights, as networks write it that standardize them (NFNet).
+"""Folds constants when a model is imported: by onnxscript's folder, and where that declines by onnx's reference implementation,
+which the folder uses too.
+
+The folder declines, for example, a BatchNormalization in training mode over the weights, as in networks that standardize their
+weights (NFNet).
 """
 
 import math
@@ -19,7 +21,7 @@ NESTED = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def fold(model: ir.Model) -> None:
-    """Raises ValueError where what would be stored has more than MOST_FOLDED elements in all."""
+    """Folds constants in place. Raises ValueError if all results together have more than MOST_FOLDED elements."""
     from onnxscript import optimizer
 
     allowed = _bounded()
@@ -38,7 +40,9 @@ def fold(model: ir.Model) -> None:
 
 
 def _bounded() -> Callable[[ir.Node], bool | None]:
-    """What tells constant folding whether to fold a node: as it sees fit, until its constants become too large in all."""
+    """Returns a function that decides for constant folding whether to fold a node: None (the folder's choice) until the
+    constants become too large in all.
+    """
     total = 0
 
     def fold(node: ir.Node) -> bool | None:
@@ -58,7 +62,7 @@ def _bounded() -> Callable[[ir.Node], bool | None]:
 
 
 def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = OPSET) -> list[np.ndarray]:
-    """One array for each output that the node names, by onnx's reference implementation."""
+    """Computes a node's named outputs by onnx's reference implementation, one array each."""
     from onnx.reference import ReferenceEvaluator
 
     values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
@@ -69,7 +73,7 @@ def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = O
 
 
 def _replace(model: ir.Model, node: ir.Node, arrays: list[np.ndarray]) -> None:
-    """Stored arrays in the place of a node's outputs."""
+    """Replaces a node's outputs by stored arrays."""
     for value, array in zip([v for v in node.outputs if v.name], arrays, strict=True):
         if is_read(value):
             ir.convenience.replace_all_uses_with(value, stored(model, f"{name_of(value)} (folded)", array))

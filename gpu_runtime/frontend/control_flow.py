@@ -1,4 +1,4 @@
-"""`If` and `Loop` that constants and the inputs' sizes decide -> the nodes that run, in their place."""
+"""Replaces every `If` and `Loop` that constants and the inputs' sizes decide by the nodes that run."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ CURE = "export the model with fixed sizes and from torch.jit.trace, which leaves
 
 
 def flatten(proto: onnx.ModelProto) -> bool:
-    """Write out every If and Loop of a model whose inputs have sizes and whose schema is checked; False where it has none.
+    """Writes out every If and Loop of a model whose inputs have sizes and whose schema is checked; False if it has none.
 
     Raises ModelError where values of inputs decide one, or if more than MOST_NODES nodes, outputs and iterations run in them.
     """
@@ -39,8 +39,10 @@ def flatten(proto: onnx.ModelProto) -> bool:
 
 @dataclass(slots=True)
 class _Walk:
-    """The nodes that run, in order, and what is known of their tensors. `taken`: names of tensors and nodes; `left`: how much
-    may still be written out."""
+    """The nodes that run, in order, and the known types and values of their tensors.
+
+    `taken`: names of tensors and nodes; `left`: the nodes, outputs and iterations that may still be written out.
+    """
 
     proto: onnx.ModelProto
     taken: set[str]
@@ -51,8 +53,10 @@ class _Walk:
     left: int = MOST_NODES
 
     def run(self, nodes: Iterable[onnx.NodeProto], names: Mapping[str, str], within: str) -> None:
-        """Append a graph's nodes; `names`: tensors of graphs inside of nodes -> what they are called here; `within`: the node
-        that the graph is inside of, or empty."""
+        """Appends a graph's nodes.
+
+        `names`: tensors of graphs inside nodes -> their names here; `within`: the node that contains the graph, or "".
+        """
         for given in nodes:
             node = onnx.NodeProto()
             node.CopyFrom(given)
@@ -65,7 +69,7 @@ class _Walk:
                 self._append(node)
 
     def know(self, name: str, t: onnx.TensorProto) -> None:
-        """A tensor's type, and its values where they are few."""
+        """Records a tensor's type, and its values if they are few."""
         self.types[name] = helper.make_tensor_type_proto(t.data_type, t.dims)
         if math.prod(t.dims) <= MOST_KNOWN:
             self.data[name] = t
@@ -99,7 +103,9 @@ class _Walk:
             self.know(name, numpy_helper.from_array(array))
 
     def _decision(self, node: onnx.NodeProto, name: str, what: str) -> int:
-        """The one number in a tensor that decides what of a node runs."""
+        """Returns the number in the tensor that decides which nodes of a node's graphs run. Raises ModelError if it is
+        unknown.
+        """
         found = to_array(name, self.data[name]) if name in self.data else np.zeros(0)
         if found.size != 1 or found.dtype.kind not in "bi":
             text = f"its {what} {name!r} depends on values of inputs; expected one that constants and sizes decide"
@@ -136,7 +142,7 @@ class _Walk:
                 self.proto.graph.initializer.append(numpy_helper.from_array(empty, out))
 
     def _inlined(self, node: onnx.NodeProto, graph: onnx.GraphProto, names: Mapping[str, str]) -> list[str]:
-        """Append a graph's nodes -> what its outputs are called here."""
+        """Appends a graph's nodes and returns the names of its outputs here."""
         self.left -= 1 + len(graph.node) + len(graph.output) + graph.ByteSize() // SMALL_BYTES
         if self.left < 0:
             raise ModelError(f"{title(node)}: more than {MOST_NODES} nodes run in the model's control flow: {CURE}")
@@ -148,7 +154,7 @@ class _Walk:
         return [inside.get(v.name, v.name) for v in graph.output]
 
     def _stored(self, name: str, value: onnx.TensorProto | np.ndarray | np.generic) -> str:
-        """A constant of the model -> its name."""
+        """Adds a constant to the model and returns its name."""
         t = self.proto.graph.initializer.add()
         t.CopyFrom(value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(np.asarray(value)))
         t.name = self._fresh(name)
@@ -156,14 +162,14 @@ class _Walk:
         return t.name
 
     def _stack(self, parts: Iterable[str], out: str) -> None:
-        """One tensor of what each iteration gives, along a new first axis."""
+        """Stacks the values of all iterations along a new first axis into one tensor."""
         old = opset_version(self.proto) < 13
         axis = [] if old else [self._stored(f"{out}_axis", np.array([0]))]
         rows = [self._add("Unsqueeze", [name, *axis], self._fresh(out), **({"axes": [0]} if old else {})) for name in parts]
         self._add("Concat", rows, out, axis=0)
 
     def _add(self, op: str, inputs: list[str], out: str, **attributes: int | list[int]) -> str:
-        """Append a node for `out`, unless that is no output."""
+        """Appends a node that makes `out`, unless `out` is ""."""
         if out:
             node = helper.make_node(op, inputs, [out], self._fresh(f"{op}_{out}"))
             node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
@@ -171,7 +177,7 @@ class _Walk:
         return out
 
     def _fresh(self, name: str) -> str:
-        """A name that is not taken; it is now."""
+        """Returns a free name and marks it as taken."""
         found = name
         while found in self.taken:
             found = f"{name}_{next(self.numbers)}"
@@ -180,5 +186,5 @@ class _Walk:
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """A node's graph of that name, which the schema demands."""
+    """Returns a node's graph attribute of that name, which the schema demands."""
     return next(a.g for a in node.attribute if a.name == name)

@@ -1,8 +1,8 @@
-"""A checked ModelProto -> the same in one opset: older ones through onnx's converter, newer ones as they are.
+"""Converts a checked ModelProto to one opset: older ones through onnx's converter, newer ones unchanged.
 
-Opset 22 is the one: a pool in ceil_mode has no window there that begins in the padding, which is what frameworks compute and
-onnxruntime too, whatever a model's opset. All else that the opsets 22 to 28 change in operators known here is the types that
-they take, and what is spelled here in older words.
+The opset is 22: there a pool in ceil_mode has no window that begins in the padding, as frameworks and onnxruntime compute it
+whatever a model's opset. The opsets 22 to 28 otherwise change only the types of the operators known here, and operators that
+are respelled in older ones.
 """
 
 import math
@@ -20,7 +20,9 @@ SAME_UNTIL = 28  # operators of opsets up to this one, read as of OPSET, mean th
 
 
 def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises ModelError where onnx's converter gives up, and where shapes or types contradict each other."""
+    """Returns the model in opset OPSET. Raises ModelError where onnx's converter fails, and where shapes or types contradict
+    each other.
+    """
     opset = opset_version(proto)
     if opset < 7:
         proto = shape_inference.infer_shapes(proto)
@@ -58,7 +60,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
-    """What is said where onnx's converter gives up: which nodes it does not convert by themselves either, and why."""
+    """Makes the error where onnx's converter fails: the nodes that it does not convert alone either, and why."""
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")
     try:
@@ -83,7 +85,9 @@ def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
 
 
 def spell_out_padding(graph: onnx.GraphProto) -> None:
-    """SAME of a ConvTranspose with output_padding as pads: onnx's inference adds output_padding to the size that SAME fixes."""
+    """Replaces SAME of a ConvTranspose with output_padding by pads: onnx's inference adds output_padding to the size that SAME
+    fixes.
+    """
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     sizes |= {t.name: list(t.dims) for t in graph.initializer}
     for node in (node for each in (graph, *graphs_in(graph.node)) for node in each.node):
@@ -105,8 +109,10 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
 
 
 def spell_out_group_norms(proto: onnx.ModelProto) -> None:
-    """GroupNormalization of opsets 18 to 20, which scales and shifts each group where newer ones do each channel and which
-    onnx refuses or converts as it stands -> InstanceNormalization of groups between Reshapes."""
+    """Replaces GroupNormalization of opsets 18 to 20 by InstanceNormalization of groups between Reshapes.
+
+    It scales and shifts each group where newer ones do so for each channel, and onnx refuses it or converts it unchanged.
+    """
     graphs = (proto.graph, *graphs_in(proto.graph.node)) if opset_version(proto) < 21 else ()
     for graph in reversed(graphs):  # from the inside out: a graph's nodes are copied
         nodes: list[onnx.NodeProto] = []
@@ -130,7 +136,9 @@ def spell_out_group_norms(proto: onnx.ModelProto) -> None:
 
 
 def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Hardmax of all axes from its own on, as it was before opset 13 and as onnx's converter lets it stand -> of one axis."""
+    """Makes Hardmax before opset 13, over all axes from its own on, one over a single axis; onnx's converter leaves it
+    unchanged.
+    """
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type != "Hardmax":
@@ -154,8 +162,10 @@ def _read_as(proto: onnx.ModelProto, opset: int) -> None:
 
 
 def _align_by_axis(graph: onnx.GraphProto) -> None:
-    """Before opset 7 a second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel: give
-    stored ones the ones after their last axis that NumPy's rule needs."""
+    """Adds, before opset 7, the trailing axes of size 1 to stored second operands that NumPy's broadcasting needs.
+
+    A second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel.
+    """
     tensors = {t.name: t for t in graph.initializer}
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}
     for node in graph.node:

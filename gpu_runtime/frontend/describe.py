@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself: opset, inputs, operators, weights, and which nodes nothing here can run."""
+"""Describes an ONNX file: opset, inputs, operators, weights, and the unsupported nodes."""
 
 import math
 import shlex
@@ -16,9 +16,12 @@ from tactics.problems.operators import OPERATORS
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`inputs`, `outputs`: name, type and shape as declared; `operators`: type -> count, the most frequent first;
-    `unsupported`: the nodes that nothing here can run. `layers`: how many are left once the graph is fused, of sizes `shapes`
-    where it leaves some open; 0 and a `problem` where it cannot be built. `sparsity`: what `inspect-sparsity` concludes."""
+    """The description of an ONNX file.
+
+    `inputs`, `outputs`: name, type and shape as declared; `operators`: type -> count, the most frequent first; `unsupported`:
+    the nodes that nothing here can run. `layers`: their number after fusion, for the sizes `shapes` of open dimensions; 0 and a
+    `problem` where it cannot be built. `sparsity`: the conclusion of `inspect-sparsity`.
+    """
 
     file: str
     nbytes: int
@@ -39,14 +42,14 @@ class ModelInfo:
 
     @property
     def command(self) -> str:
-        """What builds an engine of it."""
+        """The command that builds an engine of it."""
         sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in self.shapes.items())
         words = ["build-engine", self.file, "-o", f"{Path(self.file).stem}.engine", *([f"--shapes={sizes}"] if sizes else [])]
         return shlex.join(words)
 
 
 def describe(path: Path) -> ModelInfo:
-    """Read the model; whether it can be built is not tried. Raises ModelError for what is no ONNX model."""
+    """Reads and describes the model, without trying to build it. Raises ModelError for a file that is no ONNX model."""
     with load.named(path):
         proto = load.load_whole(path)
         check.check_texts(proto.graph)
@@ -78,7 +81,7 @@ def _sparsity(path: Path) -> str:
 
 
 def _type(t: int) -> str:
-    """An element type as NumPy calls it."""
+    """NumPy's name of an element type."""
     return {"float": "float32", "double": "float64"}.get(name := load.type_name(t).lower(), name)
 
 

@@ -1,8 +1,8 @@
-"""ONNX file -> a clean onnx-ir graph: one opset, static shapes, FP32 constants, nothing left that constants decide.
+"""Imports an ONNX file as a clean onnx-ir graph: one opset, static shapes, FP32 constants, constants folded.
 
-In order: load, check in Python (onnx's C++ converter may abort on broken graphs), prune the stored weights if asked,
-fix the input sizes, convert to one opset, erase FP16 (the runtime's tensors are all FP16; constants stay FP32 until
-they are folded and rounded once), fold constants, infer shapes. Every complaint is a ModelError of one clear message.
+In order: load, check in Python (onnx's C++ converter may abort on broken graphs), prune the stored weights if asked, fix the
+input sizes, convert to one opset, erase FP16 (the runtime's tensors are all FP16; constants stay FP32 until they are folded and
+rounded once), fold constants, infer shapes. Every complaint is a ModelError of one clear message.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from tactics.problems.operators import OPERATORS
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that was read, checked and pruned, for inputs of any sizes: `proto`, but for its `large` initializers, is
-    not changed any more. `source`: its path or name, for messages.
+    """A model that was read, checked and pruned, for inputs of any sizes: `proto`, without its `large` initializers, does not
+    change any more. `source`: its path or name, for messages.
 
-    `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
-    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `dtypes`: of every
-    network input and output as declared, "fp32", "fp16" or one of EXACT; an input also "uint8", and its values FP32 in the
-    graph. `open_axes`: of each input, those whose sizes the file leaves open. `maskable`: inputs that may hold -infinity.
+    `pruned`: initializers changed to 2:4; `before`: their pattern before, all together; `not_pruned`: (initializer, reason) of
+    those that cannot be. `stored`: node -> the pattern of its weights in the file, after pruning if requested. `dtypes`: of
+    every network input and output as declared, "fp32", "fp16" or one of EXACT; an input may also be "uint8", with its values
+    FP32 in the graph. `open_axes`: of each input, the axes whose sizes the file leaves open. `maskable`: inputs that may hold
+    -infinity.
     """
 
     source: Path | Source
@@ -71,7 +72,8 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A loaded model with sizes. `model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights
-    take memory. The others: as in Loaded."""
+    take memory. The others: as in Loaded.
+    """
 
     model: ir.Model | None
     name: str
@@ -87,11 +89,11 @@ def load(
     masks: Mapping[str, np.ndarray] = MappingProxyType({}),
     save_pruned: str | os.PathLike | BinaryIO | None = None,
 ) -> Loaded:
-    """Read and check the model of that path or source.
+    """Reads and checks the model of that path or source.
 
     With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first (of a node in
-    `masks`, what its mask, [K, C/g, R, S], leaves out), and `save_pruned` (a path, or a file opened for writing bytes) gets
-    that very model as ONNX, all else as it was. Raises ModelError; OSError if `save_pruned` cannot be written.
+    `masks`, the weights where its mask, [K, C/g, R, S], is false), and `save_pruned` (a path, or a file opened for writing
+    bytes) gets this model as ONNX, otherwise unchanged. Raises ModelError; OSError if `save_pruned` cannot be written.
     """
     source = source if isinstance(source, Source) else Path(source)
     if save_pruned is not None and not prune:
@@ -116,7 +118,7 @@ def load(
 def _loaded(
     source: Path | Source, proto: onnx.ModelProto, pruned: Mapping[str, Stored], not_pruned: tuple[tuple[str, str], ...]
 ) -> Loaded:
-    """A checked model; `proto` is used up."""
+    """Makes the Loaded of a checked model; `proto` is used up."""
     dtypes = _dtypes(proto.graph)
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
     stored, readers = stored_by_layer(proto.graph, pruned), readers_of(proto.graph)
@@ -127,15 +129,17 @@ def _loaded(
 
 
 def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
-    """A loaded model, cleaned; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}. Raises ModelError."""
+    """Cleans a loaded model; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}. Raises ModelError."""
     sizes = _sizes(shapes or {})
     with named(loaded.source):
         return _sized(loaded, sizes)
 
 
 def at_batch(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
-    """`shapes` and the declared sizes, the dynamic first size that most inputs share set to `batch`. Raises ModelError where no
-    input has one."""
+    """Returns `shapes` and the declared sizes, with the dynamic first size that most inputs share set to `batch`.
+
+    Raises ModelError where no input has one.
+    """
     declared = {v.name: _declared(v).dims or () for v in loaded.proto.graph.input if v.name not in loaded.large}
     firsts = [dims[0] for name, dims in declared.items() if 0 in loaded.open_axes[name]]
     if not firsts:
@@ -167,25 +171,25 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
-    """The model, given without its control flow, checked as one that was read."""
+    """Checks a model without its control flow, `proto`, like one that was read."""
     _check(proto)
     flat = _loaded(loaded.source, proto, {}, loaded.not_pruned)
     return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
 
 
 def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
-    """Read and clean the model of that path or source, as `load` and `sized` do."""
+    """Reads and cleans the model of that path or source, as `load` and `sized` do."""
     return sized(load(source), shapes)
 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
-    """A model in memory, cleaned; `proto` is used up. Raises ModelError."""
+    """Cleans a model in memory; `proto` is used up. Raises ModelError."""
     _check(proto)
     return _sized(_loaded(Source(name, b""), proto, {}, ()), shapes)
 
 
 def _check(proto: onnx.ModelProto) -> None:
-    """Refuse what cannot be read, drop texts, and give every node a name. Raises ModelError."""
+    """Refuses unreadable models, drops texts, and gives every node a name. Raises ModelError."""
     drop_texts(proto)
     check_graph(proto.graph)
     check_ops(proto, OPERATORS)
@@ -204,13 +208,13 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 
 def check_target(target: str | os.PathLike | BinaryIO | None) -> None:
-    """OSError where `save` could not write there, as far as it can be told before; None: nothing is to be saved."""
+    """Raises OSError if `save` could not write there, as far as can be known before; None: nothing is to be saved."""
     if target is not None and not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
         raise OSError(errno.EINVAL, problem, os.fspath(target))
 
 
 def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
-    """Write `data` to a binary file object, or put it in place at a path."""
+    """Writes `data` to a binary file object, or to a path."""
     if hasattr(target, "write"):
         target.write(data)
     else:
@@ -237,7 +241,7 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """ModelError for an input that there is not, or a size that it does not admit."""
+    """Raises ModelError for an unknown input, or a size that an input does not admit."""
     given, names = _sizes(shapes), [v.name for v in inputs]
     if unknown := [n for n in given if n not in names]:
         raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
@@ -247,8 +251,9 @@ def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tup
 
 
 def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give every input its static shape. A batch that is open, and nothing else of the input, is 1 where no shape is given,
-    which is said."""
+    """Gives every input its static shape. An open batch, if it is the input's only open size, is 1 where no shape is given,
+    with a warning.
+    """
     check_shapes(inputs, shapes)
     missing, batches = [], []
     for v in inputs:
@@ -274,15 +279,17 @@ def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tupl
 
 
 def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
-    """That the batch of these inputs is taken as 1."""
+    """The warning that the batch of these inputs is taken as 1."""
     listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in batches)
     other = ",".join(f"{name}:{'x'.join(map(str, (8, *(declared.dims or ())[1:])))}" for name, declared in batches)
     return f"the batch of input {listed} is dynamic and set to 1; for another batch give --shapes={other}"
 
 
 def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Sizes for the inputs that need some, as an error suggests them: usual ones for what is open; without those that
-    declare no rank."""
+    """Returns sizes for the inputs that need some, as an error suggests them: usual values for open sizes.
+
+    Inputs without a declared rank are left out.
+    """
     stored = {t.name for t in graph.initializer}
     declared = {v.name: _declared(v) for v in graph.input if v.name not in stored}
     return {n: d.usual for n, d in declared.items() if d.dims and not d.is_static and not d.only_batch_is_open}
@@ -290,7 +297,7 @@ def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """The shape that a model declares for an input: sizes, names of what is dynamic; None where not even the rank is."""
+    """The shape that a model declares for an input: sizes, names of dynamic ones; None where not even the rank is declared."""
 
     dims: tuple[int | str, ...] | None
 
@@ -305,7 +312,7 @@ class _Declared:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The dynamic axes; none where not even the rank is declared."""
+        """The dynamic axes; () where not even the rank is declared."""
         return tuple(i for i, d in enumerate(self.dims or ()) if isinstance(d, str))
 
     @property
@@ -314,7 +321,7 @@ class _Declared:
 
     @property
     def usual(self) -> tuple[int, ...]:
-        """The shape, with usual sizes for what is dynamic."""
+        """The shape, with usual values for dynamic sizes."""
         dims = self.dims or ()
         sizes = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
         return tuple(d if isinstance(d, int) else u for d, u in zip(dims, sizes, strict=True))
@@ -339,7 +346,7 @@ def _declared(v: onnx.ValueInfoProto) -> _Declared:
 
 
 def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of an input: the one chosen, where that agrees with the declared one, or that one itself."""
+    """Returns the shape of an input: the chosen one, where it agrees with the declared one, or the declared one itself."""
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
     if not declared.admits(shape):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""A model -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
+"""Loads a whole ModelProto: functions inlined, external data read. Its content is not trusted yet."""
 
 import graphlib
 import math
@@ -22,7 +22,7 @@ MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can h
 MOST_DIMS = 32
 MOST_DENSE = 2**27  # elements of all sparse tensors, the zeros included: as many as the largest classifiers' weights have
 MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions, or control flow, are written out, or times what it has
-# Of a graph, functions written out: several times the largest networks that are exported, and little enough that the libraries
+# Limits of a graph after inlining: several times the largest networks that are exported, and small enough that the libraries
 # which read it, some of them in quadratic time, end within a minute.
 LARGEST_GRAPH = {
     "nodes": 50_000,
@@ -34,14 +34,14 @@ LARGEST_GRAPH = {
     "imported opsets": 100,
 }
 CONTROL = ("If", "Loop")
-SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
+SMALL_BYTES = 1 << 16  # of an initializer small enough to be copied often
 Function = tuple[str, str]  # domain and name
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 
 
 @contextmanager
 def named(path: Path | Source) -> Iterator[None]:
-    """Put the model's path or name before the message of a ModelError."""
+    """Puts the model's path or name before the message of a ModelError."""
     try:
         yield
     except ModelError as e:
@@ -52,7 +52,7 @@ def named(path: Path | Source) -> Iterator[None]:
 
 
 def load_whole(source: Path | Source) -> onnx.ModelProto:
-    """The model with its functions inlined and its external data read."""
+    """Returns the model with its functions inlined and its external data read."""
     proto = _parsed(source.data if isinstance(source, Source) else _file_bytes(source))
     _check_header(proto)
     _check_length(proto)
@@ -70,7 +70,7 @@ def load_whole(source: Path | Source) -> onnx.ModelProto:
 
 
 def _open_negative_sizes(graph: onnx.GraphProto) -> None:
-    """A declared size below zero is one that is not declared: PaddlePaddle writes -1, and onnxruntime reads them so."""
+    """Clears declared sizes below zero: PaddlePaddle writes -1 for unknown sizes, and onnxruntime reads them so."""
     for v in (*graph.input, *graph.output, *graph.value_info):
         for d in v.type.tensor_type.shape.dim:
             if d.dim_value < 0:
@@ -113,14 +113,16 @@ def _parsed(data: bytes) -> onnx.ModelProto:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
-    """(domain, operator) of every node, those inside of nodes included."""
+    """Yields (domain, operator) of every node, including those inside nodes."""
     nodes = list(nodes)
     for node in (*nodes, *(n for graph in graphs_in(nodes) for n in graph.node)):
         yield node.domain, node.op_type
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
-    """The model's own functions must have names of their own, call each other in no circle and not grow without bound."""
+    """Checks that the model's own functions have distinct names, do not call each other in a cycle and do not grow without
+    bound.
+    """
     functions = {(f.domain, f.name): f for f in proto.functions}
     if len(functions) < len(proto.functions):
         twice, _ = Counter((f.domain, f.name) for f in proto.functions).most_common(1)[0]
@@ -143,7 +145,7 @@ def _check_functions(proto: onnx.ModelProto) -> None:
 
 
 def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Function]], order: Iterable[Function]) -> None:
-    """Bound the nodes there are once functions, in an `order` in which each follows those it calls, are written out."""
+    """Bounds the number of nodes after functions are inlined; in `order`, each function follows those it calls."""
     size: dict[Function, int] = {}
     for key in order:
         size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
@@ -155,8 +157,10 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
-    """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are. `folder`: of
-    the model's file, None of a model in memory."""
+    """Reads external data into the tensors, after a check of all their places and of the total size.
+
+    `folder`: of the model's file, None of a model in memory.
+    """
     found, total, whole = [], proto.ByteSize(), (proto.graph, *graphs_in(proto.graph.node))
     parts = ((name, t) for graph in whole for name, s, _ in _sparse_tensors(graph) for t in (s.values, s.indices))
     for name, t in (*(found for graph in whole for found in stored_tensors(graph)), *parts):
@@ -184,7 +188,7 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
 
 
 def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.SparseTensorProto, onnx.AttributeProto | None]]:
-    """(name, tensor, its attribute) of every sparse constant: initializers, which have none, and Constant nodes."""
+    """Yields (name, tensor, its attribute) of every sparse constant: initializers (attribute None) and Constant nodes."""
     for s in graph.sparse_initializer:
         yield s.values.name, s, None
     for node in graph.node:
@@ -194,7 +198,7 @@ def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.SparseTe
 
 
 def _write_out_sparse(proto: onnx.ModelProto) -> None:
-    """Make sparse constants dense ones."""
+    """Makes sparse constants dense."""
     total = 0
     for graph in (proto.graph, *graphs_in(proto.graph.node)):
         for name, s, attribute in _sparse_tensors(graph):
@@ -213,7 +217,7 @@ def _write_out_sparse(proto: onnx.ModelProto) -> None:
 
 
 def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
-    """A sparse tensor's elements; its indices, in any order, are linear, or one for each axis."""
+    """Returns a sparse tensor as a dense array; its indices, in any order, are linear, or one for each axis."""
     dims, values, at = tuple(s.dims), to_array(name, s.values), to_array(f"indices of {name}", s.indices)
     n, bounds = len(values) if values.ndim == 1 else -1, dims if at.ndim == 2 else (math.prod(dims),)
     if at.dtype.kind != "i" or values.dtype == object or at.shape not in ((n,), (n, len(dims) or -1)):
@@ -228,7 +232,7 @@ def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
 
 
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """(file, offset, bytes) of a tensor's external data."""
+    """Returns (file, offset, bytes) of a tensor's external data."""
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
     try:
@@ -262,9 +266,12 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
 
 
 def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorProto]]:
-    """(the model with inputs in place of its large initializers, these by name): onnx's checker, converter and inference would
-    copy them again and again, and ask for no values of so many elements, but before opset 7 and beside control flow, where all
-    stay. They are copies, since what protobuf has parsed stays in memory as long as any part of it."""
+    """Returns (the model with inputs in place of its large initializers, these initializers by name).
+
+    onnx's checker, converter and inference would copy large initializers again and again, and never need their values, except
+    before opset 7 and with control flow, where all stay. They are copies, since everything that protobuf has parsed stays in
+    memory as long as any part of it.
+    """
     graph, large = proto.graph, dict[str, TensorProto]()
     if opset_version(proto) < 7 or any(map(is_control, graph.node)):
         return proto, large
@@ -319,7 +326,7 @@ def opset_version(proto: onnx.ModelProto) -> int:
 
 
 def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Every graph inside of the nodes, and of the nodes inside of those."""
+    """Yields every graph inside the nodes, and inside their graphs' nodes."""
     for a in (a for node in nodes for a in node.attribute):
         for graph in (a.g,) if a.type == onnx.AttributeProto.GRAPH else a.graphs:
             yield graph
@@ -327,12 +334,12 @@ def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 
 def read_by(node: onnx.NodeProto) -> list[str]:
-    """Its inputs, and behind them those of all nodes inside of it."""
+    """Returns a node's inputs, then those of all nodes inside it."""
     return [*node.input, *(name for graph in graphs_in([node]) for each in graph.node for name in each.input)]
 
 
 def is_control(node: onnx.NodeProto) -> bool:
-    """Whether it is written out as the nodes that run."""
+    """Whether the node is control flow, to be replaced by the nodes that run."""
     return node.op_type in CONTROL and node.domain in ("", "ai.onnx")
 
 
@@ -347,7 +354,7 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def drop_texts(proto: onnx.ModelProto) -> None:
-    """Forget what is there for people only: every pass would copy it."""
+    """Removes documentation and metadata: every pass would copy them."""
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         part.ClearField("doc_string")
@@ -370,7 +377,7 @@ def title(node: onnx.NodeProto) -> str:
 
 
 def type_name(t: int) -> str:
-    """ONNX's name of an element type, also of one that it does not have."""
+    """Returns ONNX's name of an element type, also for an unknown number."""
     return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which ONNX does not define"
 
 

@@ -1,7 +1,7 @@
-"""Operators of an onnx-ir graph spelled so that the later stages know them: one spelling of each, and fewer layers.
+"""Respells operators of an onnx-ir graph for the later stages: one spelling of each, and fewer layers.
 
-Each function changes a model in place and keeps what it computes; `respell` does so by a table of rules, one for an operator:
-group_norms and SPLIT before constants are folded, the others behind.
+Each function changes a model in place and keeps its results; `respell` does so by a table of rules, one for an operator:
+group_norms and SPLIT before constants are folded, the others after.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from gpu_runtime.frontend.queries import attribute, constant, is_static, name_of
 
 LOWEST_HALF = -65504.0
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-MOST_RUNS = 4  # of axes along which two tensors repeat alike: elementwise kernels take no more
+MOST_RUNS = 4  # groups of axes along which two tensors broadcast alike: elementwise kernels take no more
 MOST_FOLDED = 2**27  # elements of all constants that an import computes: those of the largest classifiers' weights
 
 
 def group_norms(model: ir.Model) -> None:
-    """GroupNormalization -> InstanceNormalization that keeps num_groups: onnx infers the shape of that one only."""
+    """Renames GroupNormalization to InstanceNormalization that keeps num_groups, since onnx infers only the latter's shape."""
     for node in model.graph:
         if node.op_type == "GroupNormalization":
             node.op_type = "InstanceNormalization"
 
 
 def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Sum, Mean, Max and Min of n tensors -> a chain of operations with two, so that each has one spelling. A scalar that
-    changes nothing, Max's of -infinity and Min's of infinity, goes."""
+    """Turns Sum, Mean, Max and Min of n tensors into a chain of operations of two, so that each has one spelling.
+
+    Removes a scalar without effect: -infinity in Max, infinity in Min.
+    """
     nothing = {"Max": -math.inf, "Min": math.inf}.get(node.op_type)
     kept = [v for v in operands(node) if (c := constant(v)) is None or c.ndim or float(c) != nothing] or operands(node)
     if nothing is not None and len(kept) == len(node.inputs) == 2:
@@ -48,14 +50,16 @@ def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _selu(build: Steps, node: ir.Node) -> ir.Value:
-    """Selu -> Elu and its factor, which is a scale like any other."""
+    """Turns Selu into Elu times its factor, which is a scale like any other."""
     y = build.add("_elu", "Elu", operand(node), alpha=attribute(node, "alpha", 1.6732632423543772))
     return build.add("", "Mul", y, build.stored("_gamma", attribute(node, "gamma", 1.0507009873554805)))
 
 
 def _gemm(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Gemm that is neither a convolution nor a product as it stands -> one that is, or MatMul by a constant first matrix, with
-    what it did besides in operators of their own: a transposition, a factor, an addend that is not constant per column."""
+    """Turns a Gemm that is neither a convolution nor a product into one, or into MatMul by a constant first matrix.
+
+    Its transposition, its factor, and an addend that is not constant per column become separate operators.
+    """
     left, right = constant(node.inputs[0]), constant(node.inputs[1])
     folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
     if folds and (not attribute(node, "transA", 0) if right is not None else left is None and not scales):
@@ -65,7 +69,7 @@ def _gemm(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _addend_folds(node: ir.Node) -> bool:
-    """Whether a Gemm has no third operand, or one constant per column beside a constant second matrix."""
+    """Whether a Gemm has no third operand, or one that is constant per column, with a constant second matrix."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return True
     addend = constant(node.inputs[2])
@@ -73,7 +77,7 @@ def _addend_folds(node: ir.Node) -> bool:
 
 
 def _product(build: Steps, node: ir.Node, folds: bool) -> ir.Value:
-    """A Gemm's product and factor, and its addend where that `folds`."""
+    """Makes a Gemm's product and factor, and its addend if it `folds`."""
     a, b, left = operand(node, 0), operand(node, 1), constant(node.inputs[0])
     alpha, turn_a, turn_b = attribute(node, "alpha", 1.0), attribute(node, "transA", 0), attribute(node, "transB", 0)
     if left is not None:
@@ -88,7 +92,7 @@ def _product(build: Steps, node: ir.Node, folds: bool) -> ir.Value:
 
 
 def _addend(build: Steps, node: ir.Node) -> ir.Value:
-    """A Gemm's third operand times beta."""
+    """Makes a Gemm's third operand times beta."""
     c, beta = operand(node, 2), attribute(node, "beta", 1.0)
     array = constant(c)
     if beta == 1:
@@ -99,7 +103,7 @@ def _addend(build: Steps, node: ir.Node) -> ir.Value:
 
 
 def _power(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Integer exponents of floating-point tensors become floating-point."""
+    """Turns integer exponents of floating-point tensors into floating-point ones."""
     x, exponent = operands(node)
     array = constant(exponent)
     if x.dtype != ir.DataType.FLOAT or (array is None and exponent.dtype not in INTEGERS):
@@ -110,14 +114,14 @@ def _power(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _swish(build: Steps, node: ir.Node) -> ir.Value:
-    """Swish, of opset 24, in the words of older ones: x * Sigmoid(alpha * x)."""
+    """Respells Swish, of opset 24, in older operators: x * Sigmoid(alpha * x)."""
     x, alpha = operand(node), attribute(node, "alpha", 1.0)
     scaled = x if alpha == 1 else build.add("_scaled", "Mul", x, build.stored("_alpha", alpha))
     return build.add("", "Mul", x, build.add("_gate", "Sigmoid", scaled))
 
 
 def pads_into_windows(model: ir.Model) -> None:
-    """A Pad that only convolutions and pools read, which pad by themselves: into their pads, where that says the same."""
+    """Moves a Pad that only convolutions and pools read into their pads, where the result is the same."""
     for pad in [n for n in model.graph if n.op_type == "Pad" and not n.outputs[0].is_graph_output()]:
         rows = _padded_pixels(pad)
         readers = [(use.node, use.idx) for use in pad.outputs[0].uses()]
@@ -134,7 +138,7 @@ def pads_into_windows(model: ir.Model) -> None:
 
 
 def _padded_pixels(pad: ir.Node) -> tuple[int, ...] | None:
-    """A Pad's sizes as `pads` of a convolution has them, if it adds a constant around the pixels and nothing else."""
+    """Returns a Pad's sizes in the form of a convolution's `pads`, if it only adds a constant around the pixels; else None."""
     x, pads, _, axes = (*pad.inputs, None, None)[:4]
     sizes, chosen = constant(pads), constant(axes)
     constants = all(v is None or constant(v) is not None for v in pad.inputs[1:])
@@ -155,7 +159,7 @@ def _fill(pad: ir.Node) -> float:
 
 
 def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) -> bool:
-    """Whether a reader's own pads of these sizes do what a Pad before it does."""
+    """Whether a reader's own pads of these sizes can replace a Pad before it."""
     own, without = attribute(node, "pads", (0,) * len(rows)), ("NOTSET", "VALID")
     if slot != 0 or attribute(node, "auto_pad", "NOTSET") not in without or len(own) != len(rows):
         return False
@@ -172,7 +176,7 @@ def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) ->
 
 
 def softmax_where_it_lies(model: ir.Model) -> None:
-    """A Softmax between a Transpose and the one that undoes it -> a Softmax of the axis that was moved to its."""
+    """Replaces a Softmax between a Transpose and its inverse by a Softmax along the axis before the Transpose."""
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         found = row(node, "Transpose", "Softmax", "Transpose") or row(node, "Transpose", "LogSoftmax", "Transpose")
         if not found or any("perm" not in n.attributes for n in (found[0], found[2])):
@@ -188,7 +192,7 @@ def softmax_where_it_lies(model: ir.Model) -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """A tensor of a Concat, with the numbers of zeros that stand before and behind it in place of constants."""
+    """A tensor of a Concat, with the numbers of zeros before and behind it that stand in for constants."""
 
     value: ir.Value
     before: int
@@ -196,8 +200,9 @@ class _Piece:
 
 
 def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Concat with constants among floating-point tensors -> the tensors with zeros where constants lie, plus the constants
-    with zeros where tensors lie: moves and a sum, which kernels compute and which change no value."""
+    """Turns a Concat with constants among floating-point tensors into the tensors padded with zeros, plus the constants padded
+    with zeros: moves and a sum, which have kernels and change no value.
+    """
     if not all(map(is_static, node.inputs)) or not (rank := len(shape_of(operand(node)))):
         return None
     axis = attribute(node, "axis") % rank
@@ -219,7 +224,7 @@ def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _constants_and_pieces(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
-    """(a Concat's constants, zeros where it has tensors; its tensors)."""
+    """Returns (a Concat's constants, with zeros in place of its tensors; its tensors)."""
     pieces: list[_Piece] = []
     arrays: list[np.ndarray] = []
     before = 0
@@ -236,10 +241,11 @@ def _constants_and_pieces(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_P
 
 
 def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
-    """MatMul of batches that repeat otherwise than kernels take them -> of operands repeated before it, constants here.
+    """Repeats the operands of a MatMul whose batches broadcast in a way that kernels do not support; constants are repeated
+    here.
 
-    Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or
-    both of two axes, or altogether.
+    Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or both
+    of two axes, or altogether.
     """
     if not all(map(is_static, node.inputs)):
         return None
@@ -259,7 +265,10 @@ def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
-    """Whether an operand of these batches, a constant or not (or neither of `both`), repeats over as kernels do not."""
+    """Whether an operand of these batches must be repeated because kernels cannot broadcast it.
+
+    `stored`: it is a constant; `both`: both operands are computed.
+    """
     own = (1,) * (len(over) - len(batches)) + batches
     first = next((i for i, d in enumerate(own) if d != 1), len(own))
     if own == over or math.prod(own) == 1:
@@ -268,10 +277,10 @@ def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: 
 
 
 def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Einsum of one or two tensors -> sums, moves, and one product: of matrices for each batch, or of elements.
+    """Turns Einsum of one or two tensors into sums, moves, and one product: of matrices for each batch, or of elements.
 
     bhwc,hkc->bhwk: batch h, rows b w, summed c, columns k; [h, b w, c] @ [h, c, k] = [h, b w, k], which is moved to b h w k.
-    Axes that one tensor alone has and the result lacks are summed first.
+    Axes that only one tensor has, and the result lacks, are summed first.
     """
     if not all(map(is_static, node.inputs)):
         return None
@@ -285,7 +294,7 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
     own = [[a for a, size in each.items() if size == sizes[a]] for each in given]  # one element repeats, as without the axis
 
     def laid(i: int, *groups: list[str]) -> ir.Value:
-        """Tensor i with one axis for each group of axes, its others summed."""
+        """Lays out tensor i with one axis for each group of axes, its others summed."""
         order = [a for group in groups for a in group if a in own[i]]
         shape = [math.prod(sizes[a] for a in group if a in own[i]) for group in groups]
         x, array, at = tensors[i], constant(tensors[i]), [*sizes].index
@@ -316,20 +325,22 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _sides_of(equation: str) -> tuple[list[str], str]:
-    """(the axes of each tensor, the axes of the result: as written, else the letters that stand once, in order)."""
+    """Splits an equation into (the axes of each tensor, the axes of the result: as written, else the letters that occur once,
+    in order).
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     once = "".join(sorted(a for a in {*left} - {*".,"} if left.count(a) == 1))
     return left.split(","), right if arrow else "..." * ("..." in left) + once
 
 
 def _axes_of(term: str, dots: int) -> list[str]:
-    """One name for each axis: a letter, and of an ellipsis how many axes of it stand behind."""
+    """Names each axis of a term: by its letter, or within an ellipsis by the number of ellipsis axes that follow."""
     before, ellipsis, behind = term.partition("...")
     return [*before, *map(str, reversed(range(dots if ellipsis else 0))), *behind]
 
 
 class Steps:
-    """Nodes that together do what one did, and their constants; every name begins with that node's."""
+    """Nodes that together replace one node, and their constants; every name begins with the replaced node's."""
 
     def __init__(self, model: ir.Model, name: str) -> None:
         self.model, self.name = model, name
@@ -343,14 +354,14 @@ class Steps:
         return stored(self.model, self.name + suffix, np.asarray(array, dtype))
 
 
-Rule = Callable[[Steps, ir.Node], ir.Value | None]  # what the last of the steps gives; None: the node stays
+Rule = Callable[[Steps, ir.Node], ir.Value | None]  # returns the output of the last step; None: the node stays
 SPLIT: Mapping[str, Rule] = dict.fromkeys(("Sum", "Mean", "Max", "Min"), _sum) | {"Swish": _swish}
 PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm, "Pow": _power, "Einsum": _einsum}
 JOINED: Mapping[str, Rule] = {"Concat": _joined, "MatMul": _whole_batches}
 
 
 def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
-    """Put what its operator's rule makes in the place of each node."""
+    """Replaces each node by the result of its operator's rule."""
     for node in [n for n in model.graph if n.op_type in rules]:
         build = Steps(model, name_of(node))
         if rules[node.op_type](build, node) is not None:
@@ -358,20 +369,20 @@ def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
 
 
 def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """A stored constant of the graph."""
+    """Adds a stored constant to the graph."""
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value
 
 
 def shaped(value: ir.Value, shape: tuple[int, ...], like: ir.Value) -> ir.Value:
-    """The value with its shape, and another one's type, where they are asked for before shapes are inferred."""
+    """Sets a value's shape, and its type from another one, where these are needed before shapes are inferred."""
     value.shape, value.type = ir.Shape(shape), like.type
     return value
 
 
 def replace_by(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
-    """Put `steps` in the place of `node`; the last one's result takes over its output and that one's name."""
+    """Replaces `node` by `steps`; the last one's output takes over the node's output and its name."""
     y, made = node.outputs[0], steps[-1].outputs[0]
     name = y.name
     made.shape, made.type = y.shape, y.type

@@ -1,4 +1,4 @@
-"""How sparse the weights of an ONNX file are, as stored: what tells a 2:4 network from one that is merely sparse."""
+"""Measures how sparse the stored weights of an ONNX file are, and how a 2:4 network differs from one that is merely sparse."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.weights import Weight, as_stored, stored_weights
 from gpu_runtime.text import lost_text, share_text
 
-SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and how they are written
+SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and the functions that format them
 SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
 
 
@@ -26,7 +26,7 @@ def inspect(path: str | os.PathLike) -> list[dict]:
 
 
 def of_weights(found: Iterable[Weight]) -> list[dict]:
-    """The rows of `inspect`, of weights that are read already."""
+    """Makes the rows of `inspect` from weights that are read already."""
     rows: list[dict[str, Any]] = []
     for weight in found:
         w, node = weight.values, weight.node
@@ -68,8 +68,10 @@ def not_24(rows: list[dict]) -> list[str]:
 
 
 def pruning(rows: list[dict]) -> str:
-    """What --sparsity=force would take from the weights that are not 2:4 and can be, or an empty string."""
-    shared = {r["weight"]: r for r in rows if r["fit"] is not None and r["verdict"] != "2:4"}.values()  # once, whoever reads it
+    """The energy that --sparsity=force would remove from weights that can be 2:4 and are not, in words; "" without such
+    weights.
+    """
+    shared = {r["weight"]: r for r in rows if r["fit"] is not None and r["verdict"] != "2:4"}.values()  # each counts once
     lost, energy = sum(r["lost_energy"] * r["energy"] for r in shared), sum(r["energy"] for r in shared)
     if not shared:
         return ""
@@ -78,7 +80,7 @@ def pruning(rows: list[dict]) -> str:
 
 
 def text(rows: list[dict]) -> str:
-    """The rows as a table, with what its columns mean and the network's verdict below."""
+    """Formats the rows as a table, with the meaning of its columns and the network's verdict below."""
     lines = [("layer", "weights", "zeros", "groups fit", "energy lost", "verdict")]
     for r in rows:
         shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))

@@ -13,7 +13,7 @@ TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 
 def operand(node: ir.Node, i: int = 0) -> ir.Value:
-    """Input `i` of a node whose operator demands it."""
+    """Returns input `i` of a node whose operator demands it. Raises ValueError without it."""
     value = node.inputs[i]
     if value is None:
         raise ValueError(f"{node.op_type} {node.name}: expected an input {i}, got none")
@@ -21,23 +21,23 @@ def operand(node: ir.Node, i: int = 0) -> ir.Value:
 
 
 def operands(node: ir.Node) -> tuple[ir.Value, ...]:
-    """The inputs that it has."""
+    """Returns the inputs that are present."""
     return tuple(v for v in node.inputs if v is not None)
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
-    """The array of a stored constant, else None."""
+    """Returns the array of a stored constant, else None."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """An attribute's Python value (strings as str, lists as tuple), or the default."""
+    """Returns an attribute's Python value (strings as str, lists as tuple), or the default."""
     found = node.attributes.get(name)
     return default if found is None else tuple(found.value) if isinstance(found.value, (list, tuple)) else found.value
 
 
 def name_of(named: ir.Node | ir.Value) -> str:
-    """The name that every node and value of a cleaned graph has."""
+    """Returns the name, which every node and value of a cleaned graph has."""
     return named.name or ""
 
 
@@ -52,23 +52,23 @@ def is_static(value: ir.Value | None) -> bool:
 
 
 def type_of(value: ir.Value) -> str | None:
-    """What a tensor's elements are in memory: fp16 if floating-point (all are FP32 in the graph), else as they are."""
+    """The type of a tensor's elements in memory: fp16 if floating-point (all are FP32 in the graph), else unchanged."""
     return None if value.dtype is None else TYPES.get(value.dtype.name)
 
 
 def is_read(value: ir.Value) -> bool:
-    """Whether a node or the network's caller reads it."""
+    """Whether a node reads the value, or it is a network output."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def single_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads `value`, exactly once, if it is no network output."""
+    """Returns the one node that reads `value`, exactly once, if it is no network output; else None."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def row(node: ir.Node, *types: str) -> tuple[ir.Node, ...]:
-    """Nodes of these types from `node` on, each of which alone reads what the one before gives; none where they are others."""
+    """Returns nodes of these types from `node` on, each the only reader of the one before; () where they differ."""
     found: list[ir.Node] = []
     each: ir.Node | None = node
     for op in types:
@@ -80,7 +80,9 @@ def row(node: ir.Node, *types: str) -> tuple[ir.Node, ...]:
 
 
 def per_channel(array: np.ndarray, shape: tuple[int, ...], axis: int = 1) -> np.ndarray | None:
-    """A constant that broadcasts over a tensor of `shape` along `axis` only -> [C] or [1]; None if it does otherwise."""
+    """Reshapes a constant that broadcasts over a tensor of `shape` along `axis` only to [C] or [1]; None for another
+    constant.
+    """
     dims = (1,) * (len(shape) - array.ndim) + array.shape
     if len(dims) != len(shape) or any(d != 1 for i, d in enumerate(dims) if i != axis):
         return None

@@ -1,4 +1,4 @@
-"""What a model may be given as: a path, the bytes of a file, a file that is open, a ModelProto, or a torch module."""
+"""The forms in which a model may be given: a path, the bytes of a file, an open file, a ModelProto, or a torch module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ModelLike: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model in memory: the bytes of its ModelProto, and the name that messages have for it."""
+    """A model in memory: the bytes of its ModelProto, and its name in messages."""
 
     name: str
     data: bytes
@@ -44,12 +44,12 @@ class Source:
 
 
 def stem_of(source: Path | Source) -> str:
-    """The name that a network of it has."""
+    """The name of a network of this model."""
     return source.name if isinstance(source, Source) else source.stem
 
 
 def sha256_of(source: Path | Source) -> str:
-    """Of the model's bytes."""
+    """The hash of the model's bytes."""
     if isinstance(source, Source):
         return hashlib.sha256(source.data).hexdigest()
     with open(source, "rb") as file:
@@ -57,8 +57,10 @@ def sha256_of(source: Path | Source) -> str:
 
 
 def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path | Source:
-    """`model`, in one of the forms EXPECTED, as what can be read again and again; `example_inputs`: what a torch module's
-    forward is called with when it is exported. Raises TypeError, ValueError or ModelError."""
+    """Turns `model`, in one of the forms EXPECTED, into a path or Source, which can be read repeatedly.
+
+    `example_inputs`: the arguments of a torch module's forward for its export. Raises TypeError, ValueError or ModelError.
+    """
     if isinstance(model, Source):
         return model
     if _is_of_torch(model, "nn", "Module"):
@@ -84,13 +86,13 @@ def _serialized(model: onnx.ModelProto, name: str) -> Source:
 
 
 def _is_of_torch(model: object, package: str, kind: str) -> bool:
-    """Whether it is one of torch's, without importing torch: what is of torch has imported it."""
+    """Whether it is an instance of torch's class, without importing torch: such an instance's module has imported it."""
     found = getattr(getattr(sys.modules.get("torch"), package, None), kind, None)
     return found is not None and isinstance(model, found)
 
 
 def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
-    """The module as torch.onnx.export writes it; inputs have the names of forward's arguments."""
+    """Exports the module by torch.onnx.export; inputs have the names of forward's arguments."""
     import torch
 
     name = type(module).__name__
@@ -107,7 +109,7 @@ def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
 
 
 def _converted(name: str, *given: Any) -> Source:
-    """What torch.onnx.export makes of a module and its arguments, or of an exported program."""
+    """Exports a module and its arguments, or an exported program, by torch.onnx.export."""
     import torch
 
     try:

@@ -1,9 +1,9 @@
-"""Two groups of channels, weighted by a softmax of two and added (ResNeSt, SKNet) -> a gate of one and a chain.
+"""Replaces the sum of two groups of channels, weighted by a softmax of two (ResNeSt, SKNet), by a gate of one and a chain.
 
     softmax(a, b) = (g, 1 - g), g = sigmoid(a - b), and so x0 g + x1 (1 - g) = (x0 - x1) g + x1
 
-A convolution gives a and b, so it gives a - b with half of its rows: no softmax is left, nor the moves around it. The gate is
-computed from the average of x0 + x1, which is a convolution of the average of both with its weights twice.
+A convolution gives a and b, so with half of its rows it gives a - b: neither a softmax nor the moves around it remain. The gate
+is computed from the average of x0 + x1, which is a convolution of the average of both with its weights twice.
 
 Example. Softmax over (8, 4) is (0.982, 0.018): g = sigmoid(4) = 0.982, and 3 g + 5 (1 - g) = (3 - 5) g + 5 = 3.04.
 """
@@ -17,12 +17,12 @@ from gpu_runtime.frontend.normalize import Steps, replace_by, respell, shaped
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
 from tactics.problems.operators import VIEWS
 
-MOST_GROUPS = 4  # whose average is taken: so many times the weights that read it
-MOST_LOGITS = 1 << 24  # that are followed through views
+MOST_GROUPS = 4  # whose average is taken: it multiplies the weights that read the average
+MOST_LOGITS = 1 << 24  # whose numbers are followed through views
 
 
 def of_two(model: ir.Model) -> None:
-    """Change every sum over two groups weighted by such a softmax."""
+    """Changes every sum over two groups that is weighted by such a softmax."""
     respell({"Concat": _unstacked}, model)
     for node in [n for n in model.graph if n.op_type == "ReduceSum"]:
         groups = _groups(node, operand(node))
@@ -37,7 +37,7 @@ def of_two(model: ir.Model) -> None:
 
 
 def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Tensors stacked along a new second axis -> their Concat along channels, with that axis split."""
+    """Turns tensors stacked along a new second axis into their Concat along channels, with that axis split."""
     shape = shape_of(node.outputs[0])
     stacked = [v.producer() for v in operands(node)]
     if len(shape) != 5 or attribute(node, "axis") not in (1, -4) or shape[1] != len(stacked):
@@ -51,7 +51,7 @@ def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
-    """[N, C r, H, W], where `x` is a Reshape of that to [N, r, C, H, W] and the node a sum over r."""
+    """Returns [N, C r, H, W] if `x` is its Reshape to [N, r, C, H, W] and the node a sum over r; else None."""
     reshape = x.producer()
     if reshape is None or reshape.op_type != "Reshape" or len(shape_of(x)) != 5 or not _sums_groups(node):
         return None
@@ -60,7 +60,7 @@ def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
 
 
 def _sums_groups(node: ir.Node) -> bool:
-    """Whether a ReduceSum of five axes is over the second alone, which it removes."""
+    """Whether a ReduceSum of five axes sums the second axis only, and removes it."""
     axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     five = len(shape_of(operand(node))) == 5
     return five and axes is not None and axes.tolist() in ([1], [-4]) and attribute(node, "keepdims", 1) == 0
@@ -70,7 +70,7 @@ def _sums_groups(node: ir.Node) -> bool:
 
 
 def _average_both(model: ir.Model, node: ir.Node, groups: ir.Value) -> None:
-    """Average the groups' channels, not their sums, where convolutions 1x1 alone read that average."""
+    """Averages the groups' channels, not their sums, where only 1x1 convolutions read that average."""
     mean = single_reader(node.outputs[0])
     if mean is None or not _averages_pixels(mean):
         return
@@ -94,7 +94,7 @@ def _averages_pixels(node: ir.Node) -> bool:
 
 
 def _is_product(node: ir.Node, x: ir.Value) -> bool:
-    """Whether a node is a convolution of `x` by a constant 1x1 kernel, without groups or anything else."""
+    """Whether a node is a plain convolution of `x` by a constant 1x1 kernel, without groups or padding."""
     w = constant(node.inputs[1]) if node.op_type == "Conv" else None
     plain = w is not None and w.shape[2:] == (1, 1) and attribute(node, "group", 1) == 1
     return plain and node.inputs[0] is x and not any(attribute(node, "pads", (0,))) and constant(node.inputs[0]) is None
@@ -105,7 +105,7 @@ def _is_product(node: ir.Node, x: ir.Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A convolution whose rows `first` and `second`, both [C], a softmax makes weights of."""
+    """A convolution whose rows `first` and `second`, both [C], become weights by a softmax."""
 
     conv: ir.Node
     first: np.ndarray
@@ -138,8 +138,10 @@ def _gate(model: ir.Model, total: ir.Node, product: ir.Node) -> None:
 
 
 def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
-    """What gives the weights [N, 2, C, 1, 1] of groups [N, 2, C, H, W]: views of a softmax over two of views of a convolution,
-    each read by the next alone."""
+    """Finds the convolution behind the weights [N, 2, C, 1, 1] of groups [N, 2, C, H, W]; None without one.
+
+    Between them are views, a softmax over two and views, each the only reader of the one before.
+    """
     n, _, c, *pixels = shape
     behind = _views_before(g)
     softmax = None if behind is None else behind[0].producer()
@@ -166,7 +168,9 @@ def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
 
 
 def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
-    """(what views give `value` of, the views in order); None where something else reads what lies between."""
+    """Returns (the value behind the views that lead to `value`, the views in order); None where another node reads a value
+    between.
+    """
     views: list[ir.Node] = []
     while (node := value.producer()) is not None and node.op_type in (*VIEWS, "Identity"):
         if single_reader(value) is None:
@@ -177,7 +181,7 @@ def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
 
 
 def _through(views: list[ir.Node], index: np.ndarray) -> np.ndarray:
-    """The elements' numbers after the views."""
+    """Applies the views to an array of the elements' numbers."""
     for node in views:
         if node.op_type == "Transpose":
             index = index.transpose(attribute(node, "perm", tuple(reversed(range(index.ndim)))))

@@ -1,4 +1,4 @@
-"""The weights of an ONNX model as stored: who reads them along which axis, and their 2:4 pruning."""
+"""The stored weights of an ONNX model: their readers and the axis of input channels, and their 2:4 pruning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors
 from gpu_runtime.frontend.source import source_of
 from tactics.problems.operators import VIEWS
 
-COPIES = ("Identity", "Cast")  # what leaves the pattern as it is
+COPIES = ("Identity", "Cast")  # operators that keep the pattern
 View = tuple[str, tuple[int, ...]]  # "reshape" and a shape, or "transpose" and a permutation
 OUTPUT = "the network's outputs"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How weights stand to 2:4 as the file stores them, before anything is folded into them and before FP16.
+    """The 2:4 pattern of weights as the file stores them, before anything is folded into them and before FP16.
 
     `groups`: number of 4-groups of input channels; `fitting`: those with at most 2 non-zeros; `energy`: sum of the squared
     weights; `lost`: the part of it that the nearest 2:4 pattern, which --sparsity=force prunes to, sets to zero.
@@ -47,25 +47,29 @@ class Stored:
 
     @property
     def lost_energy(self) -> float:
-        """The share of the squared weights that pruning would set to zero, 0 to 0.5: the one that every command shows."""
+        """The share of the squared weights that pruning would set to zero, 0 to 0.5: the value that every command shows."""
         return self.lost / self.energy if self.energy else 0.0
 
 
 def as_stored(w: np.ndarray, axis: int, before: Stored | None = None) -> Stored:
-    """`before`: of the same weights ahead of pruning, whose energies stay as they were."""
+    """Measures the pattern of weights along an axis. `before`: of the same weights ahead of pruning, whose energies are
+    kept.
+    """
     ok = sparse24.fits(w, axis)
     return Stored(ok.size, int(ok.sum()), *((before.lost, before.energy) if before else sparse24.energy(w, axis)))
 
 
 def together(parts: Iterable[Stored]) -> Stored:
-    """Several weights as one."""
+    """Adds several weights' patterns."""
     rows = [(p.groups, p.fitting, p.lost, p.energy) for p in parts]
     return Stored(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stored(0, 0, 0.0, 0.0)
 
 
 def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Node -> its weights, of every layer whose weights can have the pattern. Nodes have their names by now. Of those that were
-    `pruned`, by initializer, `lost` is what they had."""
+    """Returns node -> its weights' pattern, for every layer whose weights can be 2:4. Nodes must have names.
+
+    Weights that were `pruned`, by initializer, keep the `lost` of before.
+    """
     found: dict[tuple[str, int], Stored] = {}
     rows = {}
     for w in weights(graph):
@@ -77,13 +81,15 @@ def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dic
 
 
 def stored_weights(path: str | os.PathLike) -> list[Weight]:
-    """Each constant that a Conv, ConvTranspose, Gemm or MatMul reads. Sizes of inputs and unsupported operators do not matter.
-    Raises ModelError."""
+    """Returns each constant that a Conv, ConvTranspose, Gemm or MatMul reads as weights, once for each layer.
+
+    Sizes of inputs and unsupported operators do not matter. Raises ModelError.
+    """
     return weights(checked(path).graph)
 
 
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
-    """The model of a file, its graph and constants checked, its nodes named. Raises ModelError."""
+    """Reads a file's model, checks its graph and constants, and names its nodes. Raises ModelError."""
     source = source_of(path)
     with named(source):
         proto = load_whole(source)
@@ -96,11 +102,10 @@ def checked(path: str | os.PathLike) -> onnx.ModelProto:
 def prune_weights(
     graph: onnx.GraphProto, masks: Mapping[str, np.ndarray] = MappingProxyType({})
 ) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
-    """Prune weights of convolutions and matrix products in place along their input channels -> (changed: what each was,
-    (name, reason) of those kept).
+    """Prunes weights of convolutions and matrix products in place along their input channels.
 
-    A shared weight is pruned once; one that has the pattern already is in neither list. `masks`: node -> which of its weights
-    stay, for those that do not have the nearest pattern.
+    Returns (changed weights: their pattern before, (name, reason) of those kept). A shared weight is pruned once; one that has
+    the pattern already is in neither list. `masks`: node -> which of its weights stay, where this is not the nearest pattern.
     """
     pruned, kept = {}, {}
     for w in weights(graph):
@@ -112,8 +117,10 @@ def prune_weights(
 
 
 def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
-    """Prune one stored weight in place -> what it was; None where it has the pattern already. With a mask of its shape, what
-    the mask leaves out becomes zero first, and `lost` is what all that takes away."""
+    """Prunes one stored weight in place and returns its pattern before; None where it is 2:4 already.
+
+    With a mask of its shape, weights outside the mask become zero first, and `lost` includes their energy.
+    """
     values = w.values
     if w.tensor is None or values is None or sparse24.fits(values, w.axis).all():
         return None
@@ -129,9 +136,11 @@ def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A layer's weights: `axis` is that of the input channels, `reason` what stands against 2:4, or empty. The reason is the
-    weight's: the same in every layer that shares it. A weight that the graph computes has no tensor. `views`: what the graph
-    does to the stored tensor before the layer reads it; axis and values are of what the layer reads."""
+    """A layer's weights: `axis` is the input channels' axis, `reason` why they cannot be 2:4, or "".
+
+    The reason belongs to the weight: it is the same in every layer that shares it. A weight that the graph computes has no
+    tensor. `views`: the views of the stored tensor before the layer reads it; axis and values are as the layer reads them.
+    """
 
     node: onnx.NodeProto
     name: str
@@ -142,7 +151,7 @@ class Weight:
 
     @property
     def values(self) -> np.ndarray | None:
-        """As stored; bfloat16 as FP32, which holds it."""
+        """The values as stored; bfloat16 as FP32, which holds it."""
         if self.tensor is None:
             return None
         values = to_array(self.name, self.tensor)
@@ -151,14 +160,14 @@ class Weight:
 
 
 def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
-    """A stored tensor as a layer reads it."""
+    """Applies views to a stored tensor, giving the array that a layer reads."""
     for kind, to in views:
         values = values.reshape(to) if kind == "reshape" else values.transpose(to)
     return values
 
 
 def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) -> None:
-    """Store other values of a tensor, given as its reader sees them: each must be one that the tensor's type holds."""
+    """Stores new values of a tensor, given as its reader sees them; the tensor's type must hold each of them."""
     stored = to_array(name, t)
     flat = np.ascontiguousarray(values.astype(stored.dtype)).reshape(-1)
     if views := tuple(views):
@@ -173,8 +182,9 @@ def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) ->
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A layer that reads a constant: along which axis of the input channels, through which views, and what the node has
-    against 2:4."""
+    """A layer that reads a constant: along which axis of input channels, through which views, and its reason against 2:4, or
+    "".
+    """
 
     node: onnx.NodeProto
     axis: int
@@ -184,14 +194,14 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Who reads a constant: layers, and titles of other nodes."""
+    """The readers of a constant: layers, and titles of other nodes."""
 
     layers: list[_Use] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
 def weights(graph: onnx.GraphProto) -> list[Weight]:
-    """Every weight that a layer reads, once for each layer."""
+    """Returns every weight that a layer reads, once for each layer."""
     tensors = dict(stored_tensors(graph))
     producer = {out: node for node in graph.node for out in node.output}
     found = []
@@ -233,7 +243,7 @@ def _uses_of_constants(
 
 
 def views_of_constants(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict[str, tuple[str, tuple[View, ...]]]:
-    """Stored tensor, or output of a copy or view of one -> (that tensor, its views)."""
+    """Returns stored tensor, or output of a copy or view of one -> (that tensor, its views)."""
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
         if node.op_type not in (*COPIES, *VIEWS) or not node.input or not node.output:
@@ -257,7 +267,9 @@ def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
 
 
 def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> View | None:
-    """What a view does to a stored tensor of that shape; None where that is not stored, or makes no sense."""
+    """Returns the view that a node applies to a stored tensor of shape `dims`; None if its sizes are not stored, or are
+    invalid.
+    """
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     second = tensors.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     if len(node.input) > 1 and node.input[1] and second is None:
@@ -281,11 +293,11 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
             return "reshape", np.expand_dims(probe, axes).shape
         return "reshape", np.squeeze(probe, axes or None).shape
     except (ValueError, IndexError, OverflowError):
-        return None  # what onnx's own check says of it
+        return None  # onnx's own check reports it
 
 
 def _against(t: TensorProto, uses: _Uses) -> str:
-    """Why 2:4 cannot apply to a stored weight, or an empty string."""
+    """Why a stored weight cannot be 2:4, or ""."""
     first = uses.layers[0]
     if reason := next((use.reason for use in uses.layers if use.reason), ""):
         return reason
@@ -302,7 +314,9 @@ def _against(t: TensorProto, uses: _Uses) -> str:
 
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
-    """Axis of the input channels when `node` reads a constant of that rank at `slot` as its weights, else None."""
+    """Returns (the axis of input channels if `node` reads a constant of that rank at `slot` as its weights, else None; reason
+    against 2:4 or "").
+    """
     if node.op_type == "Conv" and slot == 1:
         return 1, ""  # of one group, where there are several
     if node.op_type == "ConvTranspose" and slot == 1:
@@ -320,7 +334,7 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
-    """Unnamed nodes get Type_index; a name used twice gets an index too."""
+    """Gives unnamed nodes the name Type_index; a name used twice gets an index too."""
     taken: set[str] = set()
     for i, node in enumerate(nodes):
         name = node.name or f"{node.op_type}_{i}"

@@ -1,11 +1,12 @@
-"""Where each channel of each tensor lies when every piece that is split off or joined begins at a whole vector of 8 channels.
+"""Computes the position of each channel of each tensor when every piece that is split off or joined begins at a whole vector of
+8 channels.
 
-What ops share, channel by channel, they cut alike: where a Split or a Concat cuts one tensor, all that are added to it, pooled
-or split from it are cut too. Between two cuts lies a piece; every piece that another follows is padded to whole vectors. So all
-tensors that hold a piece hold it in the same way, and each is a place in the other.
+Tensors that share channels through an op are cut alike: where a Split or a Concat cuts one tensor, tensors that are added to
+it, pooled or split from it are cut too. Between two cuts lies a piece; every piece that another follows is padded to whole
+vectors. So all tensors that hold a piece hold it in the same layout, and one can lie inside the other.
 
-A piece whose readers have 2:4 weights begins within its vector at that channel of four at which it began in the tensor they
-read: four channels of the padded tensor are then channels of one group of the other, and zeros.
+A piece whose readers have 2:4 weights begins within its vector at the channel of four at which it began in the tensor they
+read: four channels of the padded tensor are then channels of one group of the original, and zeros.
 
 >>> pieces = Pieces([Link("x", 0, "a", 0, 26), Link("x", 26, "b", 0, 26)], {"x": 52, "a": 26, "b": 26}, {})
 >>> pieces.size("x"), pieces.size("a"), pieces.slots("x")[25:28]
@@ -27,7 +28,7 @@ Piece = tuple[str, int]  # a tensor, and the channel of it at which the piece be
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Channels `a_first` .. + `count` of tensor `a` and those from `b_first` of `b` lie alike."""
+    """Channels `a_first` .. + `count` of tensor `a` have the same layout as those from `b_first` on of `b`."""
 
     a: str
     a_first: int
@@ -40,8 +41,11 @@ class Link:
 
 
 class Pieces:
-    """`channels`: of every tensor. `phases`: (tensor, a channel) -> at which of four channels it is to lie, where a piece
-    begins there; of several that ask for the same piece the first is heard."""
+    """The pieces of all tensors. `channels`: of every tensor.
+
+    `phases`: (tensor, first channel of a piece) -> its required position within four channels; of several for the same piece
+    the first counts.
+    """
 
     def __init__(self, links: Sequence[Link], channels: Mapping[str, int], phases: Mapping[Piece, int]) -> None:
         self._channels = channels
@@ -67,11 +71,11 @@ class Pieces:
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def size(self, tensor: str) -> int:
-        """Channels of the tensor, those between its pieces included."""
+        """The number of channels of the padded tensor."""
         return self._layout(tensor)[0]
 
     def slots(self, tensor: str) -> tuple[int, ...]:
-        """Where each of its channels lies."""
+        """The position of each of its channels in the padded tensor."""
         return self._layout(tensor)[1]
 
     def _layout(self, tensor: str) -> tuple[int, tuple[int, ...]]:
@@ -89,7 +93,7 @@ class Pieces:
         return first, tuple(found)
 
     def moved(self, tensor: str) -> bool:
-        """Whether it has channels between its pieces, or before the first or behind the last."""
+        """Whether the padded tensor has more channels: between its pieces, before the first or behind the last."""
         return tensor in self._cuts and self.size(tensor) != self._channels[tensor]
 
     def starts(self, tensor: str) -> list[int]:
@@ -107,7 +111,7 @@ class Pieces:
         return -(-end // VECTOR) * VECTOR if root in self._followed or end > count else count
 
     def _cut(self) -> None:
-        """Cut all tensors where one that shares channels with them is."""
+        """Cuts all tensors where one that shares channels with them is cut."""
         todo = [(t, at) for t, links in self._links.items() for x in links for at in (x.a_first, x.a_first + x.count)]
         rising = {t: sorted(links, key=lambda link: link.a_first) for t, links in self._links.items()}
         firsts = {t: [link.a_first for link in links] for t, links in rising.items()}
@@ -118,7 +122,7 @@ class Pieces:
                 continue
             self._cuts[t].add(at)
             i = bisect_right(firsts[t], at) - 1
-            while i >= 0 and reach[t][i] > at:  # those before end before
+            while i >= 0 and reach[t][i] > at:  # earlier links end before `at`
                 link = rising[t][i]
                 if at < link.a_first + link.count:
                     todo.append((link.b, at - link.a_first + link.b_first))

@@ -1,10 +1,10 @@
-"""Pieces of tensors whose channels are no multiples of 8, each padded to whole vectors: then it needs no copy to be joined to
-others, split off or added to part of them. The convolution that gives a padded tensor has rows of zeros, those that read it
+"""Pads pieces of tensors whose channels are no multiples of 8 to whole vectors, so that they need no copy to be joined, split
+off or added to part of another tensor. The convolution that makes a padded tensor has rows of zeros, its readers have
 columns of zeros.
 
-What lies between pieces is what zeros become on their way: no reader's weights reach it, but as nothing times infinity is NaN,
-it has to be finite. So each op that computes channel by channel is asked what it makes of it; one that may make infinity or NaN
-keeps its own tensors.
+The channels between pieces hold zeros, transformed by the ops on their way: no reader's weights use them, but as zero times
+infinity is NaN, they must be finite. So for each op that computes channel by channel these values are computed; an op that may
+make infinity or NaN keeps its own tensors.
 """
 
 import math
@@ -37,13 +37,13 @@ from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
 
-MOST_VALUES = 16  # that may lie between pieces of one tensor; beyond, ops that compute channel by channel keep their own
+MOST_VALUES = 16  # values between pieces of one tensor; with more, ops that compute channel by channel keep their tensors
 Values = frozenset[float]
 ZERO: Values = frozenset({0.0})
 
 
 def on_grid(draft: Draft) -> Draft:
-    """The form of a network in which every piece begins at a whole vector; the same one where each does."""
+    """Returns the form of a network in which every piece begins at a whole vector; the same draft if each does already."""
     kept: set[str] = set()  # names of ops that keep their own tensors
     while True:
         grid = _Grid(draft, kept)
@@ -56,7 +56,9 @@ def on_grid(draft: Draft) -> Draft:
 
 
 def _links(op: Op[Problem]) -> Iterator[Link]:
-    """Which channels of the op's tensors lie alike. None for a convolution over all channels."""
+    """Yields the links between the op's tensors, whose channels have the same layout; nothing for a convolution over all
+    channels.
+    """
     p, y = op.problem, op.output
     if isinstance(p, ConcatProblem):
         yield from (Link(t, 0, y, first, c) for t, first, c in zip(op.inputs, (0, *accumulate(p.sizes)), p.sizes, strict=False))
@@ -84,19 +86,19 @@ def _known(network: Network, op: Op[Problem]) -> bool:
 
 
 def _only_scales(p: PointwiseProblem, tensor: int) -> bool:
-    """Whether the tensor is nothing but a factor of what is zero between pieces."""
+    """Whether the tensor is only a factor, of values that are zero between pieces."""
     return tensor > 0 and all(s.op == "mul" for s in p.stages if s.operand == f"t{tensor}")
 
 
 class _Grid:
-    """One attempt, with the ops in `kept` as they are; `unsafe`: those that `ops` found to belong there as well."""
+    """One attempt, with the ops in `kept` unchanged; `unsafe`: further ops that `ops` found must be kept."""
 
     def __init__(self, draft: Draft, kept: set[str]) -> None:
         self._of, self._network = draft, draft.network
         self._able = {op.name for op in self._network.ops if op.name not in kept and _known(self._network, op)}
         givers = self._network.producers
         edge = {t.name for t in (*self._network.inputs, *self._network.outputs)}
-        # Written with its channels apart by all that give it, or by none: then who wants it so has a copy.
+        # A tensor is padded by all of its producers, or by none: then readers that need it padded get a copy.
         self._written = {t for t, ops in givers.items() if t not in edge and all(op.name in self._able for op in ops)}
         links = [link for op in self._network.ops if op.name in self._able for link in self._links(op)]
         channels = {t: shape[1] for t, shape in self._network.tensors.items()}
@@ -112,7 +114,7 @@ class _Grid:
         return _links(op) if op.output in self._written else (link for link in _links(op) if link.b != op.output)
 
     def _phases(self) -> dict[Piece, int]:
-        """What convolutions whose weights have the 2:4 pattern ask for."""
+        """The positions within four channels that convolutions with 2:4 weights require."""
         found: dict[Piece, int] = {}
         for op in self._network.ops:
             if op.name in self._able and computes(op, ConvProblem) and op.problem.groups == 1 and op.problem.sparse24:
@@ -127,7 +129,9 @@ class _Grid:
         return self._name(tensor) if self._pieces.moved(tensor) else tensor
 
     def missing(self) -> dict[str, tuple[str, Problem]]:
-        """How a tensor is made of what it is with its channels apart, or that of it, where only the other is given."""
+        """For each tensor with padding, how to make the original from the padded one and the reverse, where only the other
+        exists: tensor -> (its source, problem).
+        """
         found = {}
         for t, shape in self._network.tensors.items():
             if self._pieces.moved(t):
@@ -136,7 +140,7 @@ class _Grid:
         return found
 
     def ops(self) -> list[tuple[int, Op[Problem]]]:
-        """All ops, those of tensors with channels apart changed."""
+        """Returns all ops with their positions; those with padded tensors are changed."""
         found = []
         for op in self._network.ops:
             given = op.output in self._written and self._pieces.moved(op.output)
@@ -148,7 +152,7 @@ class _Grid:
         return found
 
     def _moved(self, op: Op[Problem]) -> Op[Problem] | None:
-        """The op over tensors with their channels apart; None where infinity or NaN might come between them."""
+        """Returns the op over padded tensors; None if infinity or NaN might come between the pieces."""
         between = self._values(op)
         if between is not None and not all(abs(v) <= FP16_MAX for v in between):
             return None
@@ -158,13 +162,13 @@ class _Grid:
         made = self._computed(op)
         if made is None:
             return None
-        if op.output not in self._written:  # a convolution, with the columns alone changed
+        if op.output not in self._written:  # a convolution with only its columns changed
             return replace(made, name=f"{op.name} on the grid", inputs=(self._reads(op.inputs[0]), *op.inputs[1:]))
         inputs = tuple(map(self._reads, op.inputs))
         return replace(made, name=f"{op.name} on the grid", inputs=inputs, output=self._reads(op.output))
 
     def _computed(self, op: Op[Problem]) -> Op[Problem] | None:
-        """The op's problem and weights over tensors with their channels apart."""
+        """Changes the op's problem and weights to padded tensors."""
         p, size = op.problem, self._pieces.size(op.output)
         if computes(op, ConvProblem) and op.problem.groups == 1:
             x, y = op.inputs[0], op.output
@@ -196,7 +200,9 @@ class _Grid:
     # ---- what lies between pieces
 
     def _values(self, op: Op[Problem]) -> Values | None:
-        """What the op writes between pieces, where it does; empty for what cannot be told, NaN for what may be NaN."""
+        """Returns the values that the op writes between pieces: None for any finite values, NaN in the set if they may be
+        NaN.
+        """
         p = op.problem
         found = [self._between.get(t, ZERO) if self._pieces.moved(t) else ZERO for t in op.inputs]
         if isinstance(p, ConvProblem):
@@ -208,8 +214,9 @@ class _Grid:
         return _of_window(p, found[0])
 
     def _fill(self, op: Op[Problem], p: PointwiseProblem) -> tuple[float, Values]:
-        """(what constants per channel are between pieces, what the op then gives there): the first that gives zeros, else the
-        first that gives finite numbers."""
+        """Returns (the value of constants per channel between pieces, the op's values there): the first value that gives zeros,
+        else the first that gives finite numbers.
+        """
         found = [self._between.get(t, ZERO) for t in op.inputs]
         tried = [(fill, _of_pointwise(op, p, found, fill)) for fill in (0.0, 1.0)]
         finite = [pair for pair in tried if all(abs(v) <= FP16_MAX for v in pair[1])]
@@ -223,7 +230,9 @@ def _union(found: list[Values | None]) -> Values | None:
 
 
 def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
-    """What rows of zeros give: the activation of the residual between its pieces, or of zero beside it."""
+    """The outputs of rows of zeros: the activation of the residual's values between its pieces, or of zero without a
+    residual.
+    """
     if residual is None:
         return None
     beside = np.array(sorted(residual), np.float32) if p.epilogue.residual else None
@@ -231,7 +240,7 @@ def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
 
 
 def _of_window(p: Problem, x: Values | None) -> Values | None:
-    """What pools, resizing and windows of pixels make of values that are one number in all pixels of a channel."""
+    """The outputs of pools, resizing and windows of pixels for channels that hold one value in all pixels; None if unknown."""
     if x is None:
         return None
     if isinstance(p, PoolProblem):
@@ -242,7 +251,7 @@ def _of_window(p: Problem, x: Values | None) -> Values | None:
 
 
 def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | None], fill: float) -> Values:
-    """NaN where the values of a tensor cannot be told."""
+    """The outputs of a chain for these values between the tensors' pieces; NaN if a tensor's values are unknown."""
     found: set[float] = set()
     flat = [ZERO | {1.0} if "c" not in axes else values for values, axes in zip(tensors, p.tensors, strict=True)]
     constants: dict[str, Values] = {}
@@ -258,7 +267,7 @@ def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | N
         xs, cs = numbers[: len(flat)], dict(zip(constants, numbers[len(flat) :], strict=True))
         with np.errstate(all="ignore"):
             found.add(float(one.reference(*xs, **cs).reshape(-1)[0]))
-    factors = any("c" not in axes for axes in p.tensors)  # of any size: then only zero stays what it is
+    factors = any("c" not in axes for axes in p.tensors)  # factors of any size: then only zero keeps its value
     return frozenset(found) if not factors or found == {0.0} else frozenset({float("nan")})
 
 
@@ -268,7 +277,7 @@ def _depthwise(op: Op[ConvProblem], slots: tuple[int, ...], size: int) -> Op[Con
 
 
 def _constant(array: np.ndarray, p: PointwiseProblem, axes: str, slots: tuple[int, ...], size: int, fill: float) -> np.ndarray:
-    """A constant over the padded channels, if it has one value for each channel."""
+    """Spreads a constant over the padded channels, if it has one value for each channel."""
     return spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
 
 
@@ -276,6 +285,6 @@ TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums i
 
 
 def offer(network: Network) -> Network:
-    """The network with an option for each part of it that pieces off the grid hold together."""
+    """Returns the network with an option for each connected part with pieces off the grid."""
     start = unchanged(network)
     return drafts.offer(network, {GRID: on_grid(start), SUMS: on_grid(summed(start))}, TITLE)

@@ -1,17 +1,17 @@
-"""Sums of parts of tensors, made by the convolutions before them.
+"""Lets convolutions make sums of parts of tensors.
 
-Part of a convolution's channels added to an earlier tensor, the rest joined to that as it is, is the whole convolution with a
-residual that is zero in the rest:
+If part of a convolution's channels is added to an earlier tensor, and the rest is joined to the sum unchanged, this is the
+whole convolution with a residual that is zero in the rest:
 
     y0, y1 = Split(Conv(h)); Concat(y0 + x, y1)   is   Conv(h) + [x, 0]
 
-A convolution whose result is read both by itself and with part of another tensor added gives both, in twice the rows:
+A convolution whose result is read both alone and with part of another tensor added makes both, in twice the rows:
 
     a = Conv(h); b = a + p                        is   a, b = Split([Conv(h), Conv(h)] + [0, p])
 
-and beside its result it may give part of another tensor, with rows of zeros, where both are joined: so that part needs no copy.
-Nothing computes the zeros beside x and p: the convolution that gives these has rows of zeros there too. Convolutions that read
-any of this have columns of zeros. It costs products and bytes for nothing, so it is an option.
+It may also make part of another tensor next to its result, with rows of zeros, where both are joined: so that part needs no
+copy. No op computes the zeros next to x and p: the convolution that makes these has rows of zeros there too. Convolutions that
+read any of this have columns of zeros. Zeros cost products and bytes, so it is an option.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SumOfConcat:
-    """A Concat of what `conv` gives, `added` to its channels from `first` on; `through`: all ops that this does without."""
+    """A Concat of the output of `conv`, with `added` added to its channels from `first` on; `through`: all ops that this
+    replaces.
+    """
 
     concat: Op[ConcatProblem]
     conv: Conv
@@ -63,7 +65,9 @@ class SumOfConcat:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of a Concat, at its channel `first`: the part `own` of a tensor, with `other` added, where `add` does that."""
+    """A piece of a Concat, at its channel `first`: the part `own` of a tensor, plus `other` if `add`, the op of this sum,
+    exists.
+    """
 
     first: int
     own: str
@@ -73,8 +77,11 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class WidenedConv:
-    """What `conv` gives, and beside it `part` of another tensor: with the same added, where `add` does that, else alone, as the
-    piece `alone` of the Concat of name `concat`."""
+    """A convolution that makes `part` of another tensor next to its output.
+
+    With its own output added to the part, if `add` is the op of that sum; else unchanged, as the piece `alone` of the Concat of
+    name `concat`.
+    """
 
     conv: Conv
     part: Part
@@ -84,18 +91,18 @@ class WidenedConv:
 
     @property
     def second(self) -> str:
-        """The tensor that it gives beside the convolution's own."""
+        """The second tensor that it makes."""
         return self.add.output if self.add else self.alone
 
 
 def summed(draft: Draft) -> Draft:
-    """The form of a network with all such sums in convolutions; the same one where there is none."""
+    """Returns the form of a network with all such sums in convolutions; the same draft without any."""
     found = _Found(draft)
     return _Sums(draft, found).form() if found.concat_sums or found.widened else draft
 
 
 class _Found:
-    """The sums of a network. `zeros`: tensor -> channel -> how many zeros are to lie in front of it."""
+    """The sums of a network. `zeros`: tensor -> channel -> the number of zeros required before it."""
 
     def __init__(self, draft: Draft) -> None:
         self.network, self.at = draft.network, draft.at
@@ -118,8 +125,11 @@ class _Found:
     # ---- what ops are
 
     def maker(self, tensor: str) -> Conv | None:
-        """The convolution that alone gives a tensor, in every plan, with nothing between its sums and that but an activation
-        and a residual; one that gives zero for zeros."""
+        """Returns the convolution that is the only producer of a tensor, in every plan, and gives zero for rows of zeros; else
+        None.
+
+        Only an activation and a residual may follow its sums.
+        """
         op = self.network.producer(tensor)
         if not computes(op, ConvProblem) or not is_dense(self.network, op) or op.name in self.gone:
             return None
@@ -129,14 +139,14 @@ class _Found:
         return op if plain and inside and not of_zeros(op.problem, zero).any() else None
 
     def part(self, tensor: str) -> Part:
-        """What the tensor is part of; of itself, where it is no part."""
+        """Returns the part that the tensor is of another one; of itself, if it is no part."""
         op = self.network.producer(tensor)
         if computes(op, MoveProblem) and op.problem.is_part:
             return Part(op.inputs[0], op.problem.start[0], op.problem.out[0])
         return Part(tensor, 0, self.network.tensors[tensor][1])
 
     def _takes(self, op: Op[Problem], tensor: str) -> bool:
-        """Whether the op reads the tensor as a convolution's columns."""
+        """Whether the op is a convolution that reads the tensor as its columns."""
         return is_dense(self.network, op) and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
 
     def is_free(self, op: Op[Problem]) -> bool:
@@ -149,8 +159,9 @@ class _Found:
     # ---- what is found
 
     def _sum_of_concat(self, op: Op[Problem]) -> SumOfConcat | None:
-        """The sum that a Concat is, if all its pieces but one are parts of one tensor, in order, and that one is another with
-        something added."""
+        """Returns the sum that a Concat equals: all its pieces are parts of one tensor, in order, and one has another tensor
+        added; else None.
+        """
         if not computes(op, ConcatProblem) or op.problem.axis != 1 or op.when or has_own_type(self.network, op):
             return None
         pieces, size = self._pieces(op), sum(op.problem.sizes)
@@ -168,14 +179,16 @@ class _Found:
         return SumOfConcat(op, conv, piece.other, piece.first, (conv, *through)) if inside else None
 
     def _pieces(self, op: Op[ConcatProblem]) -> list[_Piece]:
-        """All pieces of a Concat; none, if one of them is anything else."""
+        """Returns all pieces of a Concat; [] if one of them has another form."""
         firsts = accumulate(op.problem.sizes, initial=0)
         found = [self._piece(t, first, c) for t, first, c in zip(op.inputs, firsts, op.problem.sizes, strict=False)]
         known = [piece for piece in found if piece is not None]
         return known if len(known) == len(found) else []
 
     def _piece(self, tensor: str, first: int, count: int) -> _Piece | None:
-        """A piece of a Concat that is the part of a tensor which lies at the same channels, or that with something added."""
+        """Returns a piece of a Concat that is the part of a tensor at the same channels, perhaps with another tensor added;
+        else None.
+        """
         add = self._sum(tensor)
         for own in add.inputs if add else (tensor,):
             if self._in_order(own, first, count):
@@ -184,7 +197,7 @@ class _Found:
         return None
 
     def _only_within(self, tensors: Iterable[str], names: set[str]) -> bool:
-        """Whether nothing reads the tensors but the ops of these names."""
+        """Whether only the ops of these names read the tensors."""
         given = set(tensors)
         return not given & self.network.output_names and all(op.name in names for t in given for op in self.network.readers[t])
 
@@ -193,7 +206,7 @@ class _Found:
         return part.tensor != tensor and (part.first, part.count) == (first, count)
 
     def _sum(self, tensor: str) -> Op[Problem] | None:
-        """The op that gives a tensor, if that adds two of its shape and does no more."""
+        """Returns the op that makes a tensor if it only adds two tensors of its shape; else None."""
         op = self.network.producer(tensor)
         return op if op is not None and adds_tensors(op) and not has_own_type(self.network, op) else None
 
@@ -209,7 +222,9 @@ class _Found:
                 return
 
     def _beside_piece(self, op: Op[Problem]) -> None:
-        """Pieces of a Concat that are parts of other tensors, and would be copied, go beside pieces that convolutions give."""
+        """Puts pieces of a Concat that are parts of other tensors, and would be copied, next to pieces that convolutions
+        make.
+        """
         if not self.is_free(op):
             return
         for t in op.inputs:
@@ -223,7 +238,9 @@ class _Found:
                     break
 
     def _put(self, wide: WidenedConv) -> bool:
-        """Note it, if the convolution can give that and what gives the part can give zeros in front of it."""
+        """Records a widened convolution, if it is possible and the part's producer can make zeros before the part; returns
+        whether.
+        """
         conv, part = wide.conv, wide.part
         source = self.maker(part.tensor)
         if source is None or conv.problem.needs - {Feature.AFFINE} or Feature.RESIDUAL in source.problem.needs:
@@ -240,13 +257,13 @@ class _Found:
         return True
 
     def _cut(self, part: Part) -> bool:
-        """Whether zeros in front of the part would lie inside another, or those of another inside it."""
+        """Whether zeros before the part would lie inside another part, or another part's zeros inside it."""
         others = [x.part for x in self.widened.values() if x.part.tensor == part.tensor]
         inside = any(part.first < at < part.first + part.count for at in self.zeros.get(part.tensor, {}))
         return inside or any(x.first < part.first < x.first + x.count for x in others)
 
     def _widen(self, op: Op[Problem]) -> None:
-        """Ask for zeros around what is added to all of a convolution, from the last sum to the first."""
+        """Requests zeros around the tensor that is added to a whole convolution, from the last sum to the first."""
         asked, c = self.zeros.get(op.output, {}), op.problem.out_shape[1]
         before, behind = asked.get(0, 0), asked.get(c, 0)
         if op.name in self.concat_sums:
@@ -271,12 +288,12 @@ class _Found:
 
 
 class _Sums:
-    """The form with all that was found; `placed`: tensor -> where it is, if not in memory of its own."""
+    """Builds the form with all found sums; `placed`: tensor -> its place, if it has no memory of its own."""
 
     def __init__(self, draft: Draft, found: _Found) -> None:
         self.network, self.at, self.found = draft.network, draft.at, found
         self.placed: dict[str, Placed] = {}
-        self.alone: dict[tuple[str, str], Placed] = {}  # (name of a Concat, piece of it) -> where it is for that
+        self.alone: dict[tuple[str, str], Placed] = {}  # (name of a Concat, piece of it) -> the piece's place for this Concat
         for t, asked in found.zeros.items():
             c = self.network.tensors[t][1]
             index = tuple(i + sum(count for at, count in asked.items() if at <= i) for i in range(c))
@@ -309,7 +326,7 @@ class _Sums:
         return completed(self.network, made, missing)
 
     def _summed(self, whole: SumOfConcat) -> Iterator[Op[Problem]]:
-        """The convolution, in the place of its Concat, with a residual."""
+        """Yields the convolution with a residual, in the place of its Concat."""
         conv = self._columns(whole.conv)
         end = _with_residual(conv.problem)
         t, size = whole.concat.output, conv.problem.k
@@ -322,7 +339,7 @@ class _Sums:
         yield replace(wide, name=name, inputs=(conv.inputs[0], residual), output=placed.source, nodes=both.nodes)
 
     def _widened(self, wide: WidenedConv) -> Iterator[Op[Problem]]:
-        """The convolution with more rows, and a residual that is zero in its own."""
+        """Yields the convolution with more rows, and a residual that is zero in its own rows."""
         conv, part = self._columns(wide.conv), wide.part
         source, placed = self.placed[part.tensor], self.placed[wide.conv.output]
         first, k = source.index[part.first] - conv.problem.k, conv.problem.k
@@ -349,7 +366,7 @@ class _Sums:
         return Op(f"{add.name} out of {placed.source}", part.of(add.problem.out_shape), (placed.source,), add.output)
 
     def _over(self, op: Op[Problem]) -> Iterator[Op[Problem]]:
-        """The op over what its tensors are in; as it is, where it wants them in memory of their own."""
+        """Yields the op over the tensors that contain its inputs; unchanged if it needs them in memory of their own."""
         if computes(op, ConcatProblem) and self.found.is_free(op) and any(t in self.placed for t in op.inputs):
             yield self._joined(op)
         elif computes(op, MoveProblem) and op.problem.is_part and op.inputs[0] in self.placed:
@@ -380,7 +397,7 @@ class _Sums:
         return replace(wide, name=f"{op.name} over {placed.source}", inputs=(placed.source, *op.inputs[1:]))
 
     def _joined(self, op: Op[ConcatProblem]) -> Op[ConcatProblem]:
-        """The Concat of all that its pieces are in, each once."""
+        """Returns the Concat of all tensors that contain its pieces, each once."""
         shapes = self.network.tensors
         known = [self.alone.get((op.name, t)) or self.placed.get(t) for t in op.inputs]
         own = [Placed(t, tuple(range(shapes[t][1])), shapes[t][1]) for t in op.inputs]
@@ -389,7 +406,7 @@ class _Sums:
         for piece in pieces:
             at = sources.index(piece.source) if piece.source in sources else len(sources)
             first = sum(channels[:at])
-            if at == len(sources) or not {first + i for i in piece.index}.isdisjoint(index):  # a piece that is joined twice
+            if at == len(sources) or not {first + i for i in piece.index}.isdisjoint(index):  # a piece may be joined twice
                 first = sum(channels)
                 sources.append(piece.source)
                 channels.append(piece.channels)
@@ -400,7 +417,7 @@ class _Sums:
         return replace(op, name=f"{op.name} wide", problem=problem, inputs=tuple(sources), output=whole)
 
     def _padded(self, tensor: str, before: int, channels: int, reader: str) -> tuple[str, list[Op[Problem]]]:
-        """(the tensor with zeros in front and up to so many channels, what makes that)."""
+        """Returns (the tensor with zeros before it and up to `channels`, the ops that make it)."""
         shape, placed = self.network.tensors[tensor], self.placed.get(tensor)
         n, c, h, w = shape
         if placed is None or placed.first is None or tensor not in self.found.zeros:
@@ -416,5 +433,5 @@ class _Sums:
 
 
 def _with_residual(p: ConvProblem) -> ConvProblem:
-    """The convolution that adds a residual to all that it gave before."""
+    """Returns the convolution that adds a residual to its previous output."""
     return with_epilogue(p, residual=True, act_first=p.epilogue.act != NONE or p.epilogue.affine)

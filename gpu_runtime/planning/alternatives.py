@@ -1,4 +1,4 @@
-"""Every way to run a network that a plan may choose: all rewrites, in the order in which they offer theirs."""
+"""Adds every way to run a network that a plan may choose: all rewrites, in their order."""
 
 from gpu_runtime.network import Network, named_shortly
 from gpu_runtime.padded_channels import padding
@@ -20,7 +20,7 @@ from gpu_runtime.rewrites import (
 
 
 def alternatives(network: Network) -> Network:
-    """The network with every other way to run it that a plan may choose."""
+    """Returns the network with the options of all rewrites."""
     for offer in (
         attention.offer,
         blocks.offer,

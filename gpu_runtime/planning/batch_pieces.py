@@ -1,11 +1,11 @@
-"""Batches in pieces: a run of layers computes some images, then the next ones, so that L2 keeps what the layers hand on.
+"""Batches in pieces: a run of layers computes some images, then the next ones, so that L2 keeps the tensors between layers.
 
-A network falls into blocks: all that later blocks read of a block is one tensor. Each block runs whole or in pieces, a choice
-of the plan (`offer`): its ops stand in the network twice, and where a block in pieces meets a whole one, or an end of the
-network, an op makes pieces of a tensor or one of them. Images follow each other in memory, so that op launches nothing; it
-takes what DRAM takes for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks
-that may gain; whole, these have the ops of the plan without pieces. The plan is the best of all such. A plan's layers run piece
-by piece after `unrolled`.
+A network falls into blocks: later blocks read only one tensor of a block. Each block runs whole or in pieces, a choice of the
+plan (`offer`): its ops are in the network twice, and where a block in pieces meets a whole one, or an end of the network, an op
+splits a tensor into pieces or joins them. Images follow each other in memory, so this op launches nothing; its time is DRAM's
+time for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks that may gain;
+their whole versions have the ops of the plan without pieces. The plan is the best of all these. After `unrolled`, a plan's
+layers run piece by piece.
 
 An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
 times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
@@ -38,14 +38,14 @@ from tactics.tactic import Tactic
 
 WHOLE, PIECES, SUFFIX = "whole", "pieces", " in pieces"
 LEAST_GAIN = 0.02  # of a plan's time: with less, no pieces. Of three networks with 1 to 2 %, two ran slower on an H200
-MOST_PIECES = 128  # for the sake of memory: each is layers of its own
+MOST_PIECES = 128  # to bound memory: each piece has layers of its own
 TAKEN = re.compile(rf"{SUFFIX}|^images of | \[\d+:\d+\]| of its pieces$")
 _Made = tuple[Op[Problem], Entry]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring ops; `output`: the one tensor that later blocks read, "" of the last block."""
+    """Neighbouring ops. `output`: the one tensor that later blocks read, "" of the last block."""
 
     ops: tuple[Op[Problem], ...]
     output: str
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them; `forced`: those that must."""
+    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them; `forced`: blocks that must."""
 
     sizes: tuple[int, ...]
     blocks: frozenset[int]
@@ -61,13 +61,16 @@ class Pieces:
 
 
 def blocks(network: Network) -> tuple[Block, ...]:
-    """The smallest blocks, in order. A tensor that a block leaves is one that its ops write: a view of other memory is not. All
-    ops that may give a tensor are of one block."""
+    """Splits the network into the smallest blocks, in order.
+
+    A block's output must be written by one of its ops, not be a view of other memory. All ops that may make a tensor are in one
+    block.
+    """
     last = {t: i for i, op in enumerate(network.ops) for t in op.inputs}
     made = {op.output: i for i, op in enumerate(network.ops)}
     live: set[str] = set()
     found: list[Block] = []
-    start, end = 0, 0  # of the block, and where the last op stands that gives a tensor of it
+    start, end = 0, 0  # the block's first op, and the last op that makes a tensor of it
     for i, op in enumerate(network.ops, 1):
         live = {t for t in (*live, op.output) if last.get(t, -1) >= i}
         end = max(end, made[op.output] + 1)
@@ -89,8 +92,9 @@ def _writes(op: Op[Problem]) -> bool:
 
 
 def _able(network: Network, block: Block, images: int) -> bool:
-    """Whether the block's ops compute each image by itself, nothing that leaves it is a view, and images of FP32 tensors begin
-    at multiples of 16 bytes."""
+    """Whether the block can run in pieces: its ops compute each image independently, its output is no view, and images of FP32
+    tensors begin at multiples of 16 bytes.
+    """
     return all(
         at_batch(op.problem, 1) is not None
         and op.problem.out_shape[0] == images
@@ -101,8 +105,9 @@ def _able(network: Network, block: Block, images: int) -> bool:
 
 
 def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
-    """The pieces that may gain most over the chosen plan, by predicted times of its tactics; None where that is next to
-    nothing."""
+    """Returns the pieces with the largest gain over the chosen plan, by predicted times of its tactics; None below
+    LEAST_GAIN.
+    """
     images, able = table.network.images, able_blocks(table.network)
     kernels = {i: _kernels(block, chosen) for i, block in able.items()}
     whole = {i: [predict(p, t, table.device) for p, t in of] for i, of in kernels.items()}
@@ -110,7 +115,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
     best, most = None, LEAST_GAIN * chosen.us
     for pieces in (1 << i for i in range(1, images.bit_length()) if able):
         if sum(max(0.0, us[i] - pieces * launch[i]) for i in able) <= most:
-            break  # launches alone take what is to be gained
+            break  # launches alone cost more than the gain
         sizes = sizes_of(images, pieces)
         gains = {i: _gain(table.device, of, sizes) for i, of in kernels.items()}
         total = sum(gain for gain in gains.values() if gain > 0)
@@ -122,8 +127,9 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
 
 
 def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]) -> frozenset[int]:
-    """From the first block that gains to the last, and those beside these, one after the other, that lose less than DRAM takes
-    for the tensor between, which is then not written as a whole."""
+    """Returns the blocks from the first that gains to the last, and neighbours that lose less than DRAM's time for the tensor
+    between, which is then not written as a whole.
+    """
     found = [i for i, gain in gains.items() if gain > 0]
     first, last = min(found), max(found)
 
@@ -138,8 +144,10 @@ def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]
 
 
 def smaller(network: Network) -> Iterator[list[Pieces]]:
-    """What makes activations take less memory. For 2, 4, 8, ... pieces, MOST_PIECES at most: no block is forced into them, then
-    those with the largest tensors, then more, at last all that are able."""
+    """Yields lists of pieces that make activations take less memory, for 2, 4, 8, ... pieces, MOST_PIECES at most.
+
+    In a list, first no block is forced into pieces, then those with the largest tensors, then more, at last all that are able.
+    """
     able, last = able_blocks(network), min(network.images, MOST_PIECES)
     sizes = {t: math.prod(shape) for t, shape in network.tensors.items()}
     most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in block.ops) for i, block in able.items()}
@@ -149,26 +157,26 @@ def smaller(network: Network) -> Iterator[list[Pieces]]:
 
 
 def able_blocks(network: Network) -> dict[int, Block]:
-    """The blocks that may run in pieces by number; none of one image, or where a name could be that of a piece."""
+    """Returns the blocks that may run in pieces by number; {} for one image, or where a name could be the name of a piece."""
     if network.images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
         return {}
     return {i: block for i, block in enumerate(blocks(network)) if _able(network, block, network.images)}
 
 
 def _is_odd(name: str) -> bool:
-    """Whether a name may be one of those that pieces get, or has no room for it."""
+    """Whether a name could be the name of a piece, or leaves no room for its suffix."""
     return bool(TAKEN.search(name)) or len(name) > SHORT_NAME // 2 and len(repr(name)) > MOST_NAME - SHORT_NAME
 
 
 def _kernels(block: Block, chosen: plan.Plan) -> tuple[tuple[Problem, Tactic], ...]:
-    """What runs the block's ops in the plan."""
+    """Returns the problems and tactics that run the block's ops in the plan."""
     taken = ((op.problem, chosen.entries[op.name].tactic) for op in block.ops if _is_in(op, chosen))
     return tuple((problem, tactic) for problem, tactic in taken if tactic is not None)
 
 
 @lru_cache(maxsize=4096)
 def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tuple[int, ...]) -> float:
-    """Microseconds that kernels are predicted to save in pieces; not more than 0 where one of them cannot run."""
+    """Predicts the microseconds that kernels save in pieces; at most 0 where one of them cannot run."""
     gain, taken = 0.0, list[tuple[Problem, Tactic]]()
     for problem, tactic in kernels:
         for n in set(sizes):
@@ -181,8 +189,9 @@ def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tu
 
 
 def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
-    """The network with the choice, for each of these blocks that is not forced, to run in pieces; else with the ops of the
-    chosen plan."""
+    """Returns the network in which each of these blocks that is not forced may run in pieces, or else with the ops of the
+    chosen plan.
+    """
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
@@ -194,7 +203,7 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
             continue
         own = dict.fromkeys(op.output for op in block.ops)
         read = dict.fromkeys(t for op in block.ops for t in op.inputs if t not in own)
-        handed = listed[i - 1].output if i - 1 in groups else ""  # in pieces, if the block before runs in pieces
+        handed = listed[i - 1].output if i - 1 in groups else ""  # comes in pieces, if the block before runs in pieces
         names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
         bases |= {new: t for t, new in names.items()}
         here = (groups[i], PIECES)
@@ -211,13 +220,13 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
 
 
 def _shared(listed: Sequence[Block]) -> set[str]:
-    """The groups that decide about ops of several blocks."""
+    """Returns the groups that decide about ops of several blocks."""
     found = Counter(g for block in listed for g in {g for op in block.ops for g, _ in op.when})
     return {g for g, count in found.items() if count > 1}
 
 
 def _whole(block: Block, when: Literal, chosen: plan.Plan, shared: Collection[str]) -> list[Op[Problem]]:
-    """The block's ops as they are in the chosen plan; all of them, where a choice is not this block's alone."""
+    """Returns the block's ops as in the chosen plan; all of its ops, if a group decides about other blocks too."""
     if any(g in shared for op in block.ops for g, _ in op.when):
         return [replace(op, when=(*op.when, when)) for op in block.ops]
     return [replace(op, when=(when,)) for op in block.ops if _is_in(op, chosen)]
@@ -233,23 +242,23 @@ def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], wh
 def _tie(
     network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
 ) -> Op[Problem]:
-    """The op that makes pieces of a tensor, `apart`, or one tensor of pieces."""
+    """Makes the op that splits a tensor into pieces (`apart`), or joins pieces to one tensor."""
     tensor = source if apart else made
     us = _whole_us(network, device, tensor)
     name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
-    exact = tensor in network.exact_outputs or network.type(tensor).copies  # it has the memory, so the type, of its source
+    exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
     return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else (), exact=exact)
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:
-    """What DRAM takes for the part of a whole tensor that L2 cannot hold."""
+    """DRAM's microseconds for the part of a whole tensor that L2 cannot hold."""
     element = {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
     nbytes = element.get(tensor, 2) * math.prod(network.tensors[tensor])
     return 0.0 if device.measured else moved_us(device, nbytes, 0)["dram"]
 
 
 def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]) -> Network:
-    """The network of these ops; `bases`: of each new tensor the one whose types it has."""
+    """Returns the network of these ops; `bases`: each new tensor -> the tensor whose types it has."""
     return replace(
         network,
         ops=tuple(ops),
@@ -260,12 +269,12 @@ def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str]
 
 
 def whole(op: Op[Any]) -> Any:
-    """The op's problem for all images."""
+    """Returns the op's problem for all images."""
     return at_batch(op.problem, sum(op.pieces)) if op.pieces else op.problem
 
 
 def without(graph: plan.Graph) -> plan.Graph | None:
-    """The graph in which nothing runs in pieces; None if that is this one."""
+    """Returns the graph in which nothing runs in pieces; None if this graph has no pieces."""
     groups = {g: options for g, options in graph.groups if options == (WHOLE, PIECES)}
     if not groups:
         return None
@@ -277,7 +286,7 @@ def without(graph: plan.Graph) -> plan.Graph | None:
 
 
 def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
-    """The plan with each piece as layers of its own, in the order in which they run, and a table for that; itself without."""
+    """Returns the table and the plan with each piece as layers of its own, in execution order; unchanged without pieces."""
     network = table.network
     ops = [op for op in network.ops if _is_in(op, chosen)]
     if not any(op.pieces for op in ops):
@@ -310,8 +319,9 @@ def _in_pieces(op: Op[Problem]) -> bool:
 
 
 def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> list[_Made]:
-    """The ops of a run, piece by piece, each with its share of the time; then those that make one tensor of pieces. Adds to
-    `parts`."""
+    """Returns the ops of a run, piece by piece, each with its share of the time; then those that join pieces. Adds to
+    `parts`.
+    """
     sizes, made = next(op.pieces for op, _ in listed if op.pieces), list[_Made]()
     own = {op.output for op, _ in listed if op.pieces}
     for first, n in zip((0, *accumulate(sizes)), sizes, strict=False):
@@ -337,7 +347,7 @@ def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> li
 
 
 def _named(tensor: str, part: str) -> str:
-    """The name of a piece of a tensor.
+    """Returns the name of a piece of a tensor.
 
     >>> _named("x in pieces", " [0:8]"), _named("x in pieces 3", " [0:8]")
     ('x [0:8]', 'x 3 [0:8]')

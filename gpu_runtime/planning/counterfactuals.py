@@ -1,5 +1,6 @@
-"""What the plan would be otherwise: with a layer forced the other way, without merged branches, without sparse kernels, in one
-format. The plan is solved again nowhere else: explanation reads these answers."""
+"""Plans under other conditions: with a layer forced the other way, without merged branches, without sparse kernels, in one
+format. The plan is solved again nowhere else: explanation reads these answers.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +27,10 @@ Timed = tuple[Op, Times]
 
 @dataclass(frozen=True, slots=True)
 class Counterfactuals:
-    """`other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> when that plan would be as
-    good, where a speed of its kernels could make it so; `apart_us`: op that merges branches -> how much longer the plan takes
-    without it, None where the op has sparse tactics: forcing these does not take the op out of the plan."""
+    """The answers. `other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> when that plan
+    would be as good, where a speed of its kernels could make it so; `apart_us`: op that merges branches -> the time that the
+    plan loses without it, None where the op has sparse tactics: forcing these does not take the op out of the plan.
+    """
 
     rivals: Rivals
     other: Mapping[str, OtherChoice]
@@ -37,7 +39,7 @@ class Counterfactuals:
 
 
 def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
-    """All of them, those of layers and of branches from one elimination tree."""
+    """Computes all of them, those of layers and of branches from one elimination tree."""
     wanted, merged, questions = _questions(table, chosen)
     found = plan.forced(table.graph, chosen, questions)
     forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
@@ -51,8 +53,9 @@ def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
 
 
 def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[str], list[tuple[tuple[str, ...], bool]]]:
-    """(layer that could run either way -> whether it is to be forced sparse, the ops that merge branches, what to ask of
-    plan.forced about all of these)."""
+    """Returns (layer that could run either way -> whether it is to be forced sparse, the ops that merge branches, the questions
+    to plan.forced about all of these).
+    """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
     kinds = {id(times): {t.sparse for t in times} for times in table.times}
@@ -65,8 +68,12 @@ def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[s
 
 
 def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
-    """What `counterfactuals` and the verdicts of layers tell times of, beside the plan's own entries: the best dense and the
-    best sparse tactic of each layer that has both, what plans with a layer forced change, and the rivals."""
+    """Yields the problems and tactics whose times `counterfactuals` and the verdicts of layers quote, except the plan's own
+    entries.
+
+    These are the best dense and the best sparse tactic of each layer that has both, the changes of plans with a layer forced,
+    and the rivals.
+    """
     wanted, _, questions = _questions(table, chosen)
     ops = [op for op in table.network.ops if op.layer in wanted and plan.holds(op.when, chosen.options)]
     for timed in alternatives(table, ops).values():
@@ -83,7 +90,7 @@ def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
 def launched(
     table: Table, options: Mapping[str, str], entries: Mapping[str, Entry | None], hops: Iterable[Hop]
 ) -> Iterator[tuple[Problem, Tactic]]:
-    """What a plan with these options launches for these entries and reformats."""
+    """Yields the problem and tactic of each launch for these entries and reformats of a plan with these options."""
     for op in table.network.ops:
         entry = entries.get(op.name)
         if entry and entry.tactic and plan.holds(op.when, options):
@@ -94,8 +101,10 @@ def launched(
 
 
 def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
-    """Layer -> all ops with its weights, and their times; for several layers in one launch that is dense in any case, also the
-    ops of each layer alone, which may run sparse."""
+    """Returns layer -> all ops with its weights, and their times.
+
+    For several layers in one launch that is dense in any case, also the ops of each layer alone, which may run sparse.
+    """
     found: dict[str, list[Timed]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
         if op.layer:
@@ -108,13 +117,14 @@ def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
 
 def is_dense_together(op: Op) -> bool:
     """Whether an op is several layers in one launch that cannot be sparse, whether or not one of them alone could: a
-    squeeze-excite, or convolutions that were merged and do not all have the pattern."""
+    squeeze-excite, or merged convolutions that do not all have the pattern.
+    """
     merged = isinstance(op.problem, ConvProblem) and len(op.layers) > 1 and not op.problem.sparse24
     return merged or op.problem.only_dense
 
 
 def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:
-    """Layer -> all alternatives with its weights; for merged siblings, with those of any of them."""
+    """Returns layer -> all alternatives with its weights; for merged siblings, the alternatives of all of them."""
     able = [*{op.name: op for op in network.ops if op.layer}.values()]
     members: dict[str, set[str]] = {}  # layer -> those whose weights its ops hold
     holding: dict[str, set[int]] = {}  # layer -> the ops that hold weights of it
@@ -126,13 +136,15 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 
 
 def rivals(table: Table, chosen: plan.Plan) -> Rivals:
-    """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
+    """Returns the totals of plans to compare with: the all-dense optimum, one format everywhere, each layer's fastest
+    kernel.
+    """
     dense, single, greedy = _rival_plans(table, chosen)
     one = SingleFormat(single[0], single[1].us) if single else None
     whole = batch_pieces.without(table.graph)
     whole_us = plan.solve(whole).us if whole else None
     dense_plans = [dense]
-    if whole:  # a library runs no pieces: fusions of the whole batch may serve it better
+    if whole:  # a library runs no pieces: fusions of the whole batch may be faster for it
         names = {c.name for c in whole.choices}
         force = {name: is_dense for name, is_dense in without_sparse(table.network).items() if name in names}
         dense_plans.append(plan.solve(whole, force=force))
@@ -141,7 +153,7 @@ def rivals(table: Table, chosen: plan.Plan) -> Rivals:
 
 
 def _rival_plans(table: Table, chosen: plan.Plan) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:
-    """The plans of `rivals`."""
+    """Returns the plans of `rivals`: (all dense, one format, greedy)."""
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -153,18 +165,18 @@ def _rival_plans(table: Table, chosen: plan.Plan) -> tuple[plan.Plan, tuple[Form
     except ValueError:
         greedy = None
     best_is_dense = not any(e.sparse for e in chosen.entries.values())
-    if best_is_dense and not table.device.measured:  # where times are measured, a plan that took less as a whole is chosen
+    if best_is_dense and not table.device.measured:  # measured plans may be chosen by their time as a whole
         return chosen, single, greedy
     return plan.solve(table.graph, force=without_sparse(table.network)), single, greedy
 
 
 def without_sparse(network: Network) -> plan.Force:
-    """For the planner: no layer runs sparse."""
+    """Returns the planner's force under which no layer runs sparse."""
     return dict.fromkeys((op.name for op in network.ops if op.layer), lambda entry: not entry.sparse)
 
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
-    """The dense plan with a library's estimated times of its FP16 convolutions."""
+    """Returns the dense plan with a library's estimated times of its FP16 convolutions; None without any estimate."""
     launched = [(op, entry) for op in table.network.ops if (entry := dense.entries.get(op.name)) and entry.tactic]
     found = [
         (entry.us, known)
@@ -192,7 +204,7 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
 
 
 def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
-    """What forcing the layer changes."""
+    """Describes the changes when the layer is forced."""
     tactic = forced.after[0].tactic
     if tactic is None:
         raise RuntimeError("planner: a layer with weights was forced into an entry that launches nothing")
@@ -219,7 +231,7 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
 
 
 def _flip(forced: plan.Forced) -> Flip:
-    """When the layer's other kind would do as well."""
+    """Describes when the layer's other kind would be as good."""
     us, by = sum(e.us for e in forced.flipped), forced.speedup
     doubt = sum(to_us(e.premium_ps) for e in forced.flipped) / by + sum(to_us(e.premium_ps) for e in forced.before)
     return Flip(us, us / by, doubt)

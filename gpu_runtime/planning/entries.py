@@ -1,4 +1,6 @@
-"""What may run one op: the tactics worth a time, and the planner's entries that they make, in every place of its tensors."""
+"""Finds the tactics of one op that are worth timing, and makes the planner's entries from them, in every place of its
+tensors.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,15 +33,18 @@ FormatsByTensor = tuple[
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
-    """Every tactic that can run the problem on these types; `straight`: those for FP16, as its output in FP32 is what they
-    store from their accumulators (see at_edges), which needs no arithmetic on CUDA cores where tensor cores do so."""
+    """Returns every tactic that can run the problem on these types.
+
+    `straight`: includes FP16 tactics, whose kernels can store their accumulators as an FP32 output (see at_edges); on tensor
+    cores these replace arithmetic on CUDA cores.
+    """
     half = candidates(problem, device) if straight else ()
     on_tensor_cores = any(KERNELS[t.kernel].fp32_output == "any" and str(t.out) == "fp16:chw" for t in half)
     return half if on_tensor_cores else candidates(problem, device, dtypes) + half
 
 
 def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
-    """Tactic of `tactics` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
+    """Returns tactic of `tactics` that is not timed -> the timed one with the same kernel, tile and addresses."""
     known = {(t.kernel, t.tile, addresses(problem, t)): t for t in timed}
     found = {t: known.get((t.kernel, t.tile, addresses(problem, t))) for t in tactics}
     return {t: same for t, same in found.items() if same is not None and same != t}
@@ -59,13 +64,16 @@ def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic
 
 
 def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor, scratch: int | None) -> list[Tactic]:
-    """`tactics` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that
-    whose formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`
-    bytes."""
+    """Returns the tactics to time: `tactics` and their versions at the network's edges, one for each kernel, tile and
+    addresses.
+
+    Of equals the one with the most usual format names; none with addresses that its tensors cannot have, or that needs more
+    than `scratch` bytes.
+    """
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
     shapes = (*problem.in_shapes, problem.out_shape)
     allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
-    known: dict[int, list[tuple[int, int, Tactic]]] = {}  # whatever the tile: a number for kernel and addresses; odd ones
+    known: dict[int, list[tuple[int, int, Tactic]]] = {}  # independent of the tile: a number for kernel and addresses; odd ones
     numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}
     for tactic in tactics:
@@ -88,9 +96,11 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
 
 
 def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
-    """Of those with the same addresses that reach the same places the fastest dense and
-    the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
-    cells: dict[int, list[tuple[int, Tactic]]] = {}  # whatever the tile
+    """Returns, of tactics with the same addresses that reach the same places, the fastest dense and the fastest sparse one.
+
+    A plan can want no other. `cost`: the planner's cost of a tactic with that time.
+    """
+    cells: dict[int, list[tuple[int, Tactic]]] = {}  # independent of the tile
     rows: dict[tuple, list[tuple[int, Tactic]]] = {}
     for t, time in times.items():
         if t.kind not in cells:
@@ -112,8 +122,11 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
 
 
 def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
-    """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
-    of each tensor that have one, that its kernel can reach."""
+    """Yields the entries that run a problem: each tactic with its tensors in memory of their own and in all of `homes` that its
+    kernel can reach.
+
+    `homes`: for each tensor, its keys that have a home.
+    """
     for tactic, ps, premium_ps, timed in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
         ways = [[k] for k in own]
@@ -129,7 +142,7 @@ def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...
 
 
 def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
-    """The ways in which an op launches nothing. `inside`: tensor -> its keys that have a home."""
+    """Yields the entries by which an op launches nothing. `inside`: tensor -> its keys that have a home."""
     for cell in places.entries(op):
         ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
         ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
@@ -144,8 +157,9 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
 
 
 def cost_of(device: Device, risk: float | None) -> Cost:
-    """The cost is a tactic's time; for a sparse one also the premium for `risk`, which is None where times are measured, and of
-    one that runs pieces of a batch the premium for what L2 may not keep."""
+    """Returns the cost function: a tactic's time; for a sparse one also the premium for `risk`, which is None where times are
+    measured; for one that runs pieces of a batch the premium for data that L2 may not keep.
+    """
 
     def cost(problem: Problem, tactic: Tactic, time: Time, pieces: bool = False) -> int:
         factor = 1.0 if risk is None else premium(problem, tactic, device, risk)
@@ -155,7 +169,7 @@ def cost_of(device: Device, risk: float | None) -> Cost:
 
 
 def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The entries in which every tensor is FP32 that must be."""
+    """Yields the entries in which every tensor that must be FP32 is FP32."""
     tensors = (*op.inputs, op.output)
     must = [
         None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}

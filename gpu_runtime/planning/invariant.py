@@ -1,5 +1,5 @@
-"""One choice for several batches of a network: at each op the same tactic, formats and order of sums at all of them, so that an
-image's result has the same bits in whatever batch it stands (see sums.py).
+"""Makes one choice for several batches of a network: each op has the same tactic, formats and order of sums at all of them, so
+that an image's result has the same bits in every batch (see sums.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,16 @@ from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
 Place = tuple[str, Literals, tuple[str, ...], str]  # an op's name, when, inputs, output
-_Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # the first point's -> the sum of what plans pay, that of each point
+_Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # first point's tactic -> (sum of the costs, each point's tactic)
 
 
 def solve(tables: Sequence[Table], dense: bool = False) -> list[Plan]:
-    """A plan for each table, all with one choice: of those that all can make, or of these the `dense` ones, the one with the
-    least sum of times. Tables: of one network at several batches, with the same formats outside. Raises ModelError where they
-    have none in common."""
+    """Returns a plan for each table, all with one choice: the possible choice (`dense`: without sparse tactics) with the least
+    sum of times.
+
+    Tables: of one network at several batches, with the same formats outside. Raises ModelError if they have no choice in
+    common.
+    """
     name = f"{tables[0].network.name}: batches {', '.join(str(t.network.inputs[0].shape[0]) for t in tables)}"
     name += " have no plan in common that gives an image the same bits"
     cure = "; axes of size 1 vanish: begin with batch 2" if tables[0].network.inputs[0].shape[0] == 1 else ""
@@ -60,8 +63,10 @@ def _shared(tables: Sequence[Table], at: Sequence[tuple[Problem, Times]]) -> _Sh
 
 
 def _graph(tables: Sequence[Table], places: Sequence[Mapping[Place, int]], found: Mapping[Place, _Shared]) -> Graph:
-    """What all points can do, each entry and reformat at the sum of its times. An op that some point lacks has no entries, so
-    that no plan has it."""
+    """Makes the graph of the choices that all points have, each entry and reformat at the sum of its times.
+
+    An op that some point lacks has no entries, so that no plan has it.
+    """
     network, graphs = tables[0].network, [t.graph for t in tables]
     formats = dict(graphs[0].formats)
     for t, keys in graphs[0].formats.items():
@@ -87,7 +92,7 @@ def _graph(tables: Sequence[Table], places: Sequence[Mapping[Place, int]], found
 
 
 def _own(table: Table, point: int, best: Plan, found: Mapping[Place, _Shared]) -> Plan:
-    """The common choice with the tactics and times of one point."""
+    """Returns the common choice with the tactics and times of one point."""
     entries, cost = dict[str, Entry](), cost_of(table.device, table.risk)
     for op, times in zip(table.network.ops, table.times, strict=True):
         if plan.holds(op.when, best.options):

@@ -1,8 +1,8 @@
-"""Formats of network inputs and outputs as asked for: `fp16:hwc8`, `chw16`, `fp16:chw16+hwc8` -> Formats by tensor.
+"""Parses requested formats of network inputs and outputs, `fp16:hwc8`, `chw16`, `fp16:chw16+hwc8`, to Formats by tensor.
 
 Both of trtexec's dialects: with a type (TensorRT 10) or without, when the model's own type stays (TensorRT 11). `+` joins
 alternatives of which the planner takes the fastest; a comma separates tensors; a single spec holds for all. A tensor with a
-format has its dtype outside too: the arrays that a caller passes are that dtype in ONNX's shape, whatever the layout.
+format has its dtype outside too: the arrays that a caller passes have this dtype in ONNX's shape, whatever the layout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,11 @@ DTYPES = {"input": ("fp32", "fp16", "uint8"), "output": ("fp32", "fp16")}
 
 
 def resolve(spec: Spec | None, tensors: Sequence[TensorInfo], kind: str) -> dict[str, tuple[Format, ...]]:
-    """Alternatives for each tensor. `spec`: None (linear, the model's types), one text with commas, a text per tensor, or
-    texts by name; `kind`: "input" or "output". Raises ValueError."""
+    """Returns the alternatives for each tensor.
+
+    `spec`: None (linear, the model's types), one text with commas, a text per tensor, or texts by name; `kind`: "input" or
+    "output". Raises ValueError.
+    """
     names = [t.name for t in tensors]
     if not isinstance(spec, str | Sequence | Mapping | None):
         raise TypeError(f"{kind} formats: expected text such as fp16:hwc8, texts by name, or one for each, got {spec!r}")
@@ -38,7 +41,7 @@ def resolve(spec: Spec | None, tensors: Sequence[TensorInfo], kind: str) -> dict
 
 
 def parse(text: str, dtype: str, kind: str) -> tuple[Format, ...]:
-    """`fp16:hwc8+chw16`, or without a type that of the model, `dtype`. Raises ValueError."""
+    """Parses `fp16:hwc8+chw16`; without a type it is the model's, `dtype`. Raises ValueError."""
     if not isinstance(text, str):
         raise ValueError(f"{kind} formats: expected text such as fp16:hwc8, got {text!r}")
     head, typed, layouts = text.strip().rpartition(":")

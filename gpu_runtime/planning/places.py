@@ -1,8 +1,8 @@
-"""Tensors that lie inside others: the pieces of a Concat in its output, the parts that a Split takes in its input.
+"""Places tensors inside others: the pieces of a Concat in its output, the parts of a Split in its input.
 
-A place in an op is one more format of a tensor: a Key with a home. A tensor is produced in one key; another key, another
-place, costs a copy. So the planner needs no rule of its own: running an op in place is an entry of no time that wants its
-tensors in its places. A tensor in several Concats, or bound by the caller, is copied into all places but (at most) one.
+A place in an op is one more format of a tensor: a Key with a home. A tensor is produced in one key; another key, another place,
+costs a copy. So the planner needs no special rule: running an op in place is an entry of no time that wants its tensors in its
+places. A tensor in several Concats, or bound by the caller, is copied into all places but (at most) one.
 
 An example: cat joins a of 16 channels and b of 64, one image each. In channels-last order an output pixel's 80 channels lie
 together, of which a's are the first 16; where planes of one channel follow each other, a is the first 16 of them:
@@ -13,9 +13,9 @@ together, of which a's are the first 16; where planes of one channel follow each
 fp16:last16@cat.0 fp16:last64@cat.1 -> fp16:last80
 fp16:planes1@cat.0 fp16:planes1@cat.1 -> fp16:planes1
 
-Which memory a place is follows from the plan alone (`homes`): pieces lie in what their op produces, which may be the
-piece of another op again. What a view makes a piece of lies there too, where the piece is one run of memory: so the heads of a
-detector, transposed and reshaped to rows, write their rows of the table that joins them.
+The memory of a place follows from the plan alone (`homes`): pieces lie in their op's output, which may be a piece of another op
+again. A view's input lies there too if its output is such a piece, in one run of memory: so the heads of a detector, transposed
+and reshaped to rows, write their rows of the table that joins them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -54,7 +54,7 @@ class Place:
 
 
 def entries(op: Op) -> Iterator[Cell]:
-    """(keys of the inputs, key of the output) for each format in which `op` needs no kernel; none for most ops."""
+    """Yields (keys of the inputs, key of the output) for each format in which `op` needs no kernel; nothing for most ops."""
     problem = op.problem
     if isinstance(problem, ConcatProblem) and problem.axis == 1:
         firsts = (0, *accumulate(problem.sizes))
@@ -71,8 +71,10 @@ def entries(op: Op) -> Iterator[Cell]:
 
 
 def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
-    """(of the input, of the output): each pair of formats in which a view or a transposition moves nothing: both tensors lie
-    densely, and every element where it is to be."""
+    """Yields (input's format, output's format) of each pair in which a view or a transposition moves nothing.
+
+    Both tensors are dense then, and every element is in its place already.
+    """
     p = op.problem
     if isinstance(p, ViewProblem):
         linear = Format("fp16", "chw")
@@ -91,8 +93,10 @@ def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
 
 
 def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
-    """(of the input, of the output): the formats in which a tensor's images begin at multiples of 16 bytes, so that pieces of
-    it are tensors, of an op that makes pieces of a tensor or one of pieces."""
+    """Yields (input's format, output's format) for an op that splits a tensor into pieces of its images or joins them.
+
+    In these formats images begin at multiples of 16 bytes, so that pieces are tensors.
+    """
     p = op.problem
     if isinstance(p, PiecesProblem):
         edges = (Format(dtype, layout) for dtype in ("fp32", "uint8") for layout in ("chw", "hwc"))
@@ -102,9 +106,11 @@ def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
 
 
 def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
-    """Tensor -> formats that it may have beside its own, because a view or transposition then moves nothing: without padding
-    between pixels where channels become last or were, and of the type that the network's input or output has at the other
-    side. `io`: the formats of the network's inputs and outputs."""
+    """Returns tensor -> additional formats in which a view or transposition moves nothing.
+
+    These have no padding between pixels where channels become last or were last, and the type of the network's input or output
+    at the other side. `io`: the formats of the network's inputs and outputs.
+    """
     found: dict[str, tuple[Format, ...]] = {}
     for op in network.ops:
         p, (x, *_), y = op.problem, op.inputs or ("",), op.output
@@ -121,7 +127,7 @@ def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> di
 
 
 def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
-    """Elements from one index to the next along each axis; None where that is no one number or channels are padded."""
+    """Returns the elements from one index to the next along each axis; None where the step varies or channels are padded."""
     lay, s = LAYOUTS[fmt.layout], strides(fmt, shape)
     if padded_channels(fmt.layout, shape[1]) != shape[1] or (lay.blocked and 1 < lay.vector < shape[1]):
         return None
@@ -129,10 +135,12 @@ def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int
 
 
 def keys_inside(network: Network, most: int, usable: Mapping[str, Collection[CanonicalFormat]]) -> dict[str, tuple[Key, ...]]:
-    """Tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each). `usable`: the
-    formats that each tensor may have, between which reformats are timed."""
+    """Returns tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each).
+
+    `usable`: the formats that each tensor may have, between which reformats are timed.
+    """
     found: dict[str, dict[Key, None]] = {t: {} for t in network.tensors}
-    runs: set[Place] = set()  # those that are one run of memory
+    runs: set[Place] = set()  # places that are one run of memory
     formats = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
         tensors, shape = (*op.inputs, op.output), op.problem.out_shape
@@ -157,8 +165,10 @@ def _inside_through_views(
     most: int,
     usable: Mapping[str, Collection[CanonicalFormat]],
 ) -> None:
-    """Add to `found` the keys of what views make pieces of; `runs`: all places that are one run of memory. Kernels access
-    formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
+    """Adds to `found` the keys of inputs of views whose outputs are pieces; `runs`: all places that are one run of memory.
+
+    Kernels access formats with vectors by 16 bytes, so tensors that may begin elsewhere are linear.
+    """
     askew = _askew(network)
     for op in reversed(network.ops):
         for (x, y), key in product(views(op), tuple(found[op.output])):
@@ -171,7 +181,7 @@ def _inside_through_views(
 
 
 def _askew(network: Network) -> set[str]:
-    """The tensors that may begin between multiples of 16 bytes where they are a piece of a linear FP16 tensor."""
+    """Returns the tensors that may begin between multiples of 16 bytes where they are a piece of a linear FP16 tensor."""
     found: set[str] = set()
     for op in reversed(network.ops):
         if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
@@ -184,17 +194,20 @@ def _askew(network: Network) -> set[str]:
 
 
 def through_views(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[tuple[Key, Key]]:
-    """(key of the input, key of the output) of each way in which a view's output, and so its input, lies in another op's
-    memory. `inside`: tensor -> its keys that have a home."""
+    """Yields (key of the input, key of the output) for each way in which a view's output, and so its input, lies in another
+    op's memory.
+
+    `inside`: tensor -> its keys that have a home.
+    """
     for (x, y), key in product(views(op), inside[op.output]):
         if y == key.format and Key(x, key.home) in inside[op.inputs[0]]:
             yield Key(x, key.home), key
 
 
 def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
-    """Place -> (the place whose strides it has, its first channel there), of all pieces and parts.
+    """Returns place -> (the place whose strides it has, its first channel there), for all pieces and parts.
 
-    That place is itself in no other, or a view makes it a piece: it then has strides of its own (see `aliases`).
+    That place is in no other one, or a view makes it a piece: it then has strides of its own (see `aliases`).
     """
     inside: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
@@ -218,9 +231,12 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
 
 
 def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
-    """Place -> (the place at one of whose images it begins, that image), of what a view or transposition that moves nothing
-    gives memory: the output is where the input is, but where the output is a piece, the input is where that is. Of pieces of a
-    batch, the place of all images. Each has strides of its own."""
+    """Returns place -> (the place that contains it, the image at which it begins) for views and transpositions that move
+    nothing, and for pieces of a batch.
+
+    A view's output is where its input is, but if the output is a piece, the input is where the output is. A piece of a batch is
+    in the place of all images. Each has strides of its own.
+    """
     found: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
         p, entry = op.problem, chosen.entries.get(op.name)

@@ -1,8 +1,8 @@
-"""In which order a tactic adds up: whether an image's result has the same bits in different batches.
+"""Finds the order in which a tactic adds: whether an image's result has the same bits in different batches.
 
-An output element's sums are in an order that its tactic fixes, wherever the element stands in a tile or a batch, but for these:
-stream-K cuts the stages of all tiles evenly, and reductions share a row among more threads where rows are few. Blocks that
-go on from tile to tile change nothing: how many they are is left to each batch.
+A tactic fixes the order of an output element's sums, wherever the element is in a tile or a batch, with two exceptions:
+stream-K cuts the stages of all tiles evenly, and reductions share a row among more threads where rows are few. Blocks that go
+on from tile to tile change nothing: each batch may have its own number of them.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,14 +19,15 @@ APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing u
 # Functions in which a library adds in an order of its own.
 SUMS = frozenset("Conv CumSum GlobalLpPool LpNormalization ScatterElements ScatterND".split())
 PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
-# Arguments that count images, or say where they lie: by name, and all members of a struct.
+# Arguments that count images or address them: by name, and all members of a struct.
 COUNTS = frozenset("n c.n tiles units map y_map r_map im2col batch inner a_outer b_outer rows".split())
 PLACES = ("kept.", "out.", "x.spread.", "added.", "source[", "q_at.", "k_at.", "v_at.", "y_at.", "mask_at.")
 
 
 def order(problem: Problem, tactic: Tactic) -> Hashable | None:
-    """What decides the order in which a tactic adds up, and is the same at each batch where the order is; None where that
-    depends on the batch in any case."""
+    """Returns a key of the order in which a tactic adds, equal at each batch with the same order; None where the order always
+    depends on the batch.
+    """
     if isinstance(tactic.tile, Tile) and tactic.tile.stream:
         return None
     found: list[Hashable] = []
@@ -45,7 +46,7 @@ def order(problem: Problem, tactic: Tactic) -> Hashable | None:
 
 
 def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
-    """The numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
+    """Groups the numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
     found: dict[Hashable, list[int]] = {}
     for i, layers in enumerate(points):
         launched = [(layer.op_name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
@@ -55,5 +56,5 @@ def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
 
 
 def steady(tactic: Tactic) -> Tactic:
-    """Without the number of blocks that go on from tile to tile."""
+    """Returns the tactic without the number of persistent blocks."""
     return replace(tactic, tile=replace(tactic.tile, persist=0)) if isinstance(tactic.tile, Tile) else tactic

@@ -1,4 +1,4 @@
-"""What a network does to the timing of its tactics: whether it stays in the L2, and which tensors are half zeros."""
+"""The effects of a network on the timing of its tactics: whether it stays in the L2, and which tensors are half zeros."""
 
 import math
 from collections.abc import Mapping
@@ -12,8 +12,10 @@ HALF = 2  # bytes of an element
 
 
 def stays_in_l2(network: Network, device: Device) -> bool:
-    """Whether all weights and activations take less than half the L2, so that a run finds them where the one before left them;
-    else weights come from DRAM in each run. Of alternatives of a layer the largest weights count, shared ones once."""
+    """Whether all weights and activations take less than half the L2, so that a run finds them in L2 from the run before.
+
+    Else weights come from DRAM in each run. Of alternatives of a layer the largest weights count, shared ones once.
+    """
     weights: dict[object, int] = {}
     for op in network.ops:
         size, which = sum(w.size for w in op.weights.values()), op.layer or tuple(map(id, op.weights.values()))
@@ -23,8 +25,10 @@ def stays_in_l2(network: Network, device: Device) -> bool:
 
 
 def half_zeros(network: Network) -> Mapping[Problem, tuple[bool, ...]]:
-    """Problem -> which of its inputs stand behind a ReLU; of ops alike the last counts. A GPU draws less power for zeros, and
-    so runs at another clock."""
+    """Returns problem -> which of its inputs are outputs of a ReLU; of equal ops the last counts.
+
+    A GPU draws less power for zeros, and so runs at another clock.
+    """
     behind = {op.output for op in network.ops if _ends_in_relu(op)}
     found = {op.problem: tuple(t in behind for t in op.inputs) for op in network.ops}
     return {problem: zeros for problem, zeros in found.items() if any(zeros)}

@@ -1,4 +1,4 @@
-"""A lowered network and the times of its tactics -> the planner's graph."""
+"""Makes the planner's graph from a lowered network and the times of its tactics."""
 
 import math
 from collections import Counter
@@ -43,11 +43,11 @@ MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Everything the planner needs to know, and what explains its choice afterwards.
+    """All that the planner needs, and the data that explain its choice afterwards.
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
-    sparse tactics were considered; `reformats`: the times of those the planner asked for, `hops`: which of them is which;
-    `scratch`: bytes of workspace that a tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be;
+    sparse tactics were considered; `reformats`: the times of those the planner asked for, `hops`: hop -> its problem among
+    these; `scratch`: bytes of workspace that a tactic may use, None: any number; `beside`: the result of places.formats_beside;
     `risk`: as in `tabulate`.
     """
 
@@ -84,10 +84,10 @@ def tabulate(
     how: Considered,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Table:
-    """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
+    """Times every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `io`: the format of every network input and output outside, or several, of which the fastest plan's is taken; `progress`
-    is called for each op before it is timed: its name, how many are, of how many.
+    is called for each op before it is timed: its name, the number done, and the total.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
@@ -128,7 +128,7 @@ def tabulate(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What `tabulate` was asked for."""
+    """The arguments of `tabulate`."""
 
     device: Device
     timer: Timer
@@ -137,8 +137,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Formats:
-    """Of each tensor: `own`, those of kernels; `beside`, what places.formats_beside lets it be; `edges`, of those and of the
-    formats asked for outside what no own one coincides with."""
+    """The formats of each tensor: `own`, those of kernels; `beside`, from places.formats_beside; `edges`, of the latter and of
+    the requested outer formats those that coincide with no own one.
+    """
 
     own: Mapping[str, tuple[Format, ...]]
     beside: Mapping[str, tuple[Format, ...]]
@@ -149,15 +150,15 @@ class _Formats:
 
 
 def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Formats:
-    """`outside`: of network inputs and outputs, those asked for."""
+    """Collects the formats of each tensor. `outside`: the requested formats of network inputs and outputs."""
     beside = places.formats_beside(network, outside)
     edges = {t: _outside(network, t, (*outside.get(t, ()), *beside.get(t, ()))) for t in network.tensors}
     return _Formats({t: network.formats(t) for t in network.tensors}, beside, edges)
 
 
 def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str, int, int], None]) -> list[Times]:
-    """The times of every tactic of each op."""
-    timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
+    """Times every tactic of each op."""
+    timed: dict[tuple, Times] = {}  # by everything that decides the times: equal ops are timed once
     found = []
     every = [
         (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
@@ -176,7 +177,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
 def _of_pieces(
     problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, pieces: tuple[int, ...], asked: _Asked
 ) -> Times:
-    """The times of every tactic that runs all pieces, of all of them together."""
+    """Times every tactic that runs all pieces, for all of them together."""
     sizes = {n: pieces.count(n) for n in pieces}
     rows = [(n, _timed(of, dtypes, straight, around, asked)) for n in sizes if (of := at_batch(problem, n)) is not None]
     if len(rows) < len(sizes):
@@ -187,7 +188,7 @@ def _of_pieces(
 
 
 def _in_all(each: list[tuple[int, Time]]) -> Time:
-    """The time of all pieces; `each`: how many take which."""
+    """Adds the times of all pieces; `each`: (number of pieces, their time)."""
     us = low = high = 0.0
     for n, time in each:
         us, low, high = us + n * time.us, low + n * time.low_us, high + n * time.high_us
@@ -195,8 +196,11 @@ def _in_all(each: list[tuple[int, Time]]) -> Time:
 
 
 def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:
-    """(the network without the options that need an op which no tactic runs, its times, an error's text): the text is empty
-    unless some combinations of options, or all, may have no plan. Raises ModelError where an op is needed that none runs."""
+    """Removes options that need an op that no tactic runs: returns (the network, its times, an error's text).
+
+    The text is "" unless some combinations of options, or all, may have no plan. Raises ModelError where such an op is always
+    needed.
+    """
     unable = [
         op for op, rows in zip(network.ops, times, strict=True) if not rows and not any((*places.views(op), *places.images(op)))
     ]
@@ -216,7 +220,7 @@ def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Net
 
 
 def _keys(network: Network, formats: _Formats, inside: Mapping[str, tuple[Key, ...]]) -> dict[str, tuple[Key, ...]]:
-    """Tensor -> all its keys but that of the network's edge: with memory of its own, then with a home in another."""
+    """Returns tensor -> all its keys except the network edge's: with memory of its own, then with a home in another tensor."""
     found = {}
     for t, shape in network.tensors.items():
         own = (Key(canonical(f, shape)) for f in (*formats.own[t], *formats.beside.get(t, ())))
@@ -225,7 +229,7 @@ def _keys(network: Network, formats: _Formats, inside: Mapping[str, tuple[Key, .
 
 
 def _pinned(network: Network, graph: plan.Graph, ends: Mapping[str, Format]) -> plan.Graph:
-    """The graph with these formats at the network's edge."""
+    """Returns the graph with these formats at the network's edge."""
     pinned = {t: Key(canonical(f, network.tensors[t])) for t, f in ends.items()}
     formats = {t: tuple(dict.fromkeys((*keys, *filter(None, [pinned.get(t)])))) for t, keys in graph.formats.items()}
     return replace(graph, pinned=pinned, formats=formats)
@@ -244,7 +248,7 @@ class _Reformats:
         self._alike: dict[tuple, tuple[ReformatProblem, int | None]] = {}  # of tensors with one shape and pieces
 
     def ps(self, tensor: str, src: Key, dst: Key) -> int | None:
-        """Picoseconds of the fastest tactic; None: there is none."""
+        """Returns picoseconds of the fastest tactic; None without one."""
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
@@ -270,7 +274,7 @@ class _Reformats:
 
 
 def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
-    """Each op with all that may run it; ops alike share one tuple of entries."""
+    """Makes each op's choice with all entries that may run it; equal ops share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
     best: dict[int, list[Priced]] = {}
     made = []
@@ -285,11 +289,11 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
     return tuple(made)
 
 
-# ---- what is asked of a table
+# ---- queries of a table
 
 
 def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
-    """(the op with weights that have the 2:4 pattern, the sparse tactics that could then run it in this table)."""
+    """Returns (the op with weights that have the 2:4 pattern, the sparse tactics that could then run it in this table)."""
     if not isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) or table.network.dtypes(op):
         return op, []
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
@@ -300,14 +304,16 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
-    """The formats that coincide with no kernel's own: kernels that can use them do, the others need a reformat."""
+    """Returns the formats that coincide with no kernel's own format: kernels that can use them do, the others need a
+    reformat.
+    """
     shape = network.tensors[tensor]
     own = {canonical(f, shape) for f in network.formats(tensor)}
     return tuple(f for f in dict.fromkeys(formats) if canonical(f, shape) not in own)
 
 
 def format_of(table: Table, tensor: str, key: Key) -> Format:
-    """The name of a key on a tensor: that of the kernels, else that of the network's edge."""
+    """Returns the name of a key on a tensor: the kernels' name, else the name at the network's edge."""
     shape = table.network.tensors[tensor]
     for fmt in (*table.network.formats(tensor), table.io.get(tensor), *table.beside.get(tensor, ())):
         if fmt is not None and canonical(fmt, shape) == key.format:
@@ -316,7 +322,7 @@ def format_of(table: Table, tensor: str, key: Key) -> Format:
 
 
 def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
-    """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
+    """Returns tactics that could run `op` and got no time -> why they need none (the timer reports those that failed)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
     tactics = runnable(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
     same = namesakes(op.problem, tactics, times)
@@ -336,8 +342,9 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
 
 
 def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
-    """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
-    those which kernels accept in addition to their own."""
+    """Returns, for each tensor of the op, the output last: the formats that it may have, only FP32 where required; and further
+    formats that kernels accept.
+    """
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
     *ins, (usable, edges) = (
@@ -349,7 +356,7 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
 
 
 def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
-    """The times of every tactic for a problem."""
+    """Times every tactic for a problem."""
     tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.how)
     rows = asked.timer(problem, wanted)
     if not asked.how.exhaustive:
@@ -366,19 +373,21 @@ def _wanted(
     device: Device,
     how: Considered,
 ) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
-    """(the tactics that can run the problem, those worth a time)."""
+    """Returns (the tactics that can run the problem, those to be timed)."""
     tactics = runnable(problem, device, dtypes, straight)
     return tactics, tuple(to_time(problem, [t for t in tactics if how.sparse or not t.sparse], around, how.scratch))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The fusion groups without the options that need an op of `unable`."""
+    """Returns the fusion groups without the options that need an op of `unable`."""
     gone = {pair for op in unable for pair in op.when}
     return tuple((group, tuple(o for o in options if (group, o) not in gone)) for group, options in network.groups)
 
 
 def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
-    """Position -> op of all that is left without the options that need an op of `unable`; None where it is always needed."""
+    """Returns position -> op of all ops that remain without the options that need an op of `unable`; None where one is always
+    needed.
+    """
     groups = dict(_options(network, unable))
     if not all(groups.values()) or any(len({group for group, _ in op.when}) != 1 for op in unable):
         return None

@@ -50,7 +50,7 @@ class Danger:
 
 
 def keep(network: Network) -> tuple[Network, dict[str, str]]:
-    """(the network with the sources of operators near their cliffs in FP32, the reason for each tensor)."""
+    """Returns (the network with the sources of operators near their cliffs in FP32, the reason for each tensor)."""
     found: dict[str, str] = {}
     known = intervals.known(network)
     for danger in list(dangers(network, known)):
@@ -63,9 +63,12 @@ def keep(network: Network) -> tuple[Network, dict[str, str]]:
 
 
 def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, dict[str, str]]:
-    """(the network in which the ops that write these tensors read FP32, the reason for each new FP32 tensor). `causes`:
-    (tensor, sentence). If such an op's inputs are FP32 already, the inputs of the convolutions before it become FP32 too. An op
-    that only moves elements is not the cause: if a plan has a move and its predecessor in one launch, the predecessor is."""
+    """Makes the ops that write these tensors read FP32; returns (the network, the reason for each new FP32 tensor).
+
+    `causes`: (tensor, sentence). If such an op's inputs are FP32 already, the inputs of the convolutions before it become FP32
+    too. An op that only moves elements is not the cause: if a plan has a move and its predecessor in one launch, the
+    predecessor is.
+    """
     found: dict[str, str] = {}
     for tensor, why in causes:
         while (ops := network.producers.get(tensor, ())) and all(isinstance(op.problem, MOVES) for op in ops):
@@ -79,7 +82,7 @@ def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, 
 
 
 def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
-    """All operators whose computed bases are not known to avoid their cliffs."""
+    """Yields all operators whose computed bases are not known to avoid their cliffs."""
     choice = {group: options[0] for group, options in network.groups}
     for op in network.ops:
         p = op.problem
@@ -102,8 +105,10 @@ def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
 def widen(
     network: Network, outputs: Iterable[str], why: str, *, only: frozenset[str] | None = None, through: bool = False
 ) -> tuple[Network, dict[str, str]]:
-    """(the network in which the ops that write `outputs` read FP32, the reason for each new FP32 tensor). `only`: their
-    relevant inputs; `through`: the inputs of convolutions and the like on the way become FP32 too."""
+    """Makes the ops that write `outputs` read FP32; returns (the network, the reason for each new FP32 tensor).
+
+    `only`: their relevant inputs; `through`: the inputs of convolutions and the like on the way become FP32 too.
+    """
     types, exact, makers = dict(network.types), set[str](), network.producers
     todo: list[str] = []
 
@@ -133,8 +138,9 @@ def widen(
 
 
 def _norm_of_source(op: Op, makers: Mapping[str, tuple[Op, ...]]) -> bool:
-    """Whether the op is a norm of the output of a convolution or the like: without a subtraction in between, rounding its input
-    to FP16 causes only a relative error."""
+    """Whether the op is a norm of the output of a convolution or the like: then rounding its input to FP16 causes only a
+    relative error, since no subtraction lies between.
+    """
     if not isinstance(op.problem, ReduceProblem) or op.problem.kind not in NORMS:
         return False
     tensor = op.inputs[0]
@@ -161,7 +167,7 @@ def _at_pole(danger: Danger, known: intervals.Known) -> bool:
 
 
 def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:
-    """The tensor in FP32, also for all of its readers."""
+    """Makes the tensor FP32, also for all of its readers."""
     if tensor in network.types:
         return network, {}
     readers = {op.output for op in network.ops if tensor in op.inputs}

@@ -24,8 +24,9 @@ HIGH = FP16_MAX / 2  # limit of a tensor on the calibration input; other inputs 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`finite`: the largest magnitude that constants give a tensor, 0 without any; `infinite`: whether they put -infinity
-    there."""
+    """The values that constants give a tensor. `finite`: the largest magnitude, 0 without any; `infinite`: whether -infinity
+    occurs.
+    """
 
     finite: float = 0.0
     infinite: bool = False
@@ -34,13 +35,13 @@ class Reach:
         return Reach(max(self.finite, other.finite), self.infinite or other.infinite)
 
     def times(self, factor: float) -> Reach:
-        """A tensor that no constant has reached counts as 1 where the factor alone is above HIGH."""
+        """Scales the reach. A tensor that no constant has reached counts as 1 if the factor alone is above HIGH."""
         finite = self.finite * (factor or 1.0) if self.finite else factor * (factor > HIGH)
         return Reach(finite, self.infinite)
 
 
 def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
-    """Tensor -> the values from constants, in the unfused network. `maskable`: inputs that may contain -infinity."""
+    """Returns tensor -> the values from constants, in the unfused network. `maskable`: inputs that may contain -infinity."""
     choice = {group: options[0] for group, options in network.groups}
     found = {t.name: Reach(infinite=t.name in maskable) for t in network.inputs}
     for op in network.ops:
@@ -50,7 +51,7 @@ def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
 
 
 def of_array(values: np.ndarray) -> Reach:
-    """The magnitude of a constant's finite values, and whether it contains -infinity."""
+    """Returns the reach of a constant: the magnitude of its finite values, and whether it contains -infinity."""
     finite = np.abs(values[np.isfinite(values)])
     return Reach(float(finite.max(initial=0.0)), bool(np.isneginf(values).any()))
 
@@ -71,7 +72,7 @@ def _reach(op: Op, found: Mapping[str, Reach]) -> Reach:
 
 
 def _chained(op: Op, found: Mapping[str, Reach]) -> Reach:
-    """The values of a pointwise op's output, from its input and its stages' operands."""
+    """Returns the reach of a pointwise op's output, from its input and its stages' operands."""
     v = found[op.inputs[0]]
     for stage in op.problem.stages:
         if stage.operand.startswith("t"):

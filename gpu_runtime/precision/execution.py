@@ -1,4 +1,4 @@
-"""Run a network in FP32 with NumPy, op by op, within one budget for each purpose.
+"""Runs a network in FP32 with NumPy, op by op, within one budget for each purpose.
 
 NumPy replaces onnxruntime: for ResNet-50, DenseNet-121 and YOLOX-Nano onnxruntime runs 0.08, 0.15 and 0.10 s and NumPy 0.7, 0.1
 and 0.1 s, but writing the model with every tensor as an output and loading it takes 0.5, 0.15 and 0.06 s more.
@@ -19,7 +19,7 @@ from tactics.sampling.data import reference
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Multiplications (an element of a window is 4), and elements of all tensors together."""
+    """Limits of a run: multiplications (an element of a window counts 4), and elements of all tensors together."""
 
     macs: int
     elements: int
@@ -32,7 +32,7 @@ PLAN = Budget(4_000_000_000, 2**28)  # for the plan itself, 10 s of the emulator
 
 
 def too_large(network: Network, budget: Budget) -> str:
-    """Why the network exceeds a budget, or an empty string."""
+    """Why the network exceeds a budget, or ""."""
     macs = multiplications(network)
     elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
     if macs > budget.macs:
@@ -41,7 +41,7 @@ def too_large(network: Network, budget: Budget) -> str:
 
 
 def multiplications(network: Network) -> int:
-    """The cost of a run of the network."""
+    """The cost of a run of the network, in multiplications."""
     return sum(_macs(op.problem) for op in network.ops)
 
 
@@ -68,19 +68,21 @@ def _padding(problem: Problem) -> int:
 
 
 def plain(network: Network) -> list[Op]:
-    """The ops of the network with nothing fused."""
+    """Returns the ops of the network with nothing fused."""
     choice = {group: options[0] for group, options in network.groups}
     return [op for op in network.ops if exists(op, choice)]
 
 
 def inputs(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The network's inputs as FP32 NCHW, from arrays in ONNX's shapes by name."""
+    """Converts arrays in ONNX's shapes by name to the network's inputs as FP32 NCHW."""
     return {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
 
 
 def run(ops: Sequence[Op], given: Mapping[str, np.ndarray]) -> Iterator[tuple[Op, np.ndarray]]:
-    """Each op with its output, in an order in which inputs come first; `given`: NCHW by name. A tensor is kept until its last
-    reader is done."""
+    """Yields each op with its output, in the order of `ops`, where inputs come first; `given`: NCHW by name.
+
+    A tensor is kept until its last reader is done.
+    """
     last = {t: i for i, op in enumerate(ops) for t in op.inputs}
     tensors = dict(given)
     for i, op in enumerate(ops):

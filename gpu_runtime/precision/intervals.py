@@ -1,4 +1,4 @@
-"""The possible values of a network's tensors, found without running it: an interval for each.
+"""Finds an interval of possible values for each of a network's tensors, without running it.
 
 The values of convolutions and network inputs are unknown, but later operators bound them: a Sigmoid is between 0 and 1, a sum
 of squares is not negative, and that sum plus 1e-3 stays away from 0. Intervals also hold for tensors rounded to FP16.
@@ -38,7 +38,7 @@ Known = Mapping[str, Interval]
 
 
 def known(network: Network) -> dict[str, Interval]:
-    """Tensor -> its interval, in the unfused network."""
+    """Returns tensor -> its interval, in the unfused network."""
     choice = {group: options[0] for group, options in network.groups}
     found = {t.name: OF_TYPE.get(t.dtype, ANY) for t in network.inputs}
     maker: dict[str, Op] = {}
@@ -51,8 +51,11 @@ def known(network: Network) -> dict[str, Interval]:
 
 
 def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | None, frozenset[str]]]:
-    """Each stage of a pointwise op with the interval of its input, the interval of its operand (None: a scalar), and the
-    tensors that its input was computed from. The last is END, whose input is the op's result."""
+    """Yields, for each stage of a pointwise op, (stage, interval of its input, interval of its operand (None: a scalar),
+    tensors that its input was computed from).
+
+    The last stage is END, whose input is the op's result.
+    """
     v, of = found[op.inputs[0]], frozenset(op.inputs[:1])
     for stage in op.problem.stages:
         operand, name = None, stage.operand
@@ -154,7 +157,7 @@ def _reduction(op: Op, x: Interval, maker: Mapping[str, Op]) -> Interval:
 
 
 def _largest_is_one(op: Op, maker: Mapping[str, Op]) -> bool:
-    """Whether the sum is over exp(x - maximum along the same axes), whose largest value is 1: a Softmax written as nodes."""
+    """Whether a sum is over exp(x - maximum along the same axes), whose largest value is 1: a Softmax written as nodes."""
     chain = maker.get(op.inputs[0])
     if chain is None or not isinstance(chain.problem, PointwiseProblem) or len(chain.inputs) != 2:
         return False

@@ -1,4 +1,5 @@
-"""Tensors beyond FP16's range: found by running the network in FP32, and stored times a power of two or, failing that, in FP32.
+"""Finds tensors beyond FP16's range by running the network in FP32, and stores them times a power of two or, failing that, in
+FP32.
 
 A sequence of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
 stored as 2^e times its value, e < 0, if its writer multiplies its weights by 2^e and its readers by 2^-e: this is exact and
@@ -46,16 +47,18 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 
 
 Smaller = Callable[[bool], Network | None]
-# Image sizes -> what a run on random values reaches, and their description.
+# Image sizes -> the magnitudes of a run on random values (None: none possible), and the description of these values.
 Known = dict[tuple[tuple[int, ...], ...], tuple[dict[str, float] | None, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """`source`: the inputs of the run or, if not `seen`, why none took place. `high`: (tensor, largest magnitude) of all above
-    HIGH; `exponents`: e of every scaled tensor; `single`: (tensor, sentence with the reason) of FP32 tensors; `stuck`: (tensor,
-    why it cannot be FP32) of tensors that still exceed FP16; `masked`: tensors in which -infinity is a mask. `compared`: the
-    comparison of the plan with FP32 on a calibration input (gpu_runtime.deviations), or why it did not run."""
+    """The findings. `source`: the inputs of the run or, if not `seen`, why none took place. `high`: (tensor, largest magnitude)
+    of all above HIGH; `exponents`: e of every scaled tensor; `single`: (tensor, sentence with the reason) of FP32 tensors;
+    `stuck`: (tensor, why it cannot be FP32) of tensors that still exceed FP16; `masked`: tensors in which -infinity is a
+    mask. `compared`: the comparison of the plan with FP32 on a calibration input (gpu_runtime.deviations), or why it did not
+    run.
+    """
 
     source: str
     seen: bool = True
@@ -74,12 +77,12 @@ def fit(
     maskable: Container[str] = (),
     earlier: Known | None = None,
 ) -> tuple[Network, Ranges]:
-    """The network with tensors in FP16's range as far as possible, and the findings. `earlier`: runs on random values, also
-    of other sizes of its inputs; this one is added.
+    """Returns the network with tensors in FP16's range as far as possible, and the findings.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. Beyond execution's budgets it runs fewer
     images, or random values for smaller inputs with the network from `smaller`. `maskable`: inputs that may contain -infinity.
-    Raises ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
+    `earlier`: runs on random values, also of other sizes of its inputs; this one is added. Raises ValueError for inputs that do
+    not fit, ModelError for weights that no kernel can hold.
     """
     run, source = _reached(network, calibration, smaller, maskable, {} if earlier is None else earlier)
     known = constants.reach(network, maskable)
@@ -107,8 +110,9 @@ def fit(
 def _sentences(
     high: Iterable[tuple[str, float]], given: Container[str], heavy: Mapping[str, tuple[float, str]], source: str
 ) -> dict[str, str]:
-    """Why these tensors exceed FP16: their magnitudes on `source`, constants (for tensors in `given`), or the weights of their
-    writers."""
+    """Returns why these tensors exceed FP16: their magnitudes on `source`, constants (for tensors in `given`), or the weights
+    of their writers.
+    """
     ends = f"FP16's maximum is {FP16_MAX:g}, and no power of two can scale"
     large = {t: f"{t!r} reaches {v:g} {'from constants' if t in given else f'on {source}'}; {ends} it to fit" for t, v in high}
     by_weights = {t: f"is computed with weights of {op} that reach {v:.4g}; {ends} them to fit" for t, (v, op) in heavy.items()}
@@ -116,8 +120,11 @@ def _sentences(
 
 
 def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[float, str]], dict[str, int]]:
-    """(output -> its writer and the writer's largest weight, if that exceeds FP16; output -> the largest possible exponent).
-    `seen`: the outputs with known magnitudes."""
+    """Returns (output -> the largest weight of its writer, if beyond FP16, and the writer; output -> the largest possible
+    exponent).
+
+    `seen`: the outputs with known magnitudes.
+    """
     heavy: dict[str, tuple[float, str]] = {}
     caps: dict[str, int] = {}
     for op in network.ops:
@@ -133,8 +140,10 @@ def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[floa
 def _stored(
     network: Network, caps: Mapping[str, int], reached: Mapping[str, float]
 ) -> tuple[Network, dict[str, int], dict[str, str]]:
-    """(the network with tensors stored times powers of two, their exponents, why others are not scaled). `caps`: tensor -> the
-    largest exponent that fits FP16."""
+    """Returns (the network with tensors stored times powers of two, their exponents, why others are not scaled).
+
+    `caps`: tensor -> the largest exponent that fits FP16.
+    """
     fixed = {t: "rounded to FP16, it may leave FP32" for t, v in reached.items() if v > FP32_ROUNDS}
     fixed |= {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
@@ -153,7 +162,7 @@ def _reached(
     maskable: Container[str],
     earlier: Known,
 ) -> tuple[dict[str, float] | None, str]:
-    """(tensor -> its largest magnitude, the inputs used); (None, why) if no run is possible."""
+    """Returns (tensor -> its largest magnitude, the inputs used); (None, why) if no run is possible."""
     if calibration is not None:
         _check_calibration(network, calibration, maskable)
         return _calibrated(network, calibration, smaller)
@@ -168,7 +177,7 @@ def _reached(
 
 
 def _on_random_values(network: Network, smaller: Smaller) -> tuple[dict[str, float] | None, str]:
-    """What the network, or the same for smaller inputs, reaches, and on which inputs."""
+    """`_reached` on random values, for the network or its version for smaller inputs."""
     run = network
     if too_large(network, execution.QUICK):
         run = smaller(False) or network
@@ -185,7 +194,7 @@ def _on_random_values(network: Network, smaller: Smaller) -> tuple[dict[str, flo
 def _calibrated(
     network: Network, calibration: Mapping[str, np.ndarray], smaller: Smaller
 ) -> tuple[dict[str, float] | None, str]:
-    """As `_reached`, on a calibration input, or its first images if all are too many."""
+    """`_reached` on a calibration input, or on its first images if all are too many."""
     if too_large(network, execution.MOST) and (run := smaller(True)) is not None:
         found = largest(run, {t.name: np.asarray(calibration[t.name])[: t.shape[0]] for t in run.inputs})
         return {t: v for t, v in found.items() if t in network.tensors}, "the calibration input's first image"
@@ -195,8 +204,10 @@ def _calibrated(
 
 
 def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], maskable: Container[str]) -> None:
-    """ValueError unless each input, and no other name, has an array of finite numbers of its shape; `maskable` inputs may
-    contain -infinity."""
+    """Raises ValueError unless each input, and no other name, has an array of finite numbers of its shape.
+
+    `maskable` inputs may contain -infinity.
+    """
     names = [t.name for t in network.inputs]
     if not isinstance(calibration, Mapping):
         raise ValueError(f"calibration: expected a mapping of input names to arrays, got {type(calibration).__name__}")
@@ -218,7 +229,7 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(the tensors of `large` that can be FP32, with their views; the others with the reason)."""
+    """Returns (the tensors of `large` that can be FP32, with their views; the others with the reason)."""
     choice = {group: options[0] for group, options in network.groups}
     same = {t: {t} for t in network.tensors}  # tensor -> all tensors that share its memory
     against: dict[str, str] = {}
@@ -240,8 +251,10 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
 
 
 def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Tensor -> its largest magnitude in an FP32 run of the unfused network. Tensors with infinities, from an input or a
-    constant, count by their finite values."""
+    """Returns tensor -> its largest magnitude in an FP32 run of the unfused network.
+
+    Tensors with infinities, from an input or a constant, count by their finite values.
+    """
     tensors = execution.inputs(network, feeds)
     halves = {t for t in network.tensors if network.type(t).dtype == "fp16"}
     found = {t: _magnitude(x, True) for t, x in tensors.items() if t in halves}
@@ -255,13 +268,13 @@ def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, floa
 
 
 def _magnitude(values: np.ndarray, finite: bool) -> float:
-    """The largest magnitude, on request of the finite values only."""
+    """Returns the largest magnitude; with `finite`, of the finite values only."""
     most = float(np.abs(values).max())
     return most if math.isfinite(most) or not finite else float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 class _Stuck(Exception):
-    """An op that cannot use its tensors at these scales, and why; `tensors` must stay unscaled."""
+    """Raised where an op cannot use its tensors at these scales, with the reason; `tensors` must stay unscaled."""
 
     def __init__(self, why: str, *tensors: str):
         super().__init__(why)
@@ -269,8 +282,10 @@ class _Stuck(Exception):
 
 
 def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
-    """(tensor -> e < 0, the smallest that any tensor of its class needs; tensor -> why its e is 0, if its class has a tensor in
-    `fixed` or one that an op reads unscaled)."""
+    """Returns (tensor -> e < 0, the smallest that any tensor of its class needs; tensor -> why its e is 0).
+
+    e is 0 if a tensor of its class is in `fixed`, or an op reads one unscaled.
+    """
     parent = {t: t for t in network.tensors}
 
     def root(t: str) -> str:
@@ -310,7 +325,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
 
 
 def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
-    """The op that computes the same from scaled inputs to a scaled output."""
+    """Returns the op that computes the same from scaled inputs to a scaled output."""
     ins, out = [exponents.get(t, 0) for t in op.inputs], exponents.get(op.output, 0)
     p = op.problem
     if not any((*ins, out)):
@@ -346,7 +361,7 @@ def _conv(op: Op, x: int, y: int) -> Op:
 
 
 def _times(act: Activation, scale: float) -> Activation:
-    """The homogeneous activation or clip of values scaled by `scale`, with its output scaled likewise."""
+    """Scales the parameters of a homogeneous activation or clip for values, and results, times `scale`."""
     return replace(act, params=tuple(v * scale for v in act.params)) if act.name == "clip" else act
 
 

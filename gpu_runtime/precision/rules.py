@@ -1,15 +1,18 @@
-"""Tensors that FP16 must not round, whatever their magnitude: integers, what decides, and the tails of FP32 outputs.
+"""Finds tensors that FP16 must not round, whatever their magnitude: integers, operands of decisions, and the tails of FP32
+outputs.
 
 Four rules, by operators alone, with and without a calibration input:
-- An integer stays exact: what a Cast makes of integers is FP32 through all that computes with it, up to tensor cores.
-- What decides is FP32: the operands of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
+
+- An integer stays exact: a tensor that a Cast makes of integers is FP32, and so are all tensors computed with it, up to
+  tensor cores.
+- Operands of decisions are FP32: of Floor, comparisons, casts to integers, ArgMax, TopK, and a GridSample's grid, back to
   tensor cores, unless they are known to be whole numbers that FP16 holds.
 - Differences are of FP32 values: of an FP32 input and another tensor or its mean, of a constant of hundreds to thousands,
   and of statistics, as in a variance that is the mean of squares less the squared mean. The squares themselves stay FP16.
-- An FP32 output that is decoded has an FP32 tail: what lies between the last tensor cores and the output, if that only moves,
-  selects or computes element by element, or is a softmax or a reduction, and makes large numbers of small ones.
+- An FP32 output that is decoded has an FP32 tail: the ops between the last tensor cores and the output, if these only move,
+  select or compute element by element, or are a softmax or a reduction, and make large numbers of small ones.
 
-The sums of a convolution are stored in FP32 where such operators alone read them. Example, a detector's boxes:
+The sums of a convolution are stored in FP32 where only such operators read them. Example, a detector's boxes:
     conv -> c -> Exp -> Mul -> Add (grid) -> y, and c -> Conv: y is FP32 from `Exp` on, c stays FP16, since a Conv reads it.
 """
 
@@ -37,12 +40,12 @@ TAIL = (*MOVES, PointwiseProblem, ConcatProblem, ReduceProblem, LibraryProblem)
 FLOATS = ("fp16", "fp32")
 SOFTMAX = ("softmax", "log_softmax")
 WHOLE = ("floor", "ceil", "round")
-FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # whole numbers up to these have no neighbour that is not one
+FP16_WHOLE, FP32_WHOLE = 2.0**11, 2.0**24  # FP16 and FP32 hold every whole number up to these
 SUMS_OF_TWO = ("add", "sub", "rsub")
 LARGE = (256.0, 8192.0)  # a constant that FP16's steps near it harm; beyond are the -1e4 and less of masks
 AMPLIFIED = 8.0  # a constant of a tail from which on numbers are pixels
 COMPARISONS = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
-# Function -> its arguments that decide; of all others none does.
+# Function -> the arguments by which it decides; other functions have none.
 DECIDING: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*COMPARISONS, "Mod"), (0, 1)),
     **dict.fromkeys(("ArgMax", "ArgMin", "TopK", "Hardmax"), (0,)),
@@ -52,8 +55,9 @@ DECIDING: dict[str, tuple[int, ...]] = {
 
 @dataclass(slots=True)
 class _Found:
-    """`wide`: FP32 tensor -> why; `reads`: outputs of the ops that read their inputs so; `sums`: tensors of tensor cores that
-    are to be FP32 if ops of `reads` alone read them."""
+    """The tensors found so far. `wide`: FP32 tensor -> why; `reads`: outputs of the ops that read their inputs as FP32; `sums`:
+    outputs of tensor cores that become FP32 if only ops of `reads` read them.
+    """
 
     network: Network
     wide: dict[str, str] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class _Found:
     sums: dict[str, str] = field(default_factory=dict)
 
     def back(self, tensors: Iterable[str], why: str) -> None:
-        """These tensors, and all that they are computed from, back to tensor cores."""
+        """Makes these tensors, and all that they are computed from, back to tensor cores, FP32."""
         todo = list(tensors)
         while todo:
             t = todo.pop()
@@ -78,7 +82,7 @@ class _Found:
                 todo += op.inputs
 
     def settled(self) -> tuple[Network, dict[str, str]]:
-        """The network, and why each of its new FP32 tensors is that; the very network where nothing changes."""
+        """Returns the network, and the reason for each new FP32 tensor; the unchanged network object if there are none."""
         if not (self.wide or self.reads or self.sums):
             return self.network, {}
         readers, types = self.network.readers, dict(self.network.types)
@@ -92,9 +96,12 @@ class _Found:
 
 
 def keep(network: Network, asked: Mapping[str, str] | None = None) -> tuple[Network, dict[str, str], tuple[str, ...]]:
-    """(the network whose tensors keep what the rules ask for, the reason for each FP32 tensor, sentences about integers that
-    FP32 may not hold). `asked`: a user's own, see `build`. Raises ValueError where no operator has such a name, ModelError
-    where no kernel computes one in FP32."""
+    """Applies the rules: returns (the network, the reason for each FP32 tensor, sentences about integers that FP32 may not
+    hold).
+
+    `asked`: a user's own precisions, see `build`. Raises ValueError where no operator has such a name, ModelError where no
+    kernel computes one in FP32.
+    """
     found, known = _Found(network), intervals.known(network)
     for pattern, precision in (asked or {}).items():
         _as_asked(found, pattern, precision)
@@ -106,7 +113,7 @@ def keep(network: Network, asked: Mapping[str, str] | None = None) -> tuple[Netw
 
 
 def _as_asked(found: _Found, pattern: str, precision: str) -> None:
-    """What a user wants of the operators whose name, node or output matches a pattern."""
+    """Applies a user's precision to the operators whose name, node or output matches a pattern."""
     network, why, ops = found.network, f"{pattern}:{precision} was asked for", []
     for op in network.ops:  # a name may hold brackets, which stand for themselves
         if any(name == pattern or fnmatchcase(name, pattern) for name in (op.name, op.layer, op.output, *op.nodes)):
@@ -126,7 +133,7 @@ def _as_asked(found: _Found, pattern: str, precision: str) -> None:
 
 
 def _integers(found: _Found, known: intervals.Known) -> tuple[str, ...]:
-    """The first rule; sentences about the casts of integers that may exceed FP32_WHOLE."""
+    """Applies the first rule; returns sentences about the casts of integers that may exceed FP32_WHOLE."""
     network, whole, beyond = found.network, dict[str, str](), []
     held = {op.output for op in network.ops if _deciding(op)[0] == "Cast"}  # integers that FP32 values were
     for op in network.ops:
@@ -146,7 +153,7 @@ def _integers(found: _Found, known: intervals.Known) -> tuple[str, ...]:
 
 
 def _decisions(found: _Found, known: intervals.Known) -> None:
-    """The second rule."""
+    """Applies the second rule."""
     held = {op.output for op in found.network.ops if _is_whole(op, known)}
     for op in found.network.ops:
         name, deciding = _deciding(op)
@@ -156,7 +163,7 @@ def _decisions(found: _Found, known: intervals.Known) -> None:
 
 
 def _differences(found: _Found, known: intervals.Known) -> None:
-    """The third rule."""
+    """Applies the third rule."""
     given, statistics = {t.name for t in found.network.inputs}, _statistics(found.network)
     for op in found.network.ops:
         if not known.keys() >= set(op.inputs):
@@ -178,7 +185,7 @@ def _differences(found: _Found, known: intervals.Known) -> None:
 
 
 def _statistics(network: Network) -> set[str]:
-    """Outputs of reductions, and tensors that are computed element by element from such outputs alone."""
+    """Returns outputs of reductions, and tensors that are computed element by element from such outputs only."""
     found: set[str] = set()
     for op in network.ops:
         computed = isinstance(op.problem, (PointwiseProblem, ViewProblem)) and found.issuperset(op.inputs)
@@ -188,7 +195,7 @@ def _statistics(network: Network) -> set[str]:
 
 
 def _keep_statistics(found: _Found, difference: Op, statistics: set[str]) -> None:
-    """A difference of statistics, and they themselves, back to the reductions, in FP32."""
+    """Makes a difference of statistics, and the statistics themselves back to the reductions, FP32."""
     todo, why = [difference], f"{difference.name} takes differences of statistics"
     while todo:
         op = todo.pop()
@@ -203,13 +210,13 @@ def _scalar(stage: Stage) -> intervals.Interval:
 
 
 def _may_cancel(v: intervals.Interval, op: str, b: intervals.Interval) -> bool:
-    """Whether the sum of v and of a constant that is large, but no mask, may be small."""
+    """Whether the sum of v and a constant that is large, but no mask, may be small."""
     low, high = (-b.high, -b.low) if op == "add" else (b.low, b.high)
     return LARGE[0] <= max(-low, high) <= LARGE[1] and v.low <= high and low <= v.high
 
 
 def _tails(found: _Found) -> None:
-    """The fourth rule."""
+    """Applies the fourth rule."""
     network, tail = found.network, dict[str, str]()
     ends = {t.name for t in network.outputs if t.dtype == "fp32"}
     others = network.output_names - ends
@@ -243,7 +250,7 @@ def _tails(found: _Found) -> None:
 
 
 def _only_moved(network: Network, ops: Iterable[Op]) -> set[str]:
-    """The FP32 outputs of these ops that moves alone lead to from FP32 inputs, and what lies between."""
+    """Returns the FP32 outputs of these ops that are reached from FP32 inputs by moves alone, and the tensors between."""
     moved = {t.name for t in network.inputs if t.dtype == "fp32"}
     moves = []
     for op in ops:
@@ -260,8 +267,10 @@ def _only_moved(network: Network, ops: Iterable[Op]) -> set[str]:
 
 
 def _amplifies(op: Op) -> bool:
-    """Whether an op of a tail makes pixels, whose steps in FP16 matter, of numbers around 1: by constants or an exponential, or
-    by an expectation, as DFL does."""
+    """Whether an op of a tail makes pixels, whose steps in FP16 matter, from numbers around 1.
+
+    It does so by constants or an exponential, or by an expectation, as DFL does.
+    """
     if not isinstance(op.problem, PointwiseProblem):
         return isinstance(op.problem, ConvProblem)
     for stage in op.problem.stages:
@@ -275,7 +284,7 @@ def _amplifies(op: Op) -> bool:
 
 
 def _can_be_fp32(network: Network, tensor: str) -> bool:
-    """Whether a tensor is floating-point, and kernels can write it in FP32."""
+    """Whether a tensor is floating-point and kernels can write it in FP32."""
     if network.type(tensor).fixed:
         return False
     makers = network.producers.get(tensor, ())
@@ -285,8 +294,11 @@ def _can_be_fp32(network: Network, tensor: str) -> bool:
 
 
 def _on_tensor_cores(network: Network, op: Op) -> bool:
-    """Whether an op reads FP16 and sums on tensor cores. The 1x1 convolution of a softmax to one channel does not: it is the
-    expectation with which a detector decodes a distribution (DFL), cheap and as exact as its input."""
+    """Whether an op reads FP16 and sums on tensor cores.
+
+    The 1x1 convolution of a softmax to one channel does not: it is the expectation with which a detector decodes a distribution
+    (DFL), cheap and as exact as its input.
+    """
     p = op.problem
     if isinstance(p, ConvProblem) and (p.k, p.r, p.s) == (1, 1, 1):
         tensor = op.inputs[0]
@@ -311,7 +323,7 @@ def _casts_integers(op: Op) -> bool:
 
 
 def _deciding(op: Op) -> tuple[str, tuple[str, ...]]:
-    """(operator, the op's inputs that decide), both empty where none does."""
+    """Returns (operator, the op's inputs that decide); ("", ()) where none does."""
     p = op.problem
     if isinstance(p, PointwiseProblem):
         at = [i for i, s in enumerate(p.stages) if s.op in WHOLE]

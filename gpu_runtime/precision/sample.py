@@ -1,5 +1,4 @@
-"""The network for smaller inputs, if the model's sizes are dynamic: its tensors' magnitudes stand for those of the large
-one."""
+"""Makes the network for smaller inputs, if the model's sizes are dynamic: its tensors' magnitudes stand for the large one's."""
 
 import itertools
 import math
@@ -18,8 +17,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def smaller(loaded: importer.Loaded, network: Network, images: bool) -> Network | None:
-    """The model for smaller inputs (with `images`, only for fewer images): the largest within QUICK, else the smallest within
-    MOST, else None. `network`: the model for the requested sizes."""
+    """Returns the model for smaller inputs (with `images`, only for fewer images): the largest within QUICK, else the smallest
+    within MOST, else None.
+
+    `network`: the model for the requested sizes.
+    """
     sizes = {t.name: t.shape for t in network.inputs}
     axes = {name: tuple(a for a in found if not a or not images) for name, found in loaded.open_axes.items()}
     share = execution.multiplications(network) / _elements(sizes)
@@ -36,8 +38,10 @@ def smaller(loaded: importer.Loaded, network: Network, images: bool) -> Network 
 
 
 def smaller_sizes(sizes: Shapes, open_axes: Mapping[str, tuple[int, ...]]) -> Iterator[Shapes]:
-    """Decreasing sizes that the model allows: one image, then half the height and width, and so on. A common divisor of a size
-    and 32 also divides the smaller size, because networks halve their images."""
+    """Yields decreasing sizes that the model allows: one image, then half the height and width, and so on.
+
+    A common divisor of a size and 32 also divides the smaller size, because networks halve their images.
+    """
     chosen = {name: (1, *dims[1:]) if 0 in open_axes.get(name, ()) and dims else dims for name, dims in sizes.items()}
     if chosen != sizes:
         yield chosen

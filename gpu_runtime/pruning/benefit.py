@@ -24,9 +24,11 @@ NO_DEVICE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """The benefit of one launch's layers. `us`: the time that the plan of the pruned network loses if these are held dense; 0,
-    with the reason `why`, if the plan runs them dense. `lost_energy`: the share of the file's squared weights that pruning
-    removes."""
+    """The benefit of one launch's layers.
+
+    `us`: the time that the plan of the pruned network loses if these are held dense; 0, with the reason `why`, if the plan runs
+    them dense. `lost_energy`: the share of the file's squared weights that pruning removes.
+    """
 
     layers: tuple[str, ...]
     us: float
@@ -41,23 +43,26 @@ class Benefit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Forecast(Shown):
-    """`outlook`: the plan, times predicted, of the model with all weights pruned that can be; None for the reason `unknown`, or
-    if nobody asked."""
+    """The predicted gain of pruning. `outlook`: the plan, times predicted, of the model with all weights pruned that can be;
+    None for the reason `unknown`, or if no forecast was requested.
+    """
 
     outlook: Outlook | None = None
     unknown: str = ""
 
     @property
     def gain(self) -> str:
-        """Over the fastest dense plan known."""
+        """The gain over the fastest dense plan known, in words; "" without an outlook."""
         return gain_text(self.outlook) or "gains nothing: no layer can run sparse" if self.outlook else ""
 
 
 def forecast(
     model: ModelLike, device: str | None, shapes: Mapping[str, tuple[int, ...]] | None, progress: Listener = ignore
 ) -> Forecast:
-    """On a named GPU; None: the one most like the GPU at hand, or the default; NO_DEVICE: no forecast. Raises as `plan` does
-    for a named GPU."""
+    """Plans the pruned model for a named GPU; None: the one most like the GPU at hand, or the default; NO_DEVICE: no forecast.
+
+    Raises the errors of `plan` for a named GPU.
+    """
     if device == NO_DEVICE:
         return Forecast()
     name = device or relative(pick_device(None)).name
@@ -73,7 +78,7 @@ def forecast(
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:
-    """Layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
+    """Returns layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
     found: dict[str, Benefit] = {}
     for row in pruned.sparsity.rows:
         us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
@@ -83,14 +88,14 @@ def benefits(pruned: Outlook) -> dict[str, Benefit]:
 
 
 def paying(found: Forecast) -> frozenset[str]:
-    """The layers that the plan runs sparse. Raises ModelError if there is none."""
+    """Returns the layers that the plan runs sparse. Raises ModelError without a plan."""
     if found.outlook is None:
         raise ModelError(found.unknown)
     return frozenset(layer for layer, benefit in benefits(found.outlook).items() if not benefit.why)
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
-    """The layers whose weights can be 2:4, sorted by time saved per energy lost. `rows`: from pattern.inspect."""
+    """Sorts the layers whose weights can be 2:4 by time saved per energy lost. `rows`: from pattern.inspect."""
     able = {r["layer"]: r for r in rows if r["fit"] is not None}
     found = {}
     for benefit in benefits(pruned).values():
@@ -116,7 +121,7 @@ def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
 
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
-    """A table of the layers that save time, and the names of the others."""
+    """Formats a table of the layers that save time, and the names of the others."""
     if not ranked:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))

@@ -1,4 +1,5 @@
-"""The effect of pruning on a network's outputs, for each weight alone and for all together, and the weights to leave dense.
+"""Measures the effect of pruning on a network's outputs, for each weight alone and for all together, and chooses weights to
+leave dense.
 
 onnxruntime runs the model with its prunable weights as inputs, so one session serves every trial. A weight's harm is the output
 noise of pruning it alone. If the outputs must improve, the most harmful weights stay dense. Their number is minimal, assuming
@@ -24,9 +25,12 @@ from gpu_runtime.progress import Listener, Progress
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """`samples`: their number; `alone`: weight -> quality with only it pruned; `all`: with all requested weights pruned;
-    `kept`: with the `restored` weights dense again; `dense`: with no weight pruned, but channels possibly reordered; `judge`,
-    `score`: the metric, and the original model's."""
+    """The accuracies of a calibration.
+
+    `samples`: their number; `alone`: weight -> quality with only it pruned; `all`: with all requested weights pruned; `kept`:
+    with the `restored` weights dense again; `dense`: with no weight pruned, but channels possibly reordered; `judge`, `score`:
+    the metric, and the original model's.
+    """
 
     samples: int
     alone: Mapping[str, Accuracy]
@@ -41,9 +45,11 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The answers of the original model to the `feeds`, batch by batch, its score, and the limits for a pruned model: the
-    least `min_snr` in dB, the largest `max_drop` of the score, or without labels of the share of samples whose top-1 is the
-    same."""
+    """The answers of the original model to the `feeds`, batch by batch, its score, and the limits for a pruned model.
+
+    The limits: the least `min_snr` in dB, the largest `max_drop` of the score, or without labels of the share of samples whose
+    top-1 is the same.
+    """
 
     feeds: Sequence[Arrays]
     expected: Sequence[Arrays]
@@ -70,7 +76,7 @@ class Reference:
         min_snr: float | None,
         max_drop: float | None,
     ) -> Reference:
-        """Raises ValueError for inputs and labels that do not fit."""
+        """Runs the original model on the given inputs. Raises ValueError for inputs and labels that do not fit."""
         session = sessions.session(model)
         feeds = list(sessions.batches(sessions.inputs_of(session), given))
         expected = [sessions.run(session, f) for f in feeds]
@@ -87,9 +93,11 @@ def calibrate(
     units: Mapping[str, str],
     progress: Listener,
 ) -> Calibrated:
-    """Compare with the original model. `changed` has the `pruned` weights; weights that must stay dense get their `dense`
-    values back. Weights with one name in `units` are pruned or dense together, because a dense one breaks their sum's
-    pattern."""
+    """Compares the pruned model with the original, and restores weights until the reference's limits hold.
+
+    `changed` has the `pruned` weights; weights that must stay dense get their `dense` values back. Weights with one name in
+    `units` are pruned or dense together, because a dense one breaks their sum's pattern.
+    """
     trial = _Trial.of(reference, changed, pruned, dense)
     everything = frozenset(w.name for w in pruned)
     parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a single weight
@@ -103,7 +111,7 @@ def calibrate(
     worst = sorted(found, key=lambda names: found[names].snr_db)
 
     def but(number: int) -> frozenset[str]:
-        """All but the worst ones."""
+        """All weights without those of the `number` most harmful parts."""
         return everything - {name for names in worst[:number] for name in names}
 
     tried = {0: trial.accuracy(everything)}
@@ -148,7 +156,7 @@ class _Trial:
         return cls(sessions.session(_with_inputs(changed, stored)), both, reference)
 
     def accuracy(self, pruned: Collection[str]) -> Accuracy:
-        """With these weights pruned and the others dense."""
+        """Measures with these weights pruned and the others dense."""
         found, judge = Difference(), self.reference.judge
         chosen = {name: after if name in pruned else before for name, (before, after) in self.weights.items()}
         got = [sessions.run(self.session, {**feeds, **chosen}) for feeds in self.reference.feeds]
@@ -158,7 +166,7 @@ class _Trial:
 
 
 def _with_inputs(proto: onnx.ModelProto, names: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """The model with these constants as inputs."""
+    """Returns the model with these constants as inputs."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph

@@ -30,8 +30,10 @@ SIZES = ("Shape", "Size", "ConstantOfShape")
 
 
 def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Spaces:
-    """The spaces of a checked, sorted graph whose tensors have these shapes; a tensor without one is pinned. Raises ModelError
-    for a graph inside a node."""
+    """Returns the spaces of a checked, sorted graph whose tensors have these shapes; a tensor without one is pinned.
+
+    Raises ModelError for a graph inside a node.
+    """
     walk = Walk(graph, shapes, RULES)
     for node in graph.node:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
@@ -52,14 +54,14 @@ def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 
 
 def _dropout(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Outside training it passes all elements, and its mask is the same everywhere."""
+    """Dropout: outside training it passes all elements, and its mask is the same everywhere."""
     if len(node.input) > 2 and node.input[2]:
         raise Refused(f"{title(node)} is in training mode")
     return [ins[0], None]
 
 
 def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Broadcasting: all inputs with channels have the same channels on the same axes."""
+    """Broadcasting operators: all inputs with channels have the same channels on the same axes."""
     rank = max(len(walk.dims(name)) for name in node.input)
     found = [Labels(*(a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x.ids, x.tags))) for x in ins if x is not None]
     if not found:
@@ -76,8 +78,10 @@ def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None])
 
 
 def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: int) -> None:
-    """An input without labels of a broadcasting operator: it moves with the others if it is stored. Refused if it is computed
-    and varies along their channels."""
+    """Handles a broadcasting operator's input without labels: a stored one moves with the others.
+
+    Refused if it is computed and varies along their channels.
+    """
     dims = (1,) * (rank - len(walk.dims(name))) + walk.dims(name)
     varies = [axis for axis in labels.axes if dims[axis] > 1]
     if name not in walk.sources:
@@ -115,7 +119,7 @@ def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _product(
     walk: Walk, node: onnx.NodeProto, out: Labels, moving: Mapping[int, Sequence[Labels]], rank: int, axis: int = 1
 ) -> Labels:
-    """A product's weights and bias move; -> the labels of its output."""
+    """Records that a product's weights and bias move; returns the labels of its output."""
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
         if bias not in walk.sources:
@@ -154,7 +158,7 @@ def _matmul(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: int, rank: int) -> Labels | None:
-    """The last axis times a stored matrix, whose axis `columns` it is."""
+    """Multiplies the last axis by a stored matrix, in which it is axis 1 - `columns`; `columns` is the output's axis."""
     dims = walk.dims(node.input[1])
     if labels is not None and labels.axes and labels.axes != (rank - 1,):
         if rank - 1 in labels.axes or len(node.input) > 2:
@@ -186,7 +190,7 @@ def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Only other axes may change size. An axis with a scale of 1 keeps its elements, in every mode but one."""
+    """Resize: only other axes may change size. An axis with a scale of 1 keeps its elements, in every mode but one."""
     labels, given = on_axis_1(node, ins[0]), attributes_of(node)
     if labels is None:
         return [None]
@@ -252,7 +256,7 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
-    """Labels at some positions of an axis; a single number removes the axis."""
+    """Selects labels at some positions of an axis; a single number removes the axis."""
     if labels.ids.shape[axis] == 1:
         index = np.zeros(index.shape[:1] and (1,), np.int64)
     taken = Labels(labels.ids.take(index, axis), labels.tags.take(index, axis))
@@ -341,7 +345,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
 
 
 def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
-    """The smallest span of axes before and after with the same elements; before, it includes all of `axes`."""
+    """Returns the smallest span of axes before, and after, with the same elements; before, it includes all of `axes`."""
     if math.prod(before) != math.prod(after) or 0 in before:
         raise Refused(f"{title(node)}: shape {before} cannot become {after}")
     heads, tails = np.cumprod([1, *before]).tolist(), np.cumprod([1, *after]).tolist()
@@ -378,7 +382,7 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Outputs that depend only on sizes."""
+    """Operators whose outputs depend only on sizes."""
     return [None] * len(node.output)
 
 

@@ -1,16 +1,16 @@
-"""The channels of a network that may change places without changing its outputs.
+"""Finds the channels of a network that may change places without changing its outputs.
 
 Every tensor has labels: the channel at each position of the axes with channels. A convolution makes new channels; an Add
 identifies the channels at the same position of its inputs; a Concat joins channels; a grouped convolution keeps each channel in
-its group; an operator that may treat channels differently pins the channels of its inputs to their places (channel_rules.py
-has one rule per operator). Identified channels form a class. Two classes may change places if they occur alike on every
-recorded axis; such classes form a space.
+its group; an operator that may treat channels differently pins the channels of its inputs to their places (channel_rules.py has
+one rule per operator). Identified channels form a class. Two classes may change places if they occur alike on every recorded
+axis; such classes form a space.
 
-Proof: let t be a permutation of the classes of a space. On each axis it induces a permutation of positions, p -> q, where q
-has class t(class of p) under p's tag. A tag distinguishes the occurrences of a class on one axis (the piece of a Concat, the
-pixel of a flattened image); a class that occurs twice under one tag is pinned. A rule accepts an operator only if it commutes
-with these permutations. So all tensors, and the constants with them, are permuted along their labels, and the network's
-outputs, which are pinned, stay unchanged. Sums are taken in another order: equal up to rounding.
+Proof: let t be a permutation of the classes of a space. On each axis it induces a permutation of positions, p -> q, where q has
+class t(class of p) under p's tag. A tag distinguishes the occurrences of a class on one axis (the piece of a Concat, the pixel
+of a flattened image); a class that occurs twice under one tag is pinned. A rule accepts an operator only if it commutes with
+these permutations. So all tensors, and the constants with them, are permuted along their labels, and the network's outputs,
+which are pinned, stay unchanged. Sums are taken in another order: equal up to rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Labels:
         return Labels(self.ids.reshape(-1), self.tags.reshape(-1))
 
     def along(self, axis: int, rank: int) -> Labels:
-        """One axis of labels, as the labels of a tensor of that rank."""
+        """Reshapes one axis of labels to a tensor of that rank."""
         shape = [1] * rank
         shape[axis] = self.ids.size
         return Labels(self.ids.reshape(shape), self.tags.reshape(shape))
@@ -77,7 +77,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """`spaces`: those with at least two channels. `pins`: constant axis -> why none of its channels can move."""
+    """The found spaces, each of at least two channels. `pins`: constant axis -> why none of its channels can move."""
 
     spaces: tuple[Space, ...]
     pins: Mapping[ConstantAxis, str]
@@ -97,19 +97,19 @@ class Recorder:
     tags: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def fresh(self, size: int, blocks: np.ndarray | None = None) -> Labels:
-        """New channels on a separate axis; `blocks`: channels that may change places with each other, by default all."""
+        """Makes new channels on a separate axis; `blocks`: channels of equal number may change places, by default all."""
         ids = np.arange(self.elements, self.elements + size)
         self.elements += size
         return self.record(Labels(ids, np.zeros(size, np.int64)), blocks)
 
     def pinned(self, size: int, why: str) -> Labels:
-        """New channels that all keep their places."""
+        """Makes new channels that all keep their places."""
         labels = self.fresh(size, np.arange(size))
         self.pins.append((labels.ids, why))
         return labels
 
     def record(self, labels: Labels, blocks: np.ndarray | None = None) -> Labels:
-        """Record these labels as an axis; channels stay in their block of it."""
+        """Records these labels as an axis; channels stay in their block of it."""
         within = np.zeros(labels.ids.size, np.int64) if blocks is None else blocks
         self.records.append((labels.ids.reshape(-1), self.blocks + within, labels.tags.reshape(-1)))
         self.blocks += int(within.max(initial=0)) + 1
@@ -122,7 +122,7 @@ class Recorder:
             self.pins.append((flat.ids, why))
 
     def join(self, a: Labels, b: Labels) -> Labels:
-        """Record that both, of the same shape, have the same channels at the same positions."""
+        """Records that both, of the same shape, have the same channels at the same positions."""
         if a.ids is not b.ids:
             self.edges.append((a.ids.reshape(-1), b.ids.reshape(-1)))
         if not np.array_equal(a.tags, b.tags):
@@ -135,13 +135,16 @@ class Recorder:
         return self.tags.setdefault(key, len(self.tags) + 1)
 
     def retagged(self, tags: np.ndarray, *key: object) -> np.ndarray:
-        """The tags, made distinct by a key."""
+        """Makes the tags distinct by a key."""
         kinds, which = np.unique(tags, return_inverse=True)
         return np.array([self.tag(int(t), *key) for t in kinds])[which].reshape(tags.shape)
 
     def use(self, name: str, dims: Sequence[int], moving: Mapping[int, Sequence[Labels]], why: str) -> None:
-        """Record that a node reads a constant. `moving`: the labels of axes that move with channels, one for each part of the
-        axis. Every other axis must stay, for the reason `why`."""
+        """Records that a node reads a constant.
+
+        `moving`: the labels of axes that move with channels, one for each part of the axis. Every other axis must stay, for the
+        reason `why`.
+        """
         for axis, size in enumerate(dims):
             if size > 1 and axis not in moving:
                 self._use(name, axis, [self.pinned(size, why)])
@@ -161,7 +164,7 @@ class Recorder:
                 self.constants[key] = labels
 
     def spaces(self) -> Spaces:
-        """Classes of the same signature, as spaces."""
+        """Groups classes of the same signature into spaces."""
         classes = self._classes()
         groups: dict[bytes, list[int]] = {}
         for c, signature in enumerate(self._signatures(classes)):
@@ -185,7 +188,7 @@ class Recorder:
         return Spaces(tuple(Space(n, tuple(p)) for n, p in zip(sizes, ports, strict=True) if p), pins)
 
     def _classes(self) -> np.ndarray:
-        """Element -> number of its class."""
+        """Returns the class number of each element."""
         if not self.edges:
             return np.arange(self.elements)
         a, b = (np.concatenate([e[i] for e in self.edges]) for i in (0, 1))
@@ -193,7 +196,7 @@ class Recorder:
         return connected_components(graph, directed=False)[1].astype(np.int64)
 
     def _signatures(self, classes: np.ndarray) -> list[bytes]:
-        """Class -> its blocks and tags; a unique signature if it occurs twice on an axis under one tag."""
+        """Returns each class's blocks and tags; a unique signature if it occurs twice on an axis under one tag."""
         if not self.records:
             return []
         axis = np.concatenate([np.full(ids.size, i) for i, (ids, _, _) in enumerate(self.records)])
@@ -212,7 +215,7 @@ class Recorder:
 
 
 def _ports(key: ConstantAxis, spaces: np.ndarray, ranks: np.ndarray, tags: np.ndarray) -> list[tuple[int, Port]]:
-    """(space, port) for each space and tag on a constant's axis."""
+    """Returns (space, port) for each space and tag on a constant's axis."""
     found = []
     for space, tag in {*zip(spaces.tolist(), tags.tolist(), strict=True)}:
         if space >= 0:

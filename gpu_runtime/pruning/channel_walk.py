@@ -1,4 +1,4 @@
-"""A walk along an ONNX graph that labels the channels of each tensor, an operator's rule at a time (channel_rules.py)."""
+"""Walks along an ONNX graph and labels the channels of each tensor, an operator's rule at a time (channel_rules.py)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,16 @@ NOT_ALIKE = "has no channels that can be permuted"
 
 
 class Refused(Exception):
-    """A rule cannot prove that the node treats channels alike."""
+    """Raised where a rule cannot prove that the node treats channels alike."""
 
 
 @dataclass(slots=True)
 class Walk:
-    """The labels of the tensors so far; None is a tensor that no permutation changes. `sources`: constant as nodes read it ->
-    (the stored constant, its view); `used`: constants whose use the current node's rule has recorded."""
+    """The labels of the tensors so far; None is a tensor that no permutation changes.
+
+    `sources`: constant as nodes read it -> (the stored constant, its view); `used`: constants whose use the current node's rule
+    has recorded.
+    """
 
     graph: onnx.GraphProto
     shapes: Mapping[str, Shape]
@@ -41,8 +44,9 @@ class Walk:
         self.sources = views_of_constants(self.graph, self.stored)
 
     def visit(self, node: onnx.NodeProto) -> None:
-        """Label a node's outputs. If its rule refuses, all inputs are pinned; constants that the rule did not record are pinned
-        too."""
+        """Labels a node's outputs. If its rule refuses, all inputs are pinned; constants that the rule did not record are
+        pinned too.
+        """
         ins = [self.labels.get(name) for name in read_by(node)]
         rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         outs: Outputs = []
@@ -64,7 +68,7 @@ class Walk:
             self.labels[name] = found if found is not None and found.ids.size > 1 else None
 
     def close(self) -> None:
-        """Pin the network's outputs, and stored constants that are read in two ways."""
+        """Pins the network's outputs, and stored constants that are read in two ways."""
         for v in self.graph.output:
             self.recorder.pin(self.labels.get(v.name), f"its channels reach the network output {v.name}")
         ways: dict[str, set[str]] = {}
@@ -79,7 +83,7 @@ class Walk:
     # ---- the rules' queries and records
 
     def dims(self, name: str) -> Shape:
-        """The shape of a tensor. Refused if it is unknown."""
+        """Returns the shape of a tensor. Refused if it is unknown."""
         if name in self.sources:
             base, views = self.sources[name]
             return seen_dims(self.stored[base], views)
@@ -88,21 +92,21 @@ class Walk:
         return self.shapes[name]
 
     def numbers(self, node: onnx.NodeProto, slot: int, *attributes: str) -> list[int] | None:
-        """Integers of a constant input or of an attribute; None without either. Refused if they are computed."""
+        """Returns the integers of a constant input or of an attribute; None without either. Refused if they are computed."""
         if len(node.input) > slot and node.input[slot]:
             return [int(v) for v in self.values(node, slot)]
         given = attributes_of(node)
         return next((np.asarray(given[a], np.int64).reshape(-1).tolist() for a in attributes if a in given), None)
 
     def values(self, node: onnx.NodeProto, slot: int) -> np.ndarray:
-        """A constant input, flat. Refused if it is computed."""
+        """Returns a constant input, flat. Refused if it is computed."""
         base, _ = self.sources.get(node.input[slot], ("", ()))
         if base not in self.stored:
             raise Refused(f"{title(node)}: {node.input[slot]} is computed, expected a constant")
         return to_array(base, self.stored[base]).reshape(-1)
 
     def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
-        """Record the axes of a constant that move with channels, for each part of the axis; every other axis must stay."""
+        """Records the axes of a constant that move with channels, for each part of the axis; every other axis must stay."""
         dims = self.dims(name)
         for axis, parts in moving.items():
             of = dims[0] if len(parts) > 1 else len(parts)  # rows are split, and each part has all columns
@@ -121,7 +125,7 @@ def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
-    """Labels along axis 1 alone, flat. Refused for other axes."""
+    """Returns labels that are along axis 1 only, flat. Refused for other axes."""
     if labels is None:
         return None
     if labels.axes != (1,):

@@ -43,6 +43,8 @@ class Masks:
                     self.zeros.append((p, values == 0))
 
     def __call__(self) -> None:
-        """Set to zero what was pruned. (To mask only gradients is not enough: momentum and weight decay change zeros too.)"""
+        """Sets the pruned weights to zero. (To mask only gradients is not enough: momentum and weight decay change zeros
+        too.)
+        """
         for parameter, zero in self.zeros:
             parameter.data.masked_fill_(zero, 0)

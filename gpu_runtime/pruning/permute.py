@@ -1,9 +1,10 @@
-"""Reorder channels so that 2:4 keeps the most: search each space of channels for the order with the least loss of its readers.
+"""Reorders channels so that 2:4 keeps the most: searches each space of channels for the order with the least loss of its
+readers.
 
 A reader's loss is the sum, over its groups of 4 input channels, of the two smallest squares, as a share of all of its squares.
-One step removes some channels, no two of them from one group of any reader, and reinserts them where they cost the least: if
-a1 <= a2 are the two smallest of the three remaining squares of a group, a channel x there loses a1 + min(a2, x). So the costs
-of single places add up, and scipy's linear assignment finds the best reinsertion, which is never worse than the old order. For
+One step removes some channels, no two of them from one group of any reader, and reinserts them where they cost the least: if a1
+<= a2 are the two smallest of the three remaining squares of a group, a channel x there loses a1 + min(a2, x). So the costs of
+single places add up, and scipy's linear assignment finds the best reinsertion, which is never worse than the old order. For
 weights with many rows the search uses an even sample of the rows.
 """
 
@@ -21,7 +22,7 @@ from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
 
-PASSES = 12  # at most, over the channels of one space; a pass that gains less than WORTH of the loss is the last
+PASSES = 12  # the most passes over the channels of one space; a pass that gains less than WORTH of the loss is the last
 WORTH = 1e-3
 PLACES = 64  # channels removed at once; a step's time grows with their square
 ROWS = 1024  # of a reader's weights that a search uses, evenly sampled
@@ -33,7 +34,8 @@ EXAMPLE = 224  # for a dynamic height or width, during shape inference
 @dataclass(slots=True)
 class _Reader:
     """Squares of the weights on a constant's axis in their present order, [rows, channels], normalized to the sum 1; and the
-    places of the space's channels there."""
+    places of the space's channels there.
+    """
 
     squares: np.ndarray
     positions: np.ndarray
@@ -46,8 +48,10 @@ def permute(
     fixed: Collection[str] = (),
     progress: Listener = ignore,
 ) -> Spaces:
-    """Reorder channels in place so that pruning these weights loses less -> the spaces found. `shapes`: of inputs; `fixed`:
-    weights whose input channels keep their order."""
+    """Reorders channels in place so that pruning these weights loses less; returns the spaces found.
+
+    `shapes`: of inputs; `fixed`: weights whose input channels keep their order.
+    """
     spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))
     rng = np.random.default_rng(0)
     squares = _squares(proto.graph, {w.name: w for w in pruned}, rng)
@@ -63,7 +67,7 @@ def permute(
 
 
 def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """All inferable shapes of tensors for these inputs; other dynamic sizes get example values."""
+    """Infers the shapes of tensors for these inputs; other dynamic sizes get example values."""
     small = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)  # 3: initializers are inputs
     small.graph.name = proto.graph.name
     small.graph.node.extend(proto.graph.node)
@@ -91,7 +95,7 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
 
 
 def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) -> None:
-    """Move the channel at place order[i] of each space to place i, in every constant with its channels."""
+    """Moves the channel at place order[i] of each space to place i, in every constant with its channels."""
     stored = dict(stored_tensors(graph))
     sources = views_of_constants(graph, stored)
     moves: dict[str, list[tuple[ConstantAxis, np.ndarray, np.ndarray]]] = {}
@@ -117,7 +121,7 @@ def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) 
 def _squares(
     graph: onnx.GraphProto, pruned: Mapping[str, Weight], rng: np.random.Generator
 ) -> dict[tuple[str, int, int], np.ndarray]:
-    """(constant as it is read, axis, part) -> squares [rows, channels] of the weights to prune along that axis."""
+    """Returns (constant as it is read, axis, part) -> squares [rows, channels] of the weights to prune along that axis."""
     found = {}
     sources = views_of_constants(graph, dict(stored_tensors(graph)))
     for name, (base, views) in sources.items():
@@ -141,7 +145,7 @@ def _squares(
 
 
 def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """The order found; the readers' squares are in this order afterwards."""
+    """Searches the best order and returns it; the readers' squares are in this order afterwards."""
     readers = []
     for port in space.ports:
         of = squares.get((port.constant.name, port.constant.axis, port.constant.part))
@@ -160,7 +164,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
 
 
 def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
-    """A maximal choice of places in this order, no two of them in one group of any reader."""
+    """Chooses as many places as possible, tried in this order, no two of them in one group of any reader."""
     taken: list[set[int]] = [set() for _ in readers]
     shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}
     found = []
@@ -175,7 +179,7 @@ def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np
 
 
 def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> tuple[float, float]:
-    """Reassign the channels at these places, in place -> (the readers' former loss in these groups, the loss saved)."""
+    """Reassigns the channels at these places, in place; returns (the readers' former loss in these groups, the loss saved)."""
     cost, least = np.zeros((len(places), len(places))), 0.0  # [what, where]
     for r in readers:
         at = r.positions[places]
@@ -198,7 +202,7 @@ def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> 
 
 
 def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """[what, where]: the sum over rows of min(x[:, what], a[:, where])."""
+    """Returns an [n, n] table: the sum over rows of min(x[:, channel], a[:, place]) for each channel and place."""
     n = x.shape[1]
     total, rows = np.zeros((n, n)), max(1, CHUNK // (n * n))
     for i in range(0, len(x), rows):
@@ -207,7 +211,7 @@ def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def unmoved(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, str]:
-    """Stored weights without a movable input channel -> the reason."""
+    """Returns stored weights without a movable input channel -> the reason."""
     moving = {(p.constant.name, p.constant.axis) for space in spaces.spaces for p in space.ports}
     why = {(key.name, key.axis): text for key, text in spaces.pins.items()}
     return {w.name: why[w.name, w.axis] for w in weights if (w.name, w.axis) in why.keys() - moving}

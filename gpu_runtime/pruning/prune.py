@@ -1,4 +1,4 @@
-"""Give an ONNX model 2:4 weights. Nothing else changes, except on request the order of channels."""
+"""Gives an ONNX model 2:4 weights. Nothing else changes, except on request the order of channels."""
 
 import difflib
 import fnmatch
@@ -31,15 +31,17 @@ NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which layers to prune: those of `only` (None: all) that no pattern of `skip` names. Patterns are shell patterns over
-    layers and stored weights. `paying`: layers that a plan runs sparse; None without a plan."""
+    """The layers to prune: those of `only` (None: all) that no pattern of `skip` names.
+
+    Patterns are shell patterns over layers and stored weights. `paying`: layers that a plan runs sparse; None without a plan.
+    """
 
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] = ()
     paying: Collection[str] | None = None
 
     def against(self, name: str, layers: Sequence[str]) -> str:
-        """Why a weight stays unchanged, or an empty string."""
+        """Why a weight stays unchanged, or ""."""
         if any(_matches(p, name, layers) for p in self.skip):
             return "named in skip"
         if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
@@ -114,7 +116,7 @@ def prune(
 
 
 def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str | None) -> tuple[Choice, bool]:
-    """The choice, and whether a plan has to make it. Raises ValueError."""
+    """Returns the choice, and whether a plan has to make it. Raises ValueError."""
     only, skipped = ((names,) if isinstance(names, str) else tuple(names) for names in (layers, skip))
     if AUTO not in only:
         return Choice(only or None, skipped), False
@@ -124,7 +126,7 @@ def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str 
 
 
 def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy, whose nodes have names. Raises ModelError."""
+    """Returns a checked copy, whose nodes have names. Raises ModelError."""
     checked = onnx.ModelProto()
     checked.CopyFrom(whole)
     check_graph(checked.graph)
@@ -163,7 +165,7 @@ def _pruned(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """`masks`: layer -> the weights that stay; `sum_of`: layer -> node of its sum. Both only for sums with a common pattern."""
+    """Common patterns of sums. `masks`: layer -> the weights that stay; `sum_of`: layer -> node of its sum."""
 
     masks: Mapping[str, np.ndarray]
     sum_of: Mapping[str, str]
@@ -171,7 +173,7 @@ class _Patterns:
 
 
 def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, str]) -> _Patterns:
-    """The common patterns of branches that may run as one convolution. Sums without a pruned branch are left out."""
+    """Returns the common patterns of branches that may run as one convolution. Sums without a pruned branch are left out."""
     names = {w.name for w in chosen}
     prunable = {layer for layer, name in own.items() if name in names}
     masks, sum_of, shared = dict[str, np.ndarray](), dict[str, str](), list[Shared]()
@@ -194,7 +196,7 @@ def _ordered(
     shapes: Mapping[str, tuple[int, ...]],
     progress: Listener,
 ) -> tuple[list[Pruned], list[Weight]]:
-    """Reorder channels in place -> the rows with the effect, and the new weights."""
+    """Reorders channels in place; returns the rows with the effect, and the new weights."""
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
     fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # reordering must not destroy existing 2:4 patterns
     moving = [w for w in chosen if w.name not in fixed]
@@ -215,7 +217,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
 
 
 def _rows(graph: onnx.GraphProto, choice: Choice) -> tuple[list[Pruned], list[Weight]]:
-    """A row for each weight, as if all chosen weights were pruned; and the chosen weights. Raises ModelError."""
+    """Returns a row for each weight, as if all chosen weights were pruned; and the chosen weights. Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
     layers: dict[str, list[str]] = {}
     for w in found:
@@ -261,7 +263,7 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
 
 
 def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:
-    """The original file with the other file's constants."""
+    """Returns the original file with the other file's constants."""
     constants = dict(stored_tensors(changed.graph))
     for name, t in stored_tensors(whole.graph):
         if name in constants and t != constants[name]:

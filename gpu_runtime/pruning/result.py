@@ -1,4 +1,4 @@
-"""What `prune` returns: a row for each weight, the effect on the outputs, and the model."""
+"""The result of `prune`: a row for each weight, the effect on the outputs, and the model."""
 
 import math
 import os
@@ -16,11 +16,14 @@ from tactics import codec
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result for one stored weight. `layers`: its readers; `verdict`: pruned, 2:4 (already), restored (by the calibration),
-    skipped (by the caller) or kept (it cannot be 2:4), with the `reason`. `lost_energy`: the share of its squares that pruning
-    sets to zero; `unpermuted`: that share in the file's order; `unmoved`: why none of its input channels could change places.
-    `sum`: the node of the sum with whose other branches it shares its pattern; `by_itself`: its loss without them. `snr_db`,
-    `agreement`, `score`: of the outputs with only this weight, and the others of its sum, pruned."""
+    """The result for one stored weight.
+
+    `layers`: its readers; `verdict`: pruned, 2:4 (already), restored (by the calibration), skipped (by the caller) or kept (it
+    cannot be 2:4), with the `reason`. `lost_energy`: the share of its squares that pruning sets to zero; `unpermuted`: that
+    share in the file's order; `unmoved`: why none of its input channels could change places. `sum`: the node of the sum with
+    whose other branches it shares its pattern; `by_itself`: its loss without them. `snr_db`, `agreement`, `score`: of the
+    outputs with only this weight, and the others of its sum, pruned.
+    """
 
     weight: str
     layers: tuple[str, ...]
@@ -43,9 +46,11 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of that convolution's squared
-    weights that their common pattern sets to zero; None without a common pattern: each branch is pruned separately, for
-    `reason`."""
+    """Branches of a sum that may run as one convolution, by layer.
+
+    `lost_energy`: the share of that convolution's squared weights that their common pattern sets to zero; None without a common
+    pattern: each branch is pruned separately, for `reason`.
+    """
 
     node: str
     layers: tuple[str, ...]
@@ -55,9 +60,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result(Shown):
-    """`model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one
-    convolution; `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of
-    the whole; `forecast`: what 2:4 gains. `print` shows all of it as `gpu-runtime prune` does."""
+    """The result of `prune`; `print` shows all of it as `gpu-runtime prune` does.
+
+    `model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one convolution;
+    `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of the whole;
+    `forecast`: the predicted gain of 2:4.
+    """
 
     model: bytes
     rows: tuple[Pruned, ...]
@@ -73,21 +81,21 @@ class Result(Shown):
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """What `gpu-runtime prune --json` prints."""
+        """The data that `gpu-runtime prune --json` prints."""
         return _data(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the pruned model."""
+        """Writes the pruned model."""
         files.write(path, self.model)
 
     @property
     def lost_energy(self) -> float:
-        """Of all pruned weights together."""
+        """The lost energy of all pruned weights together."""
         return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
 
     @property
     def unpermuted(self) -> float:
-        """The same in the order of the file."""
+        """The lost energy of all pruned weights in the order of the file."""
         found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
         total = sum(energy for _, energy in found)
         return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0

@@ -1,4 +1,4 @@
-"""Branches of an ONNX file that may run as one convolution: their own weights and the merged weights.
+"""Finds branches of an ONNX file that may run as one convolution: their own weights and the merged weights.
 
 The merged weights are in no file, so finding them needs an import of the model. If the import fails, for example on an
 unsupported operator, a reason replaces the sums; each stored weight can still be inspected alone.
@@ -37,7 +37,10 @@ class Found:
 
 
 def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found:
-    """`shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE. ModelError where `shapes` do not fit."""
+    """Finds the sums of a model. `shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE.
+
+    Raises ModelError where `shapes` do not fit.
+    """
     importer.check_shapes(proto.graph.input, shapes)
     ops = {node.op_type for node in proto.graph.node}
     if "Conv" not in ops or not ops & {"Add", "Sub", "Sum"}:
@@ -62,7 +65,7 @@ def _size(v: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 def own_weights(graph: onnx.GraphProto) -> dict[str, str]:
-    """Layer -> its stored weight, if the weight can have the pattern and no other layer reads it."""
+    """Returns layer -> its stored weight, if the weight can have the pattern and no other layer reads it."""
     found = [(w.node.name, w.name) for w in weights(graph) if not w.reason]
     readers = Counter(name for _, name in found)
     return {layer: name for layer, name in found if readers[name] == 1}
@@ -104,8 +107,9 @@ class Merged:
 def inspect_file(
     path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[dict[str, Any]], tuple[Merged, ...], str]:
-    """(rows of the file's weights from pattern.inspect; its sums; why the search for sums failed, or an empty string). Raises
-    ModelError."""
+    """Returns (rows of the file's weights from pattern.inspect; its sums; why the search for sums failed, or ""). Raises
+    ModelError.
+    """
     proto = checked(path)
     rows, found = pattern.of_weights(weights(proto.graph)), find(proto, shapes)
     able = own_weights(proto.graph) if found.sums else {}
@@ -138,7 +142,7 @@ def _own_shape(s: Sum, i: int) -> tuple[int, ...]:
 
 
 def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) -> str:
-    """Branches that do not fit, or the taps at which fitting branches are added."""
+    """Names branches that do not fit, or the taps at which fitting branches are added."""
     if dense := [p.layer for p in parts if p.fit is not None and p.fit < 1]:
         return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not 2:4"
     where = f"at tap {list(taps[0][:2])}" if len(taps) == 1 else f"at {len(taps)} of {s.w.shape[2] * s.w.shape[3]} taps"
@@ -146,7 +150,7 @@ def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) 
 
 
 def text(rows: Sequence[Merged], unknown: str) -> str:
-    """A table of each sum's branches and the merged convolution; one line for sums that can never be 2:4."""
+    """Formats a table of each sum's branches and the merged convolution; one line for sums that can never be 2:4."""
     if unknown:
         return "\n" + "\n".join(wrap(not_looked_for(unknown))) + "\n"
     if not rows:
@@ -186,7 +190,7 @@ def _cells(m: Merged) -> list[list[str]]:
 
 
 def _cures(rows: Sequence[Merged]) -> list[str]:
-    """The remedies for sums that are not 2:4, and the sums without a remedy."""
+    """Lists the remedies for sums that are not 2:4, and the sums without a remedy."""
     curable, others = [m for m in rows if m.lost is not None], [m for m in rows if m.lost is None]
     lines = []
     if curable:
@@ -201,7 +205,7 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
 
 
 def summary(rows: Sequence[Merged]) -> str:
-    """The number of sums, and of 2:4 sums."""
+    """States the number of sums, and of 2:4 sums; "" without sums."""
     if not rows:
         return ""
     able = [m for m in rows if m.stored is not None]

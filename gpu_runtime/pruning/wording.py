@@ -17,7 +17,7 @@ ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, aga
 
 
 def forecast(found: Forecast) -> str:
-    """What 2:4 gains, to be read before anybody prunes; empty if nobody asked."""
+    """Describes the gain of 2:4, to be read before pruning; "" if no forecast was requested."""
     if found.unknown:
         return "\n".join([*wrap(f"The gain of 2:4 is unknown, for there is no plan: {found.unknown}"), "", ""])
     if (outlook := found.outlook) is None:
@@ -28,7 +28,7 @@ def forecast(found: Forecast) -> str:
 
 
 def text(result: Result) -> str:
-    """The table and the verdict, lines as wide as the terminal."""
+    """Formats the table and the verdict, lines as wide as the terminal."""
     a = result.accuracy
     header = [
         "layer",
@@ -85,7 +85,7 @@ def summary(result: Result) -> list[str]:
 
 
 def _sums(result: Result) -> list[str]:
-    """The common pattern of branches that may run as one convolution, or the reason for its absence."""
+    """Describes the common pattern of branches that may run as one convolution, or the reason for its absence."""
     if result.unknown:
         return wrap(not_looked_for(f"{result.unknown}. Each branch is pruned by itself"))
     left = {r.sum for r in result.rows if r.verdict == "restored"}

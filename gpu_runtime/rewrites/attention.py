@@ -1,8 +1,9 @@
-"""Attention offered as one launch: what stands between the products that give queries, keys and values and the one that reads
-the result. Splits, reshapes and transpositions on the way are followed element by element; where they leave an operand at
-equal steps of the tensor that it began in, they are strides of the one kernel.
+"""Offers attention as one launch: the ops between the products that make queries, keys and values and the product whose output
+is the result.
 
-Apart or as one is a choice of the plan. What other ops read as well stays under both options.
+Splits, reshapes and transpositions on the way are followed element by element; if they leave an operand at equal steps in its
+source tensor, they become strides of the one kernel. Separate or as one is a choice of the plan. Tensors that other ops read as
+well stay under both options.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,15 +20,16 @@ from tactics.problems.problem import MatmulProblem, PointwiseProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-MOST_ELEMENTS = 1 << 25  # of an operand, or of all scores, that is followed
-_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # one op, those it does without, which of them ends it
-UNBOUNDED = 1e30  # an upper end of a Clip from which on it is none
+MOST_ELEMENTS = 1 << 25  # limit of an operand, or of all scores, for following elements
+_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # the one op, the ops that it replaces, the last of these
+UNBOUNDED = 1e30  # an upper end of a Clip from here on counts as none
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An operand: where it lies in `tensor`; `factor` it is multiplied by; `unit`: epsilon, where its rows have length 1; the
-    ops that lead there."""
+    """An operand: its elements `index` in `tensor`; its `factor`; `unit`: epsilon, if its rows have length 1; the ops from
+    there to the product.
+    """
 
     tensor: str
     index: np.ndarray
@@ -38,7 +40,7 @@ class _Side:
 
 @dataclass(slots=True)
 class _Scores:
-    """What happens to the scores between product and softmax, all of it in their order (batch, head, row, column)."""
+    """The operations on the scores between product and softmax, with all indices in their order (batch, head, row, column)."""
 
     scale: np.ndarray
     bias: np.ndarray | None = None
@@ -47,7 +49,7 @@ class _Scores:
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added."""
+    """Returns the network with the alternatives added."""
     options = Options(network)
     taken: set[int] = set()
     for op in network.ops:
@@ -61,7 +63,9 @@ def offer(network: Network) -> Network:
 
 
 def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
-    """Attention whose second product is `second`."""
+    """Finds the attention whose second product is `second`: (the one op, the ops that it replaces, the last of these); None
+    without one.
+    """
     found = _weights_of(network, second)
     if found is None:
         return None
@@ -96,20 +100,20 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
 
 
 def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProblem], second: Op[MatmulProblem]) -> bool:
-    """Whether these compute no more than their names say, in FP16, and on no more elements than are followed."""
+    """Whether these ops compute only the two products and the softmax, in FP16, on at most MOST_ELEMENTS elements."""
     largest = max(map(prod, (*first.problem.in_shapes, first.problem.out_shape, *second.problem.in_shapes)))
     ops = (first, softmax, second)
     return largest <= MOST_ELEMENTS and not any(op.problem.needs or op.exact for op in ops)
 
 
 def _splits(batch: int, heads: int) -> list[tuple[int, int]]:
-    """(batch, heads) in all ways: a model may have both in one dimension; as they are, then the most heads, first."""
+    """Lists all (batch, heads), since a model may have both in one dimension: unchanged first, then the most heads first."""
     both = batch * heads
     return list(dict.fromkeys([(batch, heads), *((both // h, h) for h in range(both, 0, -1) if both % h == 0)]))
 
 
 def _operand(tensor: int, index: np.ndarray, split: tuple[int, int], shape: Shape4) -> Operand | None:
-    """An operand of this batch and heads, where its indices have steps along the axes of its tensor."""
+    """Makes an operand with this batch and heads; None unless its indices have steps along the axes of its tensor."""
     index = index.reshape(*split, *index.shape[2:])
     found = fitted(index)
     operand = None if found is None else Operand(tensor, *found)
@@ -123,7 +127,7 @@ def _problem(
     result: tuple[str, np.ndarray],
     split: tuple[int, int],
 ) -> Op[AttentionProblem] | None:
-    """The one op of this batch and heads. `result`: the tensor that is given, and where in it."""
+    """Makes the one op with this batch and heads; None if impossible. `result`: the output tensor, and its elements."""
     (q, k, v), out = sides, result[0]
     placed = {name: (side.tensor, side.index) for name, side in zip("qkv", sides, strict=True)} | {"y": result}
     placed |= {"mask": scores.mask} if scores.mask else {}
@@ -161,7 +165,9 @@ def _problem(
 
 
 def _spanned(bias: np.ndarray | None, split: tuple[int, int], columns: int) -> tuple[str, dict[str, np.ndarray]]:
-    """(the axes along which a constant differs, at least one, which tells it from none; it along these)."""
+    """Returns (the axes along which a constant varies, at least one, as "" means no constant; the constant along these as a
+    weight).
+    """
     if bias is None:
         return "", {}
     bias = bias.reshape(*split, *bias.shape[2:]) if bias.size > 1 else bias
@@ -172,7 +178,7 @@ def _spanned(bias: np.ndarray | None, split: tuple[int, int], columns: int) -> t
 
 
 def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Problem]]:
-    """Of `core` what nothing needs beside the one op: what only such ops read; in the network's order."""
+    """Returns the ops of `core` that only the one op's region reads, in the network's order: they are not needed beside it."""
     inside = {id(op) for op in core}
     found: dict[int, Op[Problem]] = {}
     for op in reversed(network.ops):
@@ -188,7 +194,7 @@ def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Prob
 
 
 def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
-    """Elements of operand i: (*batch, rows or columns, inner)."""
+    """Numbers the elements of operand i: (*batch, rows or columns, inner)."""
     shape, turned = p.in_shapes[i], (p.trans_a, not p.trans_b)[i]
     index = np.arange(prod(shape), dtype=INDEX).reshape(shape)
     index = index.swapaxes(2, 3) if turned else index
@@ -198,8 +204,9 @@ def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
 def _weights_of(
     network: Network, second: Op[MatmulProblem]
 ) -> tuple[Op[NormalizeProblem], list[Op[Problem]], tuple[str, np.ndarray], np.ndarray] | None:
-    """(softmax, ops between it and the product, the values' tensor and elements (*batch, column, width), the output's
-    (*batch, row, width)) where one operand of a product is a softmax's result, or the other one its transposed."""
+    """Returns (softmax, ops between it and the product, (the values' tensor, its elements (*batch, column, width)), the
+    output's (*batch, row, width)); None if no operand of the product is a softmax's result, perhaps transposed.
+    """
     p = second.problem
     if prod(p.batch) * max(p.m * p.k, p.k * p.n, p.m * p.n) > MOST_ELEMENTS:
         return None
@@ -218,7 +225,9 @@ def _weights_of(
 
 
 def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[MatmulProblem], list[Op[Problem]]] | None:
-    """(the product whose elements, in their order, the softmax is of, the ops between them in that order)."""
+    """Returns (the product whose elements, in order, the softmax normalizes, the ops between them in that order); None without
+    one.
+    """
     p, between = softmax.problem, list[Op[Problem]]()
     row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == p.groups == 1 else 0
     op, tensor = network.producer(softmax.inputs[0]), softmax.inputs[0]
@@ -248,7 +257,9 @@ def _leads_to_product(network: Network, tensor: str) -> bool:
 
 
 def _scored(before: str, between: list[Op[Problem]], sizes: tuple[int, int, int, int]) -> _Scores | None:
-    """What the ops between product and softmax do to the scores, tensor `before` at first: factors of heads, what is added."""
+    """Collects the operations between product and softmax: factors of heads, addends. `before`: the scores' tensor at first.
+    None for others.
+    """
     scores = _Scores(np.ones(sizes[1]))
     for op in between:
         if computes(op, PointwiseProblem):
@@ -265,7 +276,7 @@ def _scored(before: str, between: list[Op[Problem]], sizes: tuple[int, int, int,
 
 
 def _staged(scores: _Scores, op: Op[PointwiseProblem], stage: Stage, sizes: tuple[int, int, int, int]) -> bool:
-    """Whether a stage is one that scores may have; it is added to them."""
+    """Adds a stage to the scores; returns whether it is one that scores may have."""
     if stage.op not in ("mul", "div", "add", "sub"):
         return False
     p = op.problem
@@ -292,7 +303,7 @@ def _staged(scores: _Scores, op: Op[PointwiseProblem], stage: Stage, sizes: tupl
 
 
 def _constant(op: Op[PointwiseProblem], stage: Stage) -> np.ndarray:
-    """The constant that a stage takes, of as many dimensions as the tensors."""
+    """Returns the constant operand of a stage, with four dimensions."""
     if not stage.operand:
         return np.full((1, 1, 1, 1), stage.params[0], np.float64)
     p = op.problem
@@ -303,7 +314,7 @@ def _constant(op: Op[PointwiseProblem], stage: Stage) -> np.ndarray:
 
 
 def _moved(network: Network, side: _Side, fits: Fits) -> tuple[_Side, _Side]:
-    """(the farthest place where an operand that is only moved lies at steps, the farthest of all)."""
+    """Follows moves of an operand backwards: (the farthest tensor in which it lies at steps, the farthest of all)."""
     best = now = side
     for tensor, index, through in backwards(network, side.tensor, side.index):
         now = replace(side, tensor=tensor, index=index, through=(*side.through, *through))
@@ -312,7 +323,9 @@ def _moved(network: Network, side: _Side, fits: Fits) -> tuple[_Side, _Side]:
 
 
 def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit: bool) -> _Side:
-    """An operand of the scores as far back as it can be followed: the farthest place where it lies at steps."""
+    """Follows an operand of the scores backwards to the farthest tensor in which it lies at steps; `unit`: rows may be
+    normalized.
+    """
     best = now = _Side(tensor, index)
     while True:
         nearer, now = _moved(network, now, fits)
@@ -330,8 +343,10 @@ def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit:
 
 
 def _by_number(op: Op[PointwiseProblem]) -> tuple[str, float] | None:
-    """(operation, number) of an op that does one thing to one tensor, with one number: so "max" and the lower end of a Clip
-    that has no upper one."""
+    """Returns (operation, number) of an op that applies one operation with one number to one tensor.
+
+    A Clip without an upper end is "max" with its lower end. None for other ops.
+    """
     p = op.problem
     if len(p.stages) != 1 or p.tensors != ("nchw",):  # one tensor: no operand is one
         return None
@@ -343,14 +358,16 @@ def _by_number(op: Op[PointwiseProblem]) -> tuple[str, float] | None:
 
 
 def _factor(op: Op[PointwiseProblem]) -> float | None:
-    """The one number that an op multiplies by or divides by."""
+    """Returns the number that an op multiplies by (or whose inverse it divides by); None for other ops."""
     name, value = _by_number(op) or ("", 0.0)
     return (value if name == "mul" else 1 / value) if name in ("mul", "div") and value else None
 
 
 def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tuple[float, tuple[Op[Problem], ...]] | None:
-    """(epsilon, ops) where the op divides x by the length of its rows, or by epsilon if that is longer, and these rows are the
-    operand's: all elements that differ in its last index, and no others."""
+    """Returns (epsilon, ops) if the op divides x by the length of its rows, or by epsilon if that is longer; else None.
+
+    These rows must be the operand's: all elements that differ in its last index, and no others.
+    """
     p = op.problem
     if [s.op for s in p.stages] != ["div"] or p.stages[0].operand != "t1" or p.tensors[0] != "nchw":
         return None
@@ -359,7 +376,7 @@ def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tupl
     tensor, length, moved = farthest(network, op.inputs[1], length)
     least = network.producer(tensor)
     name, epsilon = (_by_number(least) if computes(least, PointwiseProblem) else None) or ("", 0.0)
-    if least is None or name != "max" or epsilon <= 0:  # the least value that it lets through
+    if least is None or name != "max" or epsilon <= 0:  # the least value that passes
         return None
     tensor, length, passed = farthest(network, least.inputs[0], length)
     made = network.producer(tensor)

@@ -1,7 +1,7 @@
-"""A convolution and the 1x1 convolution that alone reads it, offered as one launch; apart or one is a choice of the plan.
+"""Offers a convolution and its only reader, a 1x1 convolution, as one launch; separate or as one is a choice of the plan.
 
 The one launch is dense. So it is offered only where neither convolution fits the 2:4 pattern: otherwise it would hide from the
-log that a layer could have run sparse. What lies between the two needs no format then and no memory.
+log that a layer could have run sparse. The tensor between the two then needs no format and no memory.
 """
 
 from functools import partial
@@ -14,11 +14,11 @@ from tactics.problems.protocol import Problem
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added; their `Op.layers` names both layers, and no layer is in two pairs."""
+    """Returns the network with the alternatives added; their `Op.layers` names both layers, and no layer is in two pairs."""
     options, taken = Options(network), {""}
     alternatives: dict[str, list[Op[Problem]]] = {}
     for op in network.ops:
-        if not op.problem.only_dense:  # a choice of its own
+        if not op.problem.only_dense:  # such ops have a group of their own
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
     for first in network.ops:
@@ -34,7 +34,7 @@ def offer(network: Network) -> Network:
 
 
 def _fits(first: Op[Problem], second: Op[Problem]) -> bool:
-    """Whether the two can be one launch, and what fusion decisions they have in common ask the same of both."""
+    """Whether the two can be one launch, and the fusion groups that both depend on require the same options."""
     if not computes(first, ConvProblem) or not computes(second, ConvProblem) or first.output in second.inputs[1:]:
         return False
     common = {g for g, _ in first.when} & {g for g, _ in second.when}

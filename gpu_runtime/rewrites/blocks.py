@@ -1,11 +1,12 @@
-"""Space-to-depth in front of convolutions, however it is written, in any order (the Focus of some detectors).
+"""Offers space-to-depth in front of convolutions as part of their weights, however the model writes it, in any order (the Focus
+of some detectors).
 
 Each corner of a block takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size.
-Either that is made, by one kernel where one can; or there is no such tensor, and the convolutions read the image with kernels
-and strides b times as large. Which, is an option of a group.
+Either this tensor is made, by one kernel where one can; or it does not exist, and the convolutions read the image with kernels
+and strides b times as large. The choice is an option of a group.
 
-Depth-to-space behind a convolution is its store, or a launch of its own: an option too, since a kernel that is faster may not
-store blocks, and needs a multiple of b*b channels.
+Depth-to-space behind a convolution is its store, or a launch of its own: an option too, since a faster kernel may not be able
+to store blocks, and needs a multiple of b*b channels.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ IN_WEIGHTS = "in weights"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A tensor of the blocks of `image`: channel `order[i][j][c]` of it is the image's channel c at pixel (i, j) of each.
+    """A tensor of the blocks of `image`: its channel `order[i][j][c]` is the image's channel c at pixel (i, j) of each block.
 
-    `op` gives it; `only`: ops that nothing but `op` reads.
+    `op` makes it; `only`: ops that only `op` reads.
     """
 
     op: Op[Problem]
@@ -41,7 +42,7 @@ class Blocks:
 
 
 def offer(network: Network) -> Network:
-    """The network with both alternatives, where convolutions alone read such blocks."""
+    """Returns the network with both alternatives, where only convolutions read such blocks."""
     options = Options(network)
     for blocks in _blocks(network):
         if readers := network.takers(blocks.op.output, partial(_takes, blocks.op.output)):
@@ -54,7 +55,7 @@ def offer(network: Network) -> Network:
 
 
 def _offer_apart(options: Options, op: Op[ConvProblem]) -> None:
-    """As an option, the convolution and depth-to-space as two launches; a residual of the larger size keeps them together."""
+    """Offers the convolution and depth-to-space as two launches; a residual of the larger size keeps them together."""
     end, group, whole = op.problem.epilogue, f"depth to space of {op.name}", f"{op.output} (before depth to space)"
     if end.residual:
         return
@@ -74,7 +75,7 @@ def _blocks(network: Network) -> Iterator[Blocks]:
 
 
 def _of(network: Network, op: Op[Problem], image: str, passed: Ops) -> Blocks | None:
-    """The op's output, if it is every corner of an image's blocks once."""
+    """Returns the op's output as Blocks, if it contains every corner of an image's blocks once; else None."""
     n, c, h, w = shape = network.tensors[image]
     k, high, wide = op.problem.out_shape[1:]
     b = h // high
@@ -105,7 +106,7 @@ def _takes(tensor: str, op: Op[Problem]) -> bool:
 
 
 def _over_image(network: Network, op: Op[ConvProblem], blocks: Blocks) -> Op[ConvProblem]:
-    """The convolution over the image: channels of its weights become taps."""
+    """Makes the convolution over the image: channels of its weights become taps."""
     p, b = op.problem, blocks.order.shape[0]
     _, c, high, wide = network.tensors[blocks.image]
     w = op.weights["w"][:, blocks.order.reshape(-1)].reshape(p.k, b, b, c, p.r, p.s)

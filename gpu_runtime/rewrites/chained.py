@@ -1,7 +1,8 @@
-"""A pool or a normalization, the sum that it alone reads and the elementwise stages that alone read it, offered as one launch.
+"""Offers a pool or a normalization, the sum that only it reads and the elementwise stages that are its only reader, as one
+launch.
 
-Apart or as one is a choice of the plan: as one, the other tensors of the stages lie in the output's format, and the two of the
-sum in one.
+Separate or as one is a choice of the plan: as one, the other tensors of the stages have the output's format, and the two
+addends of the sum share one.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ SUM, STAGES = "with the sum", "with the stages"
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added. What exists under some options only is left alone."""
+    """Returns the network with the alternatives added. Ops that exist under some options only are left alone."""
     options, taken = Options(network), set[int]()
     for first in network.ops:
         before, chain = _free(network, _sum_of(network, first), taken), _free(network, _chain_of(network, first), taken)
@@ -40,20 +41,22 @@ def offer(network: Network) -> Network:
 
 
 def _free(network: Network, op: Op[P] | None, taken: set[int]) -> Op[P] | None:
-    """The op, unless it exists under some options only, is `taken` by another group or has tensors in FP32."""
+    """Returns the op, or None if it exists under some options only, is `taken` by another group or has FP32 tensors."""
     if op is None or op.when or id(op) in taken or any(map(network.is_fp32, (*op.inputs, op.output))):
         return None
     return op
 
 
 def _sum_of(network: Network, first: Op[Problem]) -> Op[Problem] | None:
-    """The sum of two whole tensors that a normalization alone reads."""
+    """Returns the sum of two whole tensors that only a normalization reads; else None."""
     made = network.alone(first.inputs[0]) if computes(first, NormalizeProblem) and not first.problem.added else None
     return made if made is not None and adds_tensors(made) and made.problem.out_shape == first.problem.out_shape else None
 
 
 def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | None:
-    """The stages that alone read the whole of what a pool or a normalization gives, and begin with it."""
+    """Returns the elementwise chain that is the only reader of a pool's or a normalization's whole output, as its tensor 0;
+    else None.
+    """
     p, chain = first.problem, network.only_reader(first.output)
     if not isinstance(p, (PoolProblem, NormalizeProblem)) or (isinstance(p, PoolProblem) and p.is_global):
         return None
@@ -64,7 +67,7 @@ def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | No
 
 
 def _summed(before: Op[Problem] | None, first: Op[Problem]) -> Op[Problem]:
-    """The normalization of the sum itself; without a sum as it is."""
+    """Returns the normalization that computes the sum itself; without a sum unchanged."""
     if before is None or not computes(first, NormalizeProblem):
         return first
     return joined(before, first, problem=replace(first.problem, added=True), inputs=before.inputs)

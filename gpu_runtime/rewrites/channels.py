@@ -1,17 +1,18 @@
-"""Channels that trade places or are picked, however that is written: into the columns of the convolutions that read them.
+"""Moves permutations and selections of channels, however the model writes them, into the columns of the convolutions that read
+them.
 
 An order of channels costs one kernel at most, or none: a convolution reads the whole tensor, its columns in that order, with
-columns of zeros for channels that were not picked (a grouped one becomes dense); a depthwise one, a pool or a resize computes
-in the tensor's own order; a Concat of orders joins the tensors themselves, and is an order of that.
+columns of zeros for channels that were not selected (a grouped one becomes dense); a depthwise one, a pool or a resize computes
+in the tensor's own order; a Concat of orders joins the tensors themselves, and is an order of the result.
 
-Zeros are products and bytes for nothing: less than a copy where launches are short, more where images are large. So apart or
-in the weights is an option of one fusion group for all orders that hang together, and the plan chooses. A third option, where
-it differs: what computes channel by channel may read only some of the channels too, and then computes all of them.
+Zeros cost products and bytes: less than a copy where launches are short, more where images are large. So separate or in the
+weights is an option of one fusion group for all orders that depend on each other, and the plan chooses. A third option, where
+it differs: ops that compute channel by channel may also read only some of the channels, and then compute all of them.
 
 An example. x has channels a b c d; a shuffle of two groups makes y = a c b d of it, `index` 0 2 1 3. A 1x1 convolution of y
 whose row is [p q r s] sums p*a + q*c + r*b + s*d: over x, its row is [p r q s], column index[i] of which is column i of the
 other. The second half of y is b d, index 1 3; a convolution of it whose row is [p q] has the row [0 p 0 q] over x. A depthwise
-convolution of that half with a factor for each of b and d, [p q], is one of x with the factors [0 p 0 q], and what it gives is
+convolution of that half with a factor for each of b and d, [p q], is one of x with the factors [0 p 0 q], and its output is
 again channels 1 3 of four.
 """
 
@@ -32,7 +33,9 @@ IN_WEIGHTS, DEPTHWISE_TOO = "in weights", "in weights, depthwise too"
 
 
 def offer(network: Network) -> Network:
-    """The network with each order as one op and, where a convolution can take it, as the alternative to have none."""
+    """Returns the network with each order as one op and, where a convolution can take it, as the alternative without this
+    op.
+    """
     network, orders = composed(network)
     if all(order.is_run for order in orders.values()):
         return network
@@ -41,7 +44,7 @@ def offer(network: Network) -> Network:
 
 
 def of_channels(p: Problem, channels: int) -> Problem | None:
-    """The same pool, resize or window of rows and columns for so many channels; None for what mixes channels."""
+    """Returns the same pool, resize or window of rows and columns for `channels`; None for problems that mix channels."""
     if isinstance(p, (PoolProblem, ResizeProblem)):
         return replace(p, c=channels)
     if isinstance(p, MoveProblem) and p.kind in ("window", "upsample") and (p.start[0], p.step[0], p.out[0]) == (0, 1, p.c):
@@ -50,10 +53,10 @@ def of_channels(p: Problem, channels: int) -> Problem | None:
 
 
 class _Weights:
-    """What replaces a network's orders, op by op.
+    """Builds the form of a network without its orders, op by op.
 
-    `known`: tensor that need not exist -> the Order it is, of one that does. `instead`: op that then does not exist -> what
-    does in its place. `depthwise`: whether what computes channel by channel may compute more of them than are read.
+    `known`: tensor that need not exist -> its Order over a tensor that does. `instead`: op that then does not exist -> the ops
+    in its place. `depthwise`: whether ops that compute channel by channel may compute more channels than are read.
     """
 
     def __init__(self, network: Network, orders: Mapping[str, Order], *, depthwise: bool = False) -> None:
@@ -77,7 +80,9 @@ class _Weights:
         return drafts.completed(self.network, ops, {})
 
     def _is(self, op: Op[Problem], order: Order, new: Sequence[Op[Problem]] = ()) -> None:
-        """The op's output is `order`, once `new` has made its source; and a copy where somebody wants the tensor itself."""
+        """Records that the op's output is `order`, once `new` has made its source; adds a copy if some reader needs the tensor
+        itself.
+        """
         self.known[op.output] = order
         readers = self.network.readers[op.output]
         if op.output in self.network.output_names or not all(self._takes(reader, op.output) for reader in readers):
@@ -87,8 +92,8 @@ class _Weights:
         self.instead[op.name] = new
 
     def _takes(self, op: Op[Problem], tensor: str) -> bool:
-        """Whether the op can do without the tensor, an order."""
-        if self.network.is_fp32(op.output):  # a tensor instead of it would have to be FP32 as well
+        """Whether the op can read an order's source instead of the tensor."""
+        if self.network.is_fp32(op.output):  # its replacement would have to be FP32 as well
             return False
         if computes(op, ConvProblem):
             return self._convolution_takes(op, tensor)
@@ -117,7 +122,9 @@ class _Weights:
             self._is(op, order)
 
     def _join(self, op: Op[ConcatProblem]) -> None:
-        """A Concat with orders among its pieces: the pieces' sources, each once, joined; and an order of that."""
+        """Rewrites a Concat with orders among its pieces: it joins the pieces' sources, each once, and its output is an order
+        of the result.
+        """
         p = op.problem
         if p.axis != 1 or op.when or not any(t in self.known for t in op.inputs):
             return
@@ -152,8 +159,10 @@ class _Weights:
     def _as_stored(
         self, op: Op[Problem], order: Order, problem: Problem, index: tuple[int, ...], weights: Mapping[str, np.ndarray]
     ) -> None:
-        """An op that computes channel by channel computes in its input's order, all channels of its source: its own output's
-        channel i is channel `index[i]` of that."""
+        """Makes an op that computes channel by channel compute in its input's order, on all channels of its source.
+
+        The op's own output channel i is channel `index[i]` of the new output.
+        """
         made = f"{op.output} (as stored)"
         self.tensors[made] = problem.out_shape
         new = replace(_over_source(op, order, problem, weights), output=made)
@@ -161,7 +170,7 @@ class _Weights:
 
 
 def _over_source(op: Op[Problem], order: Order, problem: Problem, weights: Mapping[str, np.ndarray]) -> Op[Problem]:
-    """The op that reads an order's source instead of the order."""
+    """Returns the op that reads an order's source instead of the order."""
     return replace(
         op,
         name=f"{order.nodes[-1]} + {op.name}",

@@ -1,7 +1,7 @@
-"""Other forms of a network, offered part by part: what of a form hangs together and differs is one option of a group.
+"""Offers other forms of a network part by part: connected differences of a form are one option of a group.
 
-A form computes the same outputs. Tensors that it names as the network does hold the same values in both; so two of its
-changes hang together where one reads or gives what exists in one of the two only.
+A form computes the same outputs. Tensors with equal names hold equal values in both networks; so two changes of a form are
+connected where one reads or makes a tensor that exists in only one of the two networks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # a convolution's weig
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Channel i of a tensor is channel `index[i]` of `source`, which has `channels`."""
+    """A tensor's place among other channels: its channel i is channel `index[i]` of `source`, which has `channels`."""
 
     source: str
     index: tuple[int, ...]
@@ -30,19 +30,19 @@ class Placed:
 
     @property
     def first(self) -> int | None:
-        """Where the tensor begins in `source`, if it is neighbouring channels of that; else None."""
+        """The channel of `source` at which the tensor begins, if its channels are contiguous there; else None."""
         start = self.index[0]
         return start if self.index == tuple(range(start, start + len(self.index))) else None
 
     def of(self, shape: Shape4) -> Problem:
-        """What makes a tensor of this shape out of the source: a part of it, in place where it lies well, or a gather."""
+        """Returns the problem that extracts a tensor of this shape from the source: a contiguous part, or a gather."""
         n, c, h, w = shape
         if self.first is not None:
             return MoveProblem(n, self.channels, h, w, "window", (c, h, w), (self.first, 0, 0))
         return GatherProblem((n, self.channels, h, w), index=((), self.index, (), ()))
 
     def padded(self, shape: Shape4) -> Problem:
-        """What makes the source out of a tensor of this shape, zeros between."""
+        """Returns the problem that makes the source from a tensor of this shape, with zeros in the other channels."""
         n, c, h, w = shape
         if self.first is not None:
             return MoveProblem(n, c, h, w, "window", (self.channels, h, w), (-self.first, 0, 0))
@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One form; `at`: name of an op -> position, in the network that it is a form of, of the op in whose place it stands."""
+    """One form. `at`: name of an op -> position, in the original network, of the op that it replaces."""
 
     network: Network
     at: Mapping[str, int]
@@ -64,7 +64,7 @@ def unchanged(network: Network) -> Draft:
 
 
 class Together(Generic[H]):
-    """Which things hang together; each set of them has one as its root."""
+    """Sets of connected things; each set has one of its things as its root."""
 
     def __init__(self) -> None:
         self._parent: dict[H, H] = {}
@@ -73,7 +73,7 @@ class Together(Generic[H]):
         last = thing
         while last in self._parent:
             last = self._parent[last]
-        while thing != last:  # the way is walked once
+        while thing != last:  # shortens the path
             self._parent[thing], thing = last, self._parent[thing]
         return last
 
@@ -94,12 +94,12 @@ def is_dense(network: Network, op: Op[Problem] | None) -> bool:
 
 
 def has_own_type(network: Network, op: Op[Problem]) -> bool:
-    """Whether a tensor of the op is not HALF: what is made instead of it would be."""
+    """Whether a tensor of the op has another type than HALF, which a replacement would have."""
     return any(t in network.types for t in (*op.inputs, op.output))
 
 
 def spread(array: np.ndarray, index: Sequence[int], count: int, axis: int = 0, fill: float = 0.0) -> np.ndarray:
-    """`count` entries along an axis, entry i of the array at `index[i]`, `fill` elsewhere."""
+    """Spreads an array to `count` entries along an axis: entry i goes to `index[i]`, the others are `fill`."""
     shape = (*array.shape[:axis], count, *array.shape[axis + 1 :])
     wide = np.full(shape, fill, np.float32)
     wide[(slice(None),) * axis + (list(index),)] = array
@@ -107,20 +107,20 @@ def spread(array: np.ndarray, index: Sequence[int], count: int, axis: int = 0, f
 
 
 def with_rows(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvProblem]:
-    """The convolution with `count` output channels: its own at `index`, what zeros give elsewhere."""
+    """Returns the convolution with `count` output channels: its own at `index`, rows of zeros elsewhere."""
     rows = {name: spread(a, index, count) for name, a in op.weights.items() if name in ROWS}
     return replace(op, problem=replace(op.problem, k=count), weights={**op.weights, **rows})
 
 
 def with_columns(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvProblem]:
-    """The convolution over `count` channels, its own at `index`: the others' weights are zeros."""
+    """Returns the convolution over `count` input channels, its own at `index`; the others have weights of zeros."""
     columns = {name: spread(a, index, count, int(name == "w")) for name, a in op.weights.items() if name in COLUMNS}
     fits = op.problem.sparse24 and count % 4 == 0 and sparse24.is_sparse(columns["w"])
     return replace(op, problem=replace(op.problem, c=count, sparse24=fits), weights={**op.weights, **columns})
 
 
 def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
-    """What rows of zeros give, [1,n,1,1]: beside a residual of these n values, if there is one."""
+    """Returns the output of rows of zeros, [1,n,1,1], for the n values of a residual, or one value without one."""
     none = np.zeros(1 if residual is None else residual.size, np.float32)
     added = None if residual is None else residual.reshape(1, -1, 1, 1)
     affine = (none, none) if p.epilogue.affine else (None, None)
@@ -131,8 +131,10 @@ def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
 
 
 def completed(network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing: Mapping[str, tuple[str, Problem]]) -> Draft:
-    """The form of these ops at their positions, with a copy for each tensor that is read but not given. `missing`: such a
-    tensor -> (what it is made of, how)."""
+    """Makes the form of these ops at their positions, with a copy for each tensor that is read but not made.
+
+    `missing`: such a tensor -> (its source, the problem that makes it).
+    """
     made = list(ops)
     given = {t.name for t in network.inputs} | {op.output for _, op in made}
     read = dict.fromkeys([t for _, op in made for t in op.inputs] + [t.name for t in network.outputs])
@@ -160,8 +162,10 @@ def _when(givers: Sequence[Op[Problem]]) -> tuple[Literal, ...]:
 
 
 def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convolutions: bool = False) -> Network:
-    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name. `convolutions`:
-    only where it changes layers with weights."""
+    """Returns the network with each form's changes as options.
+
+    `title`: begins the groups' names, before a tensor's name. `convolutions`: offers only changes of layers with weights.
+    """
     options, changes, named = Options(network), _Changes(network, forms), {op.name for op in network.ops}
     for ops in changes.components():
         worth = [o for o in forms if any(op.name in changes.gone[o] and (op.layer or not convolutions) for op in ops)]
@@ -184,7 +188,7 @@ def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convoluti
 def _by_position(
     asked: Sequence[str], made: Mapping[str, Sequence[Op[Problem]]], forms: Mapping[str, Draft]
 ) -> dict[int, list[tuple[Op[Problem], list[str]]]]:
-    """Position -> the ops made for it, each with the options that it is made for, givers before readers."""
+    """Returns position -> the new ops there, each with its options, producers before readers."""
     found: dict[int, dict[tuple, tuple[Op[Problem], list[str]]]] = {}
     for option in asked:
         for op in made[option]:
@@ -200,7 +204,7 @@ def _by_position(
 
 
 def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:
-    """The options, the first alone of those that are the same."""
+    """Returns the options, of equal ones only the first."""
     found: dict[frozenset, str] = {}
     for option, ops in made.items():
         found.setdefault(frozenset(map(_key, ops)), option)
@@ -208,13 +212,15 @@ def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:
 
 
 def _key(op: Op[Problem]) -> tuple:
-    """What two ops that are one have in common."""
+    """A key that is equal for equal ops."""
     weights = tuple((name, a.tobytes()) for name, a in op.weights.items())
     return op.name, op.inputs, op.output, op.problem, op.nodes, op.when, weights
 
 
 class _Changes:
-    """`gone`: option -> names of the network's ops that its form does without; `new`: option -> ops of the form alone."""
+    """The differences of the forms. `gone`: option -> names of the network's ops that its form lacks; `new`: option -> ops that
+    only the form has.
+    """
 
     def __init__(self, network: Network, forms: Mapping[str, Draft]) -> None:
         self.network = network
@@ -232,7 +238,7 @@ class _Changes:
         return self._together.root(id(op))
 
     def components(self) -> Iterator[list[Op[Problem]]]:
-        """The network's ops whose changes hang together, in order."""
+        """Yields the connected sets of the network's changed ops, in order."""
         found: dict[int, list[Op[Problem]]] = {}
         for op in self.network.ops:
             if any(op.name in gone for gone in self.gone.values()):

@@ -1,4 +1,4 @@
-"""A layer norm in front of 1x1 convolutions, offered as a part of them; or a launch of its own, as the plan chooses.
+"""Offers a layer norm in front of 1x1 convolutions as a part of them; separate or inside is a choice of the plan.
 
 A block of such a convolution reads all channels of its pixels, so that it finds their mean and variance on the way. Scale and
 shift of the norm become weights and bias, where FP16 holds these as exactly as any weights. A scale of columns keeps 2:4.
@@ -22,14 +22,14 @@ from tactics.problems.reductions import NormalizeProblem
 
 IN_FRONT = "in front"
 NOT_BESIDE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT, Feature.MAX_POOL})
-MOST_ERROR = 2.0**-11  # of a row of weights with the scale in it, of its norm: what rounding to FP16 costs at most
+MOST_ERROR = 2.0**-11  # the largest error from rounding to FP16, as a part of the norm of a row of weights with the scale
 Conv = Op[ConvProblem]
 Norm = Op[NormalizeProblem]
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A convolution that can normalize itself, the moves between the norm and it, and its weights for that."""
+    """A convolution that can normalize its input, the moves between the norm and it, and its weights for that."""
 
     conv: Conv
     moves: strides.Passed
@@ -37,7 +37,7 @@ class Taker:
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added. Norms that exist under some options only are left alone."""
+    """Returns the network with the alternatives added. Norms that exist under some options only are left alone."""
     options = Options(network)
     for norm in network.ops:
         if not computes(norm, NormalizeProblem) or not _plain(network, norm):
@@ -64,12 +64,12 @@ def _in_front(norm: Norm, taker: Taker) -> Conv:
 
 
 def _renamed(tensor: str, norm: Norm) -> str:
-    """What a move between norm and convolution gives where it moves the norm's input."""
+    """The name of a moved tensor between norm and convolution, when the move moves the norm's input."""
     return f"{tensor} before {norm.name}"
 
 
 def _plain(network: Network, norm: Norm) -> bool:
-    """Whether it is a layer norm of an FP16 tensor along one axis, the same in every plan."""
+    """Whether it is a layer norm of an FP16 tensor along one axis, which exists in every plan."""
     p = norm.problem
     alone = network.producer(norm.output) is norm and norm.output not in network.output_names
     layer = p.kind == "standard" and len(p.axes) == 1 and p.groups == 1 and p.affine in ("", p.axes) and not p.added
@@ -77,7 +77,7 @@ def _plain(network: Network, norm: Norm) -> bool:
 
 
 def _takers(network: Network, norm: Norm) -> list[Taker]:
-    """All that reads the norm, behind moves, where each can take it in; else none."""
+    """Returns all readers of the norm, behind moves, if each can take it in; else []."""
     found, left = list[Taker](), [norm.output]
     while left:
         tensor = left.pop()
@@ -106,7 +106,9 @@ def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -
 
 
 def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
-    """The moves from the norm to a tensor, the last first; None where a pixel's channels there are no row of the norm."""
+    """Returns the moves from the norm to a tensor, the last first; None unless a pixel's channels there are a row of the
+    norm.
+    """
     _, c, _, _ = shape = network.tensors[tensor]
     if prod(shape) > strides.MOST_ELEMENTS:
         return None
@@ -125,7 +127,9 @@ def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
 
 
 def _folded(conv: Conv, norm: Norm) -> dict[str, np.ndarray] | None:
-    """The convolution's weights with scale and shift of the norm; None where FP16 would hold them worse than others."""
+    """Returns the convolution's weights with scale and shift of the norm; None where FP16 would hold them less exactly than
+    usual.
+    """
     weights, affine = dict(conv.weights), norm.problem.affine
     if not affine:
         return weights

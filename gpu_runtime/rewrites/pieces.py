@@ -1,8 +1,9 @@
-"""Convolutions of the pieces of one tensor whose results are joined again, offered as one: groups in as many launches.
+"""Offers convolutions of the pieces of one tensor whose results are joined again as one, instead of as many launches.
 
-Of equal convolutions (a grouped one, spelled out) the one has as many groups; of depthwise ones the kernel is as large as the
-largest, with zeros around the others (MixNet's kernels of several sizes). Neither pieces nor what they give are tensors then. A
-sum behind the join may be the one's residual. Apart or as one is a choice of the plan: zeros are multiplied too.
+Equal convolutions (a grouped one, spelled out) become one with as many groups; depthwise ones become one whose kernel is as
+large as the largest, with zeros around the others (MixNet's kernels of several sizes). Then neither the pieces nor their
+results are tensors. A sum behind the join may be its residual. Separate or as one is a choice of the plan: zeros are multiplied
+too.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ Conv = Op[ConvProblem]
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """`convs[i]` reads `parts[i]`, a part of `source`, which ends where the next one begins; together they are all of it."""
+    """Convolutions of pieces: `convs[i]` reads `parts[i]`, consecutive parts of `source` that together are all of it."""
 
     source: str
     parts: tuple[Op[MoveProblem], ...]
@@ -31,7 +32,7 @@ class _Pieces:
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added, with a gate in front too; their `Op.layers` names the layers in them."""
+    """Returns the network with the alternatives added, with a gate in front too; their `Op.layers` names the layers in them."""
     options = Options(network)
     for concat in network.ops:
         if not computes(concat, ConcatProblem) or (pieces := _pieces(network, concat)) is None:
@@ -47,7 +48,9 @@ def offer(network: Network) -> Network:
 
 
 def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
-    """What a Concat joins, if that are convolutions of all pieces of a tensor, in their order, and nothing else reads them."""
+    """Returns the pieces behind a Concat, if it joins convolutions of all pieces of a tensor, in order, without other readers;
+    else None.
+    """
     if concat.problem.axis != 1 or concat.when or len(set(concat.inputs)) < max(2, len(concat.inputs)):
         return None
     parts: list[Op[MoveProblem]] = []
@@ -69,7 +72,7 @@ def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
 
 
 def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
-    """Equal convolutions as groups of one."""
+    """Makes equal convolutions the groups of one; None if they differ."""
     p, count = convs[0].problem, len(convs)
     if len({replace(with_epilogue(op.problem, bias=True), sparse24=False) for op in convs}) > 1:
         return None
@@ -77,7 +80,9 @@ def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
 
 
 def _depthwise(convs: Sequence[Conv]) -> ConvProblem | None:
-    """Depthwise convolutions that differ in their kernels and pads, as one of the size that holds all of them."""
+    """Makes depthwise convolutions that differ in kernels and pads one convolution with a kernel that contains all; None if
+    impossible.
+    """
     ps = [op.problem for op in convs]
     alike = {(p.n, p.h, p.w, p.stride, p.p, p.q, p.epilogue.act, p.c == p.k == p.groups and p.dilation == (1, 1)) for p in ps}
     if len(alike) > 1 or not next(iter(alike))[-1]:
@@ -110,14 +115,14 @@ def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem) -> Co
 
 
 def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
-    """The weights where they stand in the kernel of the whole."""
+    """Pads the weights to their position in the kernel of the whole."""
     p, w = op.problem, op.weights["w"]
     top, left = whole.pad[0] - p.pad[0], whole.pad[1] - p.pad[1]
     return np.pad(w, ((0, 0), (0, 0), (top, whole.r - p.r - top), (left, whole.s - p.s - left)))
 
 
 def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
-    """The sum with a whole tensor that alone reads the Concat's output."""
+    """Returns the sum with a whole tensor that is the only reader of the Concat's output; else None."""
     total = network.only_reader(concat.output)
     if not computes(total, PointwiseProblem) or total.when or any(map(network.is_fp32, (*total.inputs, total.output))):
         return None
@@ -125,7 +130,7 @@ def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | 
 
 
 def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem]) -> Conv | None:
-    """The one convolution with the sum, and the activation that may follow it, in its epilogue."""
+    """Returns the one convolution with the sum, and the activation that may follow it, in its epilogue; None if impossible."""
     after = [Activation(s.op, s.params) for s in total.problem.stages[1:] if s.op in ACTIVATIONS and s.op != "prelu"]
     before = one.problem.epilogue.act
     if len(after) < len(total.problem.stages) - 1 or len(after) + (before != NONE) > 1:

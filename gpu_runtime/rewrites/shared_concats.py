@@ -1,4 +1,4 @@
-"""Concats of Concats, and of parts of one tensor, as one memory. No option: it takes nothing away, fewer tensors are joined.
+"""Makes Concats of Concats, and of parts of one tensor, share one memory. No option is needed: fewer tensors are joined.
 
 torchvision's DenseNet-121 joins all earlier outputs of a block anew for each layer, (a, b), (a, b, c), (a, b, c, d): as
 prefixes of one memory they take 126 launches, else 719 and nearly twice the time (predicted).
@@ -15,11 +15,10 @@ Joined = Mapping[str, Mapping[tuple[str, ...], str]]  # first input of a Concat 
 
 
 def share(network: Network) -> Network:
-    """The same network in which Concats that hold others hold them as one piece.
+    """Returns the network in which Concats that contain others have these as one piece.
 
-    A run of inputs that is all that an earlier Concat joins is replaced by its output (the blocks of a DenseNet become
-    prefixes of one memory), and a run that is all parts of one tensor, in order, by that tensor. Parts that nothing
-    reads any more are dropped.
+    A run of inputs that an earlier Concat joins is replaced by its output (the blocks of a DenseNet become prefixes of one
+    memory), and a run of all parts of one tensor, in order, by that tensor. Parts without readers are dropped.
     """
     parts: dict[str, tuple[str, int, int, int]] = {}
     joined: dict[str, dict[tuple[str, ...], str]] = {}
@@ -42,7 +41,7 @@ def share(network: Network) -> Network:
 def _shortest(
     inputs: tuple[str, ...], sizes: tuple[int, ...], joined: Joined, parts: Parts
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The pieces of a Concat after all replacements, the longest run first, of equals the first."""
+    """Returns the pieces of a Concat after all replacements, and their sizes; the longest run first, of equals the first."""
     while runs := [*_runs(inputs, joined, parts)]:
         length, at, whole = max(runs, key=lambda run: (run[0], -run[1]))
         sizes = (*sizes[:at], sum(sizes[at : at + length]), *sizes[at + length :])
@@ -51,7 +50,7 @@ def _shortest(
 
 
 def _runs(inputs: tuple[str, ...], joined: Joined, parts: Parts) -> Iterator[tuple[int, int, str]]:
-    """(length, position, tensor) of each run of two inputs or more that is all of a tensor."""
+    """Yields (length, position, tensor) of each run of at least two inputs that makes up a whole tensor."""
     for at, first in enumerate(inputs):
         for run, whole in joined.get(first, {}).items():
             if len(run) > 1 and inputs[at : at + len(run)] == run:

@@ -1,14 +1,14 @@
-"""Convolutions that read the same tensor in the same way, offered as one: `a || b`, as TensorRT writes it.
+"""Offers convolutions that read the same tensor in the same way as one: `a || b`, as TensorRT writes it.
 
-One kernel with the output channels of all; what each wrote is then a part of its output, in place where the channels begin at
-whole vectors. Where only some are followed by a Relu, the one is followed by a PRelu with a slope per channel, 0 or 1
-for the others. Merged or apart is an option of a fusion group: the plan chooses. Such a convolution cannot also take in a
-residual, which one part's readers may depend on: an Add that is to go into one of them wants them apart. So no choice of
-options ever closes a cycle.
+One kernel has the output channels of all; each original output is then a part of its output, in place where the channels begin
+at whole vectors. Where only some are followed by a Relu, the one is followed by a PRelu with a slope per channel, 0 or 1 for
+the others. Merged or separate is an option of a fusion group: the plan chooses. A merged convolution cannot also take in a
+residual, which may depend on readers of one of its parts: an Add that goes into one of the convolutions needs them separate. So
+no choice of options ever closes a cycle.
 
-Where some of the siblings are pieces of a Concat, as the 1x1 branch of an inception block is beside the reductions of the
-others, these would be copied there. So a third option is offered: the Concat's memory begins (or ends) with the others too,
-all that the merged convolution writes lies there, and what the Concat was is a part of it.
+Where some of the siblings are pieces of a Concat, such as the 1x1 branch of an inception block beside the reductions of the
+others, these would be copied there. So a third option is offered: the Concat's memory begins (or ends) with the others too, the
+merged convolution writes all its output there, and the original Concat is a part of this memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
     "leaky_relu": lambda alpha: alpha,
 }
 HWC8 = Type(layout="hwc8")
-MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
+MOST_MERGED = 32  # more make several merges: each part's name and options name all, and larger products gain no more
 VECTOR = 8  # parts begin at multiples of this many channels
 MERGED = "merged"
 Conv = Op[ConvProblem]
 
 
 def merge(network: Network) -> Network:
-    """The network with the alternatives added; `Op.layers` of a merged convolution names the layers in it."""
+    """Returns the network with the alternatives added; `Op.layers` of a merged convolution names the layers in it."""
     options, around = Options(network), set[str]()
     for ops in _siblings(network):
         layers = tuple(op.layer for op in ops)
@@ -61,7 +61,9 @@ def merge(network: Network) -> Network:
 
 
 def _concat(network: Network, ops: list[Conv], used: set[str]) -> tuple[Op[ConcatProblem] | None, list[Conv]]:
-    """The first Concat whose memory may hold all of the siblings, and their order in it; else none, and the order they have."""
+    """Returns the first Concat whose memory may hold all of the siblings, and their order in it; else None, and their present
+    order.
+    """
     readers = {id(reader) for op in ops for reader in network.readers[op.output]}
     for op in network.ops:
         if id(op) in readers and computes(op, ConcatProblem) and op.name not in used and (order := _order(ops, op)):
@@ -70,8 +72,11 @@ def _concat(network: Network, ops: list[Conv], used: set[str]) -> tuple[Op[Conca
 
 
 def _order(ops: list[Conv], concat: Op[ConcatProblem]) -> list[Conv]:
-    """The siblings, those that `concat` joins next to what else it joins. Empty unless these, some and not all, are its first
-    pieces or its last, each once, beside others, and all of it exists in every plan."""
+    """Orders the siblings so that those that `concat` joins are next to its other pieces.
+
+    [] unless some, but not all, of the siblings are its first pieces or its last, each once, and it exists in every plan with
+    other pieces.
+    """
     if concat.problem.axis != 1 or concat.when:
         return []
     made, last = {op.output: op for op in ops}, len(concat.inputs)
@@ -89,15 +94,17 @@ def _order(ops: list[Conv], concat: Op[ConcatProblem]) -> list[Conv]:
 def _around(
     merged: str, order: list[Conv], concat: Op[ConcatProblem], literal: Literal
 ) -> tuple[Op[ConcatProblem], Op[MoveProblem]]:
-    """The Concat with all of `merged` as one piece, and the part of it which `concat` computes. Both Concats share a name, and
-    with it the places of the other pieces: only one of them is ever in a plan."""
+    """Makes the Concat with all of `merged` as one piece, and the part of it that equals `concat`.
+
+    Both Concats share a name, and with it the places of the other pieces: only one of them is ever in a plan.
+    """
     siblings = {op.output for op in order}
     rest = [t for t in concat.inputs if t not in siblings]
     leads = concat.inputs[0] in siblings
     inputs = (merged, *rest) if leads else (*rest, merged)
     sizes = dict(zip(concat.inputs, concat.problem.sizes, strict=True)) | {merged: sum(op.problem.k for op in order)}
     problem = replace(concat.problem, sizes=tuple(sizes[t] for t in inputs))
-    output = f"{concat.output} with {merged}"  # in FP16: nothing exact comes of it
+    output = f"{concat.output} with {merged}"  # in FP16: no reader needs it exact
     whole = replace(concat, problem=problem, inputs=inputs, output=output, when=(literal,), exact=False)
     n, c, h, w = problem.out_shape
     kept = concat.problem.out_shape[1]
@@ -106,7 +113,7 @@ def _around(
 
 
 def _siblings(network: Network) -> Iterator[list[Conv]]:
-    """Lists of two or more convolutions that may be one."""
+    """Yields lists of at least two convolutions that may be merged."""
     found: dict[tuple[str, ConvProblem], dict[str, list[Conv]]] = {}
     reads: dict[str, set[str]] = {}
     for op in network.ops:
@@ -114,9 +121,9 @@ def _siblings(network: Network) -> Iterator[list[Conv]]:
     for op in network.ops:
         if not computes(op, ConvProblem) or not op.layer or op.problem.needs - {Feature.SCALED_INPUT}:
             continue
-        if op.problem.groups > 1 or network.is_fp32(op.output):  # what is merged is one tensor, of one type
+        if op.problem.groups > 1 or network.is_fp32(op.output):  # the merged output is one tensor, of one type
             continue
-        if len(reads[op.layer]) == 1:  # one whose alternatives read different tensors has choices enough
+        if len(reads[op.layer]) == 1:  # layers whose alternatives read different tensors are left alone
             act = op.problem.epilogue.act
             end = Epilogue(act=PRELU if act.name in SLOPES else act)
             alike = replace(op.problem, k=1, sparse24=False, epilogue=end)
@@ -129,7 +136,7 @@ def _siblings(network: Network) -> Iterator[list[Conv]]:
 
 
 def stacked(ops: Sequence[Conv], kernels: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The kernels of convolutions, and their biases where one has some, as those of one."""
+    """Stacks the kernels of convolutions, and their biases if some have one, to the weights of one."""
     weights = {"w": np.concatenate(kernels)}
     if any(op.problem.epilogue.bias for op in ops):
         weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
@@ -137,14 +144,16 @@ def stacked(ops: Sequence[Conv], kernels: Sequence[np.ndarray]) -> dict[str, np.
 
 
 def _slope(op: Conv) -> np.ndarray:
-    """The activation as PRelu's slope per channel."""
+    """Returns the activation as PRelu's slope per channel."""
     act = op.problem.epilogue.act
     slope = op.weights["slope"] if act == PRELU else SLOPES[act.name](*act.params)
     return np.broadcast_to(np.asarray(slope, np.float32), op.problem.k)
 
 
 def _merged(ops: list[Conv], layers: tuple[str, ...], literals: tuple[Literal, ...]) -> tuple[Conv | Op[MoveProblem], ...]:
-    """The one convolution, its output channels those of `ops`, and a part of its output for each; `layers` in their order."""
+    """Makes the one convolution with the output channels of all `ops`, and a part of its output for each; `layers` in their
+    order.
+    """
     problems = [op.problem for op in ops]
     ends = [0, *accumulate(p.k for p in problems)]
     bias = any(p.epilogue.bias for p in problems)

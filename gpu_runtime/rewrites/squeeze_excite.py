@@ -1,10 +1,9 @@
-"""Squeeze-excite: its average and the two fully connected layers behind it, offered as one operator, and the scale that they
-give, one value per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
+"""Offers squeeze-excite, its average and the two fully connected layers behind it, as one operator, and its scale, one value
+per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
 
-A depthwise or grouped convolution ahead may take in all of it, the multiplication too.
-
-Each is a choice of the plan. Where gates are in front, images are computed apart, which costs where a small one fills no tile.
-The operators, of one launch or two, are dense, also where the weights are 2:4: the log says so (one_launch).
+A depthwise or grouped convolution ahead may take in all of it, the multiplication too. Each is a choice of the plan. Where
+gates are in front, images are computed separately, which costs time where a small one fills no tile. The operators, of one
+launch or two, are dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from tactics.problems.prologue import GATED_ACTS, Prologue
 from tactics.problems.protocol import Feature, Problem
 
 IN_FRONT, SCALED = "in front", "scaled"
-TWIN = ", gated"  # behind the name of an option that is the same but for a gate in front
-NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # beside these
+TWIN = ", gated"  # ends the name of an option that differs only by a gate in front
+NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # features that exclude a gate
 Conv = Op[ConvProblem]
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added; their `Op.layers` names both fully connected layers."""
+    """Returns the network with the alternatives added; their `Op.layers` names both fully connected layers."""
     options = Options(network)
     for last in network.ops:
         ops = network.row(last, PoolProblem, ConvProblem, ConvProblem)
@@ -50,13 +49,15 @@ def offer(network: Network) -> Network:
 
 
 def gates(network: Network, decided: bool = False) -> Network:
-    """The network with products in front of the convolutions that read them, as alternatives. `decided`: only where a group
-    decides whether these read the product."""
+    """Returns the network with products in front of the convolutions that read them, as alternatives.
+
+    `decided`: only where a group decides whether these read the product.
+    """
     options, extended = Options(network), set[str]()
     for op in network.ops:
         if not computes(op, PointwiseProblem) or (act := _act(op.problem)) is None or op.output in network.output_names:
             continue
-        if network.is_fp32(op.output) or len(network.producers[op.output]) > 1:  # the product is there wherever it is read
+        if network.is_fp32(op.output) or len(network.producers[op.output]) > 1:  # the product must exist wherever it is read
             continue
         readers = network.readers[op.output]
         takers = [reader for reader in readers if _takes(reader, op.output)]
@@ -72,7 +73,7 @@ def gates(network: Network, decided: bool = False) -> Network:
 
 
 def _deciding(readers: Sequence[Op[Problem]], takers: Sequence[Conv]) -> str:
-    """The group that decides whether takers read the product, or others do that cannot multiply."""
+    """Returns the group that decides whether the takers read the product, or other ops that cannot multiply; "" without one."""
     others = [reader for reader in readers if not any(reader is taker for taker in takers)]
     for group in dict.fromkeys(g for g, _ in takers[0].when):
         mine, theirs = ({option for op in ops for g, option in op.when if g == group} for ops in (takers, others))
@@ -90,7 +91,7 @@ def _has_twins(network: Network, group: str) -> bool:
 def _extend(
     network: Network, options: Options, group: str, product: Op[PointwiseProblem], takers: Sequence[Conv], act: Activation
 ) -> None:
-    """Each option of the group with takers gets a twin, in which they multiply and all else is the same."""
+    """Gives each option of the group that has takers a twin, in which they multiply and all else is the same."""
     before = dict(network.groups)[group]
     twins = {option: f"{option}{TWIN}" for option in before if any((group, option) in taker.when for taker in takers)}
     options.group(group, *twins.values())
@@ -104,7 +105,9 @@ def _extend(
 
 
 def _act(p: PointwiseProblem) -> Activation | None:
-    """What follows the product of a tensor and a value per image and channel; None: that is not what the chain computes."""
+    """Returns the activation behind the product of a tensor and a value per image and channel; None if the chain computes
+    something else.
+    """
     spans = {"c", "nc"} if p.n == 1 else {"nc"}
     gated = len(p.tensors) == 2 and not p.constants and "nchw" in p.tensors and bool(spans & set(p.tensors)) and p.h * p.w > 1
     if not gated or not 0 < len(p.stages) <= 2 or (p.stages[0].op, p.stages[0].operand) != ("mul", "t1"):
@@ -133,7 +136,9 @@ def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tup
 
 
 def scaled(network: Network) -> Network:
-    """The network with convolutions, squeeze-excites of their outputs, and the products of both as one operator each."""
+    """Returns the network with convolutions, squeeze-excites of their outputs, and the products of both as one operator
+    each.
+    """
     options = Options(network)
     for product in network.ops:
         if not computes(product, PointwiseProblem) or (act := _act(product.problem)) is None:
@@ -165,7 +170,7 @@ def _against(conv: Op[ConvProblem], excite: Op[SqueezeExciteProblem], act: Activ
 
 
 def _only_for(network: Network, product: Op[PointwiseProblem], x: str, gate: str) -> tuple[Op[Problem], ...]:
-    """The ops between x and the gate, where nothing else reads these or x but what multiplies the two; else none."""
+    """Returns the ops between x and the gate, if only they and the product read x and their outputs; else ()."""
     found, tensors = list[Op[Problem]](), [gate]
     for tensor in tensors:
         for op in network.producers.get(tensor, ()):

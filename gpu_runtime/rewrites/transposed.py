@@ -1,9 +1,9 @@
-"""Transposed convolutions with a square stride b as one convolution with depth-to-space: one launch, not one per phase.
+"""Offers transposed convolutions with a square stride b as one convolution with depth-to-space: one launch, not one per phase.
 
 Phase i of the output's rows takes the taps t with (i + pad - t) % b == 0, at the input's row (i + pad - t) / b further on. The
 form's window spans the rows of all phases; where a phase has no tap, the weight is zero. So 2 x 2 taps at stride 2 are as many
 products as before, 3 x 3 are 16 instead of 9 for each input pixel: that takes longer where images are large, less time where
-launches are short. Which way, is an option of a group. An output that is no multiple of b is cut from a larger one.
+launches are short. The choice is an option of a group. An output that is no multiple of b is cut from a larger one.
 
 Along one axis, taps 0 1 2 at stride 2, pad 1: phase 0 takes tap 1 at pixel 0; phase 1 tap 2 at pixel 0 and tap 0 at pixel 1.
 The form has the weights [t1 0] for channel 0 and [t2 t0] for channel 1, and no padding in front.
@@ -19,11 +19,11 @@ from gpu_runtime.rewrites.drafts import has_own_type
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem
 
-MOST_ZEROS = 4  # products of the form for each of the model's: beyond, no launch is worth it
+MOST_ZEROS = 4  # the largest factor of products over the model's: more outweighs the saved launches
 
 
 def offer(network: Network) -> Network:
-    """The network with the convolutions as options."""
+    """Returns the network with the convolutions as options."""
     options = Options(network)
     layers: dict[str, list[Op[ConvTransposeProblem]]] = {}
     for op in network.ops:
@@ -40,13 +40,15 @@ def _fits(p: ConvTransposeProblem) -> bool:
     b = p.stride[0]
     if p.groups > 1 or p.dilation != (1, 1) or p.stride != (b, b) or not 1 < b <= min(p.out):
         return False
-    whole = p.out[0] % b == p.out[1] % b == 0  # a residual has the size of what is stored
+    whole = p.out[0] % b == p.out[1] % b == 0  # a residual has the size of the stored output
     window = len(_taps(p, 0)[0]) * len(_taps(p, 1)[0])
     return (whole or not p.epilogue.residual) and window * b**2 <= MOST_ZEROS * p.r * p.s and min(_padding(p)) >= 0
 
 
 def _taps(p: ConvTransposeProblem, axis: int) -> tuple[np.ndarray, int]:
-    """(the tap at each place of the window, of each phase, -1 for none: [places, b]; the pixels in front of the first)."""
+    """Returns (the tap of each phase at each place of the window, -1 for none: [places, b]; the pixels in front of the
+    first).
+    """
     b, pad, taps = p.stride[axis], p.pad[axis], np.arange((p.r, p.s)[axis])
     phase = (taps - pad) % b
     pixel = (phase + pad - taps) // b
@@ -56,14 +58,14 @@ def _taps(p: ConvTransposeProblem, axis: int) -> tuple[np.ndarray, int]:
 
 
 def _padding(p: ConvTransposeProblem) -> tuple[int, int, int, int]:
-    """Of the form: top, left, bottom, right."""
+    """The padding of the form: top, left, bottom, right."""
     (rows, top), (columns, left) = _taps(p, 0), _taps(p, 1)
     high, wide = (-(-o // p.stride[0]) for o in p.out)
     return top, left, high - p.h - top + len(rows) - 1, wide - p.w - left + len(columns) - 1
 
 
 def _form(op: Op[Any]) -> tuple[Op[Any], ...]:
-    """The convolution, and the cut of its output where that is larger."""
+    """Returns the convolution, and the cut of its output where that is larger."""
     p: ConvTransposeProblem = op.problem
     b = p.stride[0]
     rows, columns = _taps(p, 0)[0], _taps(p, 1)[0]

@@ -1,7 +1,8 @@
-"""A residual that is another tensor with each pixel repeated u x u: read where it is small, by the convolution that adds it.
+"""Offers a residual that is another tensor with each pixel repeated u x u as the small tensor itself, read by the convolution
+that adds it.
 
-So super-resolution adds its enlarged input after depth-to-space, and pyramids of features add a coarser map. One more option
-of the Add's fusion group; the repeated tensor then does not exist, unless somebody else reads it.
+Super-resolution adds its enlarged input after depth-to-space in this way, and pyramids of features add a coarser map. It is one
+more option of the Add's fusion group; the repeated tensor then does not exist, unless it has other readers.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tactics.problems.protocol import Feature, Problem
 
 
 def offer(network: Network) -> Network:
-    """The network with the alternatives added."""
+    """Returns the network with the alternatives added."""
     options, before = Options(network), dict(network.groups)
     repeated = {op.output: op for op in network.ops if computes(op, MoveProblem) and _repeats(op)}
     offered = set()
@@ -51,7 +52,7 @@ def _repeats(op: Op[MoveProblem]) -> bool:
 
 
 def _only_group(readers: Sequence[Op[Problem]]) -> str:
-    """The one fusion group that decides about every one of a tensor's readers; "" if there is none."""
+    """Returns the one fusion group that decides about every one of a tensor's readers; "" if there is none."""
     deciding = [{group for group, _ in reader.when} for reader in readers]
     common = set.intersection(*deciding) if deciding else set()
     return min(common, default="")

@@ -1,9 +1,9 @@
-"""Convolutions whose windows do not overlap and cover the image: products over all elements of a window.
+"""Offers convolutions whose windows do not overlap and cover the image as products over all elements of a window.
 
-So are the embedding of patches of transformers (16 x 16, stride 16), and the Gemm that reads a flattened image, or the heads of
-attention [n, heads, d] as n rows of heads * d features. A window as large as the image is a row of features already: a view,
-which moves no byte of a linear tensor; others are space-to-depth. Then the convolution is a 1x1 one over c*r*s channels. Its
-kernels are fast whatever c is, and its weights may be 2:4 along all of these channels. Which way, is an option of a group.
+Examples are the embedding of patches of transformers (16 x 16, stride 16), and the Gemm that reads a flattened image, or the
+heads of attention [n, heads, d] as n rows of heads * d features. A window as large as the image is a row of features already: a
+view, which moves no byte of a linear tensor; others need space-to-depth. Then the convolution is a 1x1 one over c*r*s channels.
+Its kernels are fast whatever c is, and its weights may be 2:4 along all of these channels. The choice is an option of a group.
 
 A window of 2 x 2, stride 2, over c channels: channel c*4 + i*2 + j of the product is pixel (i, j) of the window in channel c,
 as the weights [k, c, 2, 2] have them, row-major.
@@ -21,11 +21,11 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
 
-UNFIT = {Feature.MAX_POOL, Feature.SCALED_INPUT, Feature.GATED_INPUT}  # of what is per channel or pixel of the image
+UNFIT = {Feature.MAX_POOL, Feature.SCALED_INPUT, Feature.GATED_INPUT}  # features with a value per channel or pixel of the image
 
 
 def offer(network: Network) -> Network:
-    """The network with the products as options."""
+    """Returns the network with the products as options."""
     options = Options(network)
     for tensor in network.tensors:
         readers: list[Op[Any]] = [op for op in network.readers[tensor] if _is_tiled(network, op, tensor)]
@@ -50,7 +50,7 @@ def _is_tiled(network: Network, op: Op[Problem], tensor: str) -> bool:
 
 
 def _rows(p: ConvProblem) -> Problem:
-    """The image with the elements of each window as channels."""
+    """The problem that makes the elements of each window the channels of one pixel."""
     if (p.p, p.q) == (1, 1):
         return ViewProblem((p.n, p.c, p.h, p.w), (p.n, p.c * p.r * p.s, 1, 1))
     return MoveProblem(p.n, p.c, p.h, p.w, "s2d_crd", (p.c * p.r * p.s, p.p, p.q), step=(1, p.r, p.s))

@@ -1,6 +1,6 @@
 """The engine's record, and running it. Read plan_record.py first.
 
-Enters: what gpu_runtime/engine.py read from a file, or what assembly/ made. Leaves: arrays of the network's outputs.
+Enters: an engine, read from a file by gpu_runtime/engine.py or made by assembly/. Leaves: arrays of the network's outputs.
 Needs neither onnx nor the planner.
 
 fields, findings, plan_record: the file's records; compatibility: checks of device and kernels; derive: a layer's steps;

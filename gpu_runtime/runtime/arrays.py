@@ -1,4 +1,4 @@
-"""Callers' inputs and outputs as NumPy or CuPy arrays on the same memory; or an error that names the right argument.
+"""Views callers' inputs and outputs as NumPy or CuPy arrays on the same memory; errors name the wrong argument.
 
 GPU arrays are CuPy's, or another library's through DLPack or __cuda_array_interface__. All others are host arrays: NumPy's, or
 objects that NumPy reads. Numbers, single or in lists, become an array of the expected type, if it represents their values.
@@ -25,8 +25,11 @@ SHOWN = 8  # names in a message
 
 
 class Given(NamedTuple):
-    """An input or output as a NumPy array or, `on_gpu`, a CuPy array. `foreign`: another library owns the memory and may reuse
-    it after the array is dropped; `stream`: the handle of the stream that computes it, if not CuPy's current stream."""
+    """An input or output as a NumPy array or, `on_gpu`, a CuPy array.
+
+    `foreign`: another library owns the memory and may reuse it after the array is dropped; `stream`: the handle of the stream
+    that computes it, if not CuPy's current stream.
+    """
 
     array: Any
     on_gpu: bool
@@ -35,7 +38,7 @@ class Given(NamedTuple):
 
 
 def check_names(expected: Iterable[Bound], inputs: object) -> None:
-    """TypeError or ValueError unless `inputs` is a mapping with a value for each name, and no others."""
+    """Raises TypeError or ValueError unless `inputs` is a mapping with a value for each name, and no others."""
     names = sorted(info.name for info in expected)
     if not isinstance(inputs, Mapping):
         first = printable(repr(names[0])) if names else "name"
@@ -48,8 +51,9 @@ def check_names(expected: Iterable[Bound], inputs: object) -> None:
 
 
 def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
-    """The outputs with their arrays in `out`. TypeError unless it is a mapping or None, ValueError for a name that is no
-    output's."""
+    """Pairs each output that `out` names with its array. Raises TypeError unless `out` is a mapping or None, ValueError for an
+    unknown name.
+    """
     names = [info.name for info in expected]
     if out is None:
         return []
@@ -61,7 +65,7 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
 
 
 def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
-    """ValueError if a given name is unknown."""
+    """Raises ValueError if a given name is unknown."""
     if unknown := sorted(str(name) for name in given if name not in names):
         hint = suggest(unknown, names)
         raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
@@ -73,14 +77,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def kind(a: object) -> str:
-    """A value's description for a message: its type, for an array also its shape."""
+    """Describes a value for a message: its type, for an array also its shape."""
     shape = a.shape if isinstance(a, np.ndarray) else ()
     text = type(a).__name__ if type(a).__module__ in ("builtins", "numpy") else f"{type(a).__module__}.{type(a).__name__}"
     return printable(text) + (f" of shape {dims(shape)}" if shape else "")
 
 
 def shape_of(a: Any) -> tuple[int, ...] | None:
-    """An input's shape before it is read; None where only reading it tells, or tells what is wrong with it."""
+    """Returns an input's shape before it is read; None where only reading tells the shape or the error."""
     interface = getattr(a, "__cuda_array_interface__", None)
     try:
         if interface is not None or hasattr(a, "shape"):
@@ -99,7 +103,7 @@ def _check_shape(what: str, info: Bound, shape: tuple[int, ...]) -> None:
 
 
 def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
-    """ValueError for another shape or type than the plan's input or output has."""
+    """Raises ValueError if shape or type differ from those of the plan's input or output."""
     _check_shape(what, info, tuple(array.shape))
     want = DTYPES[info.dtype]
     if array.dtype != want:
@@ -110,13 +114,13 @@ def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
 
 
 def host_inputs(expected: Sequence[Bound], inputs: Any) -> dict[str, np.ndarray]:
-    """The inputs of `Context.run` as NumPy arrays by name. Raises the same errors for wrong names, shapes and types."""
+    """Reads the inputs of `Context.run` as NumPy arrays by name. Raises the same errors for wrong names, shapes and types."""
     check_names(expected, inputs)
     return {info.name: host_input(info, inputs[info.name]) for info in expected}
 
 
 def host_input(info: Bound, a: Any) -> np.ndarray:
-    """An input as a NumPy array; copied if it has the other byte order, or is numbers instead of an array."""
+    """Reads an input as a NumPy array; copied if it has the other byte order, or is numbers instead of an array."""
     what = _input(info)
     array = _numbers(what, info, a) if isinstance(a, NUMBERS) else _host(what, info, a)
     want = DTYPES[info.dtype]
@@ -131,7 +135,7 @@ def _input(info: Bound) -> str:
 
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
-    """An array on host memory of any owner."""
+    """Views an array on host memory of any owner as a NumPy array."""
     if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # its module is then imported
         raise ValueError(f"{what}: expected an array, got a masked array, whose mask would be ignored: give its .filled(value)")
     if isinstance(a, np.ndarray | np.generic):
@@ -160,7 +164,7 @@ def _is_buffer(a: Any) -> bool:
 
 
 def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
-    """Numbers as an array of the expected type, with unchanged values (FP16 and FP32 round)."""
+    """Converts numbers to an array of the expected type, with unchanged values (FP16 and FP32 round)."""
     want = DTYPES[info.dtype]
     try:
         array = np.asarray(a)
@@ -179,7 +183,7 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
 
 
 def host_output(info: Bound, a: Any) -> np.ndarray:
-    """A NumPy array on the memory of `a`, to be filled."""
+    """Returns a NumPy array on the memory of `a`, to be filled."""
     what = _output(info)
     if isinstance(a, NUMBERS):
         raise TypeError(f"{what}: expected an array to fill, got {kind(a)}: np.empty({info.shape}, np.{DTYPES[info.dtype]})")
@@ -206,7 +210,7 @@ def _not_contiguous(what: str, cure: str) -> str:
 
 
 def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """An input in place; only numbers and another byte order are copied."""
+    """Returns an input in place; only numbers and another byte order are copied."""
     given = _given(gpu, _input(info), a)
     if given is None:
         return Given(host_input(info, a), False)
@@ -215,7 +219,7 @@ def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """An output, to be filled in place."""
+    """Returns an output, to be filled in place."""
     what = _output(info)
     given = _given(gpu, what, a, writes=True)
     if given is None:
@@ -227,7 +231,7 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
-    """A GPU array as a CuPy array; None for a host array."""
+    """Views a GPU array as a CuPy array; None for a host array."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -259,7 +263,9 @@ def _from_dlpack(gpu: Cuda, what: str, a: Any) -> Given:
 
 
 def _torch_stream(a: Any) -> int | None:
-    """PyTorch's current stream, in whose order its tensors are written and freed; None for other libraries' arrays."""
+    """The handle of PyTorch's current stream, in whose order its tensors are written and freed; None for other libraries'
+    arrays.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(a, torch.Tensor):
         return None
@@ -267,8 +273,10 @@ def _torch_stream(a: Any) -> int | None:
 
 
 def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
-    """By __cuda_array_interface__ (Numba's documentation, version 3): `stream` computes the array, None if it is ready; 1 and 2
-    are CUDA's default streams, and 0 is undefined."""
+    """Views an array through __cuda_array_interface__ (Numba's documentation, version 3).
+
+    `stream` computes the array, None if it is ready; 1 and 2 are CUDA's default streams, and 0 is undefined.
+    """
     interface = a.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise ValueError(f"{what}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
@@ -290,8 +298,10 @@ def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
 
 
 def handle_of(cupy: Any, stream: Any) -> int | None:
-    """A stream's CUDA handle: from CuPy, PyTorch, another library's __cuda_stream__, or the handle itself. None: no stream is
-    named. `cupy`: the module, None without a GPU."""
+    """Returns a stream's CUDA handle: from CuPy, PyTorch, another library's __cuda_stream__, or the handle itself.
+
+    None: no stream is named. `cupy`: the module, None without a GPU.
+    """
     if stream is None or cupy is None:
         return None
     if hasattr(stream, "__cuda_stream__"):
@@ -308,7 +318,7 @@ def handle_of(cupy: Any, stream: Any) -> int | None:
 
 
 def check_no_overlap(outputs: Mapping[str, Given]) -> None:
-    """ValueError if two outputs, which are contiguous, share memory."""
+    """Raises ValueError if two outputs, which are contiguous, share memory."""
     spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
     for (start, name), (after, other) in zip(spans, spans[1:], strict=False):
         if after < start + outputs[name].array.nbytes:

@@ -18,7 +18,7 @@ MOST_PLANS = 16  # of an engine
 
 
 def fault(record: EngineRecord) -> str | None:
-    """The first fault of an engine, or None: "layers[3]: tensor 'x' ends at byte ..."."""
+    """Returns the first fault of an engine, such as "layers[3]: tensor 'x' ends at byte ...", or None."""
     if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
         return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
     if problem := next(_profiles(record), None):
@@ -33,7 +33,9 @@ def fault(record: EngineRecord) -> str | None:
 
 
 def _profiles(record: EngineRecord) -> Iterator[str]:
-    """Each plan belongs to one profile, and profiles have the batches of their plans."""
+    """Yields the faults of profiles: each plan must belong to one profile, and profiles must have the batches of their
+    plans.
+    """
     if not 1 <= len(record.plans) <= MOST_PLANS:
         yield f"expected 1 to {MOST_PLANS} plans, got {len(record.plans)}"
     elif record.shown >= len(record.plans):
@@ -61,13 +63,13 @@ def _profiles(record: EngineRecord) -> Iterator[str]:
 
 
 def _of_one_size(at: str, profile: Profile, plan: PlanRecord, largest: PlanRecord, batch: int) -> Iterator[str]:
-    """Inputs and outputs are those of the largest plan, but for the batch."""
+    """Yields the faults of a plan's inputs and outputs, which must equal the largest plan's except for the batch."""
     for kind, some, others in (("inputs", plan.inputs, largest.inputs), ("outputs", plan.outputs, largest.outputs)):
         if [(b.name, b.dtype) for b in some] != [(b.name, b.dtype) for b in others]:
             yield f"{at}: the {kind} of its plans have different names or types"
             return
         for b, whole in zip(some, others, strict=True):
-            scaled = b.name in profile.batched and b.shape and whole.shape  # so many rows of each image
+            scaled = b.name in profile.batched and b.shape and whole.shape  # the same number of rows for each image
             fits = not scaled or (b.shape[0] * profile.max == whole.shape[0] * batch and not b.shape[0] % batch)
             if not fits or b.shape[bool(scaled) :] != whole.shape[bool(scaled) :]:
                 shapes = f"{list(b.shape)} at batch {batch}, {list(whole.shape)} at {profile.max}"
@@ -118,7 +120,7 @@ def _bound(t: Bound, end: int, at: str) -> Iterator[str]:
 
 
 def _choices(stored: Choices) -> Iterator[str]:
-    """Numbers and names in the planner's tables that refer to nothing."""
+    """Yields the faults of the planner's tables: numbers and names without a referent."""
     keys = {t.name: t.keys for t in stored.tensors}
     if len(keys) < len(stored.tensors):
         yield "choices.tensors: a name occurs twice"

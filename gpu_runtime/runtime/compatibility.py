@@ -1,4 +1,4 @@
-"""Whether an engine was built for this device and by these kernels."""
+"""Checks that an engine was built for this device and by these kernels."""
 
 from dataclasses import asdict, replace
 
@@ -17,7 +17,7 @@ LARGEST_DEVICE = {  # upper limits of a GPU's facts
 
 
 def planned_device(device: Device) -> Device:
-    """The device that a plan was made for, marked as not measured. Raises EngineError if it is no GPU."""
+    """Returns the device that a plan was made for, marked as not measured. Raises EngineError if it is no GPU."""
     numbers = {k: v for k, v in asdict(device).items() if type(v) in (int, float)}
     if odd := [k for k, v in numbers.items() if not 0 < v <= LARGEST_DEVICE.get(k, 1 << 40)]:
         raise EngineError(f"the engine's device is wrong: no GPU's {odd[0]} is {numbers[odd[0]]}; build the engine again")
@@ -27,7 +27,7 @@ def planned_device(device: Device) -> Device:
 
 
 def check_device(device: Device, device_sm: str) -> None:
-    """EngineError unless a plan for `device` runs on this architecture, such as "sm_90a"."""
+    """Raises EngineError unless a plan for `device` runs on this architecture, such as "sm_90a"."""
     if device.sm.rstrip("af") != device_sm.rstrip("af"):
         raise EngineError(
             f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
@@ -36,7 +36,7 @@ def check_device(device: Device, device_sm: str) -> None:
 
 
 def check_source(record: EngineRecord, source_hash: str) -> None:
-    """EngineError unless the plan was made with these kernel sources."""
+    """Raises EngineError unless the plan was made with these kernel sources."""
     if record.source_hash != source_hash:
         raise EngineError(
             f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "

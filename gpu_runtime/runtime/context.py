@@ -1,4 +1,4 @@
-"""Run an engine: device memory, kernels, and one call from arrays to arrays. Needs neither onnx nor the planner."""
+"""Runs an engine: device memory, kernels, and one call from arrays to arrays. Needs neither onnx nor the planner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gpu_runtime.text import printable, size_text
 
 
 def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """The NVTX range of a name, a context manager."""
+    """Returns a function from a name to its NVTX range, a context manager."""
     try:
         import nvtx
     except ImportError:
@@ -47,11 +47,13 @@ def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-AHEAD = 1.3  # times what the host took to queue a run, the GPU is busy before the next
+AHEAD = 1.3  # the GPU is kept busy before a run for this multiple of the host's time to queue it
 
 
 def _one_thread(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-    """One thread at a time, on the context's GPU, only while the context is open, and after the runs of its own thread."""
+    """Decorates a method to run in one thread at a time, on the context's GPU, only while the context is open, and after the
+    runs of its own thread.
+    """
 
     @wraps(method)
     def locked(self: Context, *args: P.args, **options: P.kwargs) -> R:
@@ -127,7 +129,7 @@ class Context:
     def _open(
         self, plans: Sequence[PlanRecord], graph: bool, warm: bool, nvtx: bool, poison: bool, progress: Counter | None
     ) -> None:
-        """Take memory, load kernels, and make the points."""
+        """Allocates memory, loads kernels, and makes the points."""
         ranges = _ranges() if nvtx else nullcontext
         graph = graph and not nvtx and not poison
         weights, arena, self._flags = self._allocate(plans)
@@ -147,7 +149,9 @@ class Context:
             self._point.enter()
 
     def _allocate(self, plans: Sequence[PlanRecord]) -> tuple[int, int, int]:
-        """The addresses of weights, activations, and the steps' flags of infinity or NaN: a word each, and a spare."""
+        """Allocates and returns the addresses of weights, activations, and the steps' flags of infinity or NaN: a word each,
+        and a spare.
+        """
         weights, most = self.engine.weights, max(plan.memory.activation_bytes for plan in plans)
         words = 1 + sum(len(plan.steps) for plan in plans)
         try:
@@ -169,7 +173,7 @@ class Context:
 
     @property
     def is_open(self) -> bool:
-        """Until `close`, or the end of its `with`."""
+        """Whether the context is open: until `close`, or the end of its `with`."""
         return not self._closed
 
     @property
@@ -238,7 +242,7 @@ class Context:
             return futures.of_thread(self._last, self)
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
-        """One run; waits for its end if an output goes to the host."""
+        """Runs once; waits for its end if an output goes to the host."""
         with self._bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
@@ -249,13 +253,13 @@ class Context:
         return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
 
     def _run_behind(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> Ran:
-        """One run, in the context's own thread."""
+        """Runs once, in the context's own thread."""
         ran = self._run(inputs, out, None)
         self._nonfinite = []
         return ran
 
     def _checked(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> tuple[Point, Checked]:
-        """The point that takes a call's arrays: the one with the smallest batch that has room."""
+        """Returns the point for a call's arrays, the one with the smallest batch that has room, and the checked arrays."""
         record = self.engine.record
         if not record.profiles:
             return self._point, self._point.feeds.checked(inputs, out, 1)
@@ -267,7 +271,7 @@ class Context:
     def _bound(
         self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object, **how: bool
     ) -> Iterator[Ready]:
-        """A call's inputs are in the memory of the point that takes them, which is the one of the last run from then on."""
+        """Puts a call's inputs into the memory of their point, which becomes the point of the last run."""
         point, call = self._checked(inputs, out)
         if point is not self._point:
             point.enter()
@@ -276,7 +280,7 @@ class Context:
             yield ready
 
     def _queued(self, gpu: Cuda, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> RunFuture:
-        """One run, without waiting for its end."""
+        """Queues one run, without waiting for its end."""
         with self._bound(inputs, out, stream, wait=False) as ready:
             point = self._point
             self._replay()
@@ -375,7 +379,7 @@ class Context:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """One thread at a time, on the context's GPU, only while the context is open."""
+        """Enters the context's GPU, one thread at a time, only while the context is open."""
         if os.getpid() != self._process:  # a thread that was not forked may hold the lock forever
             raise RuntimeError(
                 "this context was made before this process was forked, and works only in the process that made it: start "
@@ -388,7 +392,7 @@ class Context:
                 yield
 
     def _settle(self) -> None:
-        """In the emulator, wait for the runs of the context's own thread."""
+        """Waits, in the emulator, for the runs of the context's own thread."""
         if self._last is not None:
             concurrent.futures.wait([self._last])
             self._last = None
@@ -420,7 +424,7 @@ class Context:
         self.close()
 
     def _load(self, plans: Sequence[PlanRecord], progress: Counter | None) -> dict[Key, Kernel]:
-        """The kernels of all plans, ready to launch, each once."""
+        """Loads the kernels of all plans, ready to launch, each once."""
         distinct = list(dict.fromkeys(key for plan in plans for key in kernel_keys(plan, not self.emulated)))
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
         made = compile_many(((kernel, dict(values), self.gpu.arch) for kernel, values in missing), progress=progress)

@@ -35,7 +35,7 @@ Network = Mapping[str, tuple[Sequence[str], str]]  # an operation's name -> its 
 
 
 class Fault(ValueError):
-    """A plan's fault, in words."""
+    """Raised with a plan's fault, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Spot:
     padded: int
 
     def channel(self, c: int) -> int:
-        """The byte of channel `c`, of the first image and pixel."""
+        """The offset of channel `c`, of the first image and pixel."""
         s = self.strides
         return self.offset + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * self.item
 
@@ -60,7 +60,9 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The bytes from start + sum(k_i * step_i), k_i < count_i, on: `run` neighbours each. `dims`: (count, step), falling."""
+    """The bytes at start + sum(k_i * step_i) for all k_i < count_i, `run` neighbouring bytes each. `dims`: (count, step),
+    falling.
+    """
 
     start: int
     dims: tuple[tuple[int, int], ...]
@@ -73,8 +75,7 @@ class Box:
 
 @dataclass(slots=True)
 class _Held:
-    """A live tensor. `tensor`: its name in the network, if known; `low`, `high`: the bytes that it
-    spans."""
+    """A live tensor. `tensor`: its name in the network, if known; `low`, `high`: the bytes that it spans."""
 
     record: TensorPlace | Bound
     tensor: str
@@ -86,7 +87,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Block:
-    """Memory that some tensors share, with the live ones."""
+    """A span of memory that some tensors share, with the live ones among them."""
 
     start: int
     end: int
@@ -107,7 +108,7 @@ class Plan(Protocol):
 
 
 def prove(plan: Plan, using: Collection[int], network: Network | None = None) -> list[list[Span]]:
-    """For each layer, the memory without a later reader. Raises Fault for the first error in a plan's use of memory.
+    """Returns, for each layer, the memory without a later reader. Raises Fault for the first error in a plan's use of memory.
 
     `using`: numbers of the layers whose launches use the workspace, whose content is undefined before and after each of them;
     `network`: its operations, None if only the plan is known.
@@ -136,8 +137,11 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
 
 
 class _Walk:
-    """The state between two layers: the live tensors by name. Layers are numbered from 0; the caller writes the inputs before
-    layer 0, and reads the outputs, and the inputs again, after the last layer."""
+    """The state between two layers: the live tensors by name.
+
+    Layers are numbered from 0; the caller writes the inputs before layer 0, and reads the outputs, and the inputs again, after
+    the last layer.
+    """
 
     def __init__(self, plan: Plan, network: Network | None):
         self.network, self.size = network, plan.memory.activation_bytes
@@ -152,7 +156,7 @@ class _Walk:
         self.end = self.work = 0
 
     def layer(self, i: int, layer: Layer, scratch: bool) -> None:
-        """Check the inputs of layer number `i` and record its output. `scratch`: it uses the workspace."""
+        """Checks the inputs of layer number `i` and records its output. `scratch`: it uses the workspace."""
         (out,) = layer.outputs
         tensor, sources = self._sources(layer)
         if layer.tactic is None:
@@ -166,8 +170,9 @@ class _Walk:
             raise Fault("writes its output over its workspace")
 
     def _sources(self, layer: Layer) -> tuple[str, list[_Held]]:
-        """(a layer's output tensor, its inputs). A reformat, or another name for the same bytes, is no operation of the
-        network."""
+        """Returns (a layer's output tensor, its inputs). A reformat, or another name for the same bytes, is no operation of the
+        network.
+        """
         if self.network is None:
             return "", [self.read(t) for t in layer.inputs]
         if layer.problem is None or isinstance(layer.problem, ReformatProblem):
@@ -179,7 +184,9 @@ class _Walk:
         return made, [self.read(t, x) for t, x in zip(layer.inputs, tensors, strict=True)]
 
     def read(self, record: TensorPlace | Bound, tensor: str | None = None) -> _Held:
-        """A tensor that is read, as in `record`; `tensor`: its required name in the network."""
+        """Returns a live tensor that is read where `record` says; `tensor`: its required name in the network. Raises Fault
+        otherwise.
+        """
         held = self.held.get(record.name)
         if held is None or not _is_same_place(held.record, record):
             raise Fault(f"reads tensor {record.name[:40]!r} at a place to which no earlier layer wrote it")
@@ -188,7 +195,7 @@ class _Walk:
         return held
 
     def write(self, boxes: Sequence[Box]) -> None:
-        """These bytes change: check that no live tensor has them."""
+        """Checks that no live tensor has these bytes, which change."""
         for box in boxes:
             if any(self.overlap(box, zero) for zero in self.counters):
                 raise Fault("writes over the counters")
@@ -199,7 +206,7 @@ class _Walk:
                         raise Fault(f"writes over tensor {name[:40]!r}, which is read later")
 
     def add(self, record: TensorPlace | Bound, tensor: str, i: int, *, written: bool) -> _Held:
-        """A tensor that is live from layer `i` on."""
+        """Adds a tensor that is live from layer `i` on."""
         spot, name, whole = _spot(record), record.name, record.whole
         boxes = _boxes(spot)
         low, high = min(b.start for b in boxes), max(b.end for b in boxes)
@@ -226,7 +233,7 @@ class _Walk:
         return made
 
     def release(self, i: int) -> list[Span]:
-        """The memory whose last reader is layer number `i`."""
+        """Drops the tensors whose last reader is layer number `i`; returns their memory."""
         freed = []
         for name in self.ending.pop(i, ()):
             gone = self.held.pop(name)
@@ -242,7 +249,7 @@ class _Walk:
         return freed
 
     def _touching(self, start: int, end: int) -> slice:
-        """The blocks with at least one of these bytes."""
+        """The range of blocks with at least one of these bytes."""
         first = bisect_right(self.blocks, start, key=attrgetter("end"))
         return slice(first, bisect_left(self.blocks, end, key=attrgetter("start")))
 
@@ -257,7 +264,7 @@ class _Walk:
 
 
 def _spot(record: TensorPlace | Bound) -> Spot:
-    """The place of an input, an output or a layer's tensor."""
+    """Returns the place of an input, an output or a layer's tensor."""
     fmt, shape, whole = record.format, record.shape4, record.inside
     item, own = DTYPES[fmt.dtype].itemsize, padded_channels(fmt.layout, shape[1])
     if whole is None:
@@ -286,8 +293,11 @@ def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool
 
 
 def _boxes(spot: Spot) -> tuple[Box, ...]:
-    """The bytes of a tensor, its padded channels included: whole vectors of channels, and the rest of a partial one, or one box
-    where a pixel's vectors follow one another."""
+    """Returns the bytes of a tensor, padded channels included, as boxes.
+
+    One box where a pixel's vectors of channels follow one another, else one of whole vectors and one of the rest of a partial
+    vector.
+    """
     s, item, vector = spot.strides, spot.item, 1 << spot.strides.log2v
     around = (spot.shape[0], s.n * item), (spot.pixels, s.pixel * item)
     blocks, left = divmod(spot.padded, vector) if s.block != vector else (0, spot.padded)
@@ -300,7 +310,7 @@ def _boxes(spot: Spot) -> tuple[Box, ...]:
 
 
 def _box(start: int, dims: Iterable[tuple[int, int]], run: int) -> Box:
-    """The box with the fewest dims: neighbouring runs are joined."""
+    """Makes the box with the fewest dims: neighbouring runs are joined."""
     kept: list[tuple[int, int]] = []
     for n, step in sorted((d for d in dims if d[0] > 1), key=lambda d: d[1]):
         if not kept and step == run:
@@ -313,7 +323,7 @@ def _box(start: int, dims: Iterable[tuple[int, int]], run: int) -> Box:
 
 
 def _overlap(a: Box, b: Box) -> tuple[bool, int]:
-    """(whether two boxes share a byte, the branches searched); True also if too many are needed."""
+    """Returns (whether two boxes share a byte, the branches searched); also True if too many branches are needed."""
     if a.start >= b.end or b.start >= a.end:
         return False, 0
     reach: dict[int, list[int]] = {}  # step -> its smallest and largest multiple between a run of `a` and one of `b`
@@ -343,7 +353,7 @@ def _overlap(a: Box, b: Box) -> tuple[bool, int]:
 
 
 def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
-    """Check that every element of the output, and its padding, lies where an input has it."""
+    """Checks that every element of the output, and its padding, lies where an input has it. Raises Fault otherwise."""
     if not ins:
         raise Fault("launches nothing and reads nothing")
     p, x = layer.problem, ins[0]
@@ -369,7 +379,7 @@ def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
 
 
 def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
-    """Whether the inputs' channels, in these numbers, are in order the output's channels."""
+    """Whether the inputs' channels, in these numbers and this order, are the output's channels."""
     firsts = (0, *accumulate(sizes))
     same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
     same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))
@@ -377,13 +387,13 @@ def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
 
 
 def _are_images(part: Spot, whole: Spot, first: int) -> bool:
-    """Whether `part` is images `first` and on of `whole`, each where it lies there."""
+    """Whether `part` is the images of `whole` from `first` on, in the same memory."""
     at = replace(whole, offset=whole.offset + first * whole.strides.n * whole.item, shape=(part.shape[0], *whole.shape[1:]))
     return first + part.shape[0] <= whole.shape[0] and part.padded == whole.padded and _same(part, 0, at, 0, part.padded)
 
 
 def _is_permuted(x: Spot, out: Spot, perm: Sequence[int]) -> bool:
-    """Whether `out` has the bytes of x with its axes in that order, all four as one sequence of elements."""
+    """Whether `out` has the bytes of x with its axes in the order `perm`, compared as sequences of all elements."""
     before, after = _axes(x), _axes(out)
     if before is None or after is None or x.offset != out.offset:
         return False
@@ -406,14 +416,18 @@ def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
 
 
 def _channel_steps(spot: Spot) -> tuple[int, int]:
-    """(elements from one vector of channels to the next, channels of a vector), in the least vectors."""
+    """Returns (elements from one vector of channels to the next, channels of a vector), with vectors joined where they are
+    contiguous.
+    """
     s = spot.strides
     return (1, 1) if s.block == 1 << s.log2v else (s.block, 1 << s.log2v)
 
 
 def _axes(spot: Spot) -> tuple[list[tuple[int, int]], ...] | None:
-    """For n, c, h and w: (count, step in bytes), the outer one first if there are two; None if channels are padded or their
-    last vector is partial."""
+    """Returns, for each of n, c, h and w, its (count, step in bytes), the outer one first if there are two.
+
+    None if channels are padded or their last vector is partial.
+    """
     s, (n, c, h, w), vector = spot.strides, spot.shape, 1 << spot.strides.log2v
     one = c <= vector or s.block == vector
     if spot.padded != c or not (one or c % vector == 0):
@@ -424,7 +438,7 @@ def _axes(spot: Spot) -> tuple[list[tuple[int, int]], ...] | None:
 
 
 def _coalesced(digits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(count, step) of mixed-radix digits, the outer one first, with as few as possible: equal for equal functions."""
+    """Joins (count, step) of mixed-radix digits, the outer one first, to as few as possible: equal for equal functions."""
     found: list[tuple[int, int]] = []
     for n, step in digits:
         if n == 1:

@@ -1,4 +1,4 @@
-"""A layer's steps, derived from its record. Files do not contain steps; verify.py derives them when a plan is sealed or read.
+"""Derives a layer's steps from its record. Files do not contain steps; verify.py derives them when a plan is sealed or read.
 
 A layer (plan_record.Layer) has a problem, a tactic and the places of its tensors. These determine the kernel, compile-time
 values, grid, block, shared memory and every argument of its launches.
@@ -19,23 +19,26 @@ WORKSPACE, COUNTERS = "workspace", "counters"  # scratch memory, and the argumen
 
 
 def layer_strides(layer: Layer) -> tuple[Strides, ...] | None:
-    """The strides of a layer's inputs, then of its output; None if all of them begin at multiples of 16 bytes and have their
-    own strides."""
+    """Returns the strides of a layer's inputs, then of its output; None if all begin at multiples of 16 bytes and have their
+    own strides.
+    """
     if not any(t.is_placed for t in layer.tensors):
         return None
     return tuple(strides(t.whole.format, t.whole.shape4) for t in layer.tensors)
 
 
 def work(problem: Problem, tactic: Tactic, layer: Layer) -> tuple[Launch | Call, ...]:
-    """The launches of a layer."""
+    """Returns the launches of a layer."""
     return launches(problem, tactic, layer_strides(layer))
 
 
 def steps(
     todo: Sequence[Launch | Call], layer: Layer, index: int, section_at: Mapping[str, int], scratch: Mapping[str, int]
 ) -> list[Step]:
-    """The launches of layer number `index` as steps. `section_at`, `scratch`: offsets of the weight sections, and of
-    workspace and counters in the arena."""
+    """Turns the launches of layer number `index` into steps.
+
+    `section_at`, `scratch`: offsets of the weight sections, and of workspace and counters in the arena.
+    """
 
     def argument(arg: Arg) -> tuple[str, Any]:
         kind, value = arg

@@ -1,4 +1,4 @@
-"""Arrays in and out of a context: check the caller's arrays, copy inputs to the plan's memory, and outputs back.
+"""Moves arrays in and out of a context: checks the caller's arrays, copies inputs to the plan's memory, and outputs back.
 
 Arrays have ONNX's shape and the type of the plan's input or output, independent of the plan's format. On a GPU the kernel that
 changes formats inside plans also converts inputs and outputs, and no call waits for it.
@@ -30,9 +30,12 @@ Key = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class Ready(NamedTuple):
-    """The inputs are in the plan's memory. `fetch`: after the launch, the outputs by name as NumPy or CuPy arrays; `waits`:
-    whether it waits for them; `on_host`: the inputs given on the host. Without waiting, `used` must live until the queued work
-    has ended, and `landing` has the caller's host arrays."""
+    """A call whose inputs are in the plan's memory.
+
+    `fetch`: after the launch, returns the outputs by name as NumPy or CuPy arrays; `waits`: whether it waits for them;
+    `on_host`: the inputs given on the host. Without waiting, `used` must live until the queued work has ended, and `landing`
+    has the caller's host arrays.
+    """
 
     fetch: Callable[[], dict[str, Any]]
     waits: bool
@@ -48,7 +51,7 @@ class Rows(NamedTuple):
     names: Sequence[str] = ()
 
     def cut(self, ends: Sequence[Bound], rows: int) -> list[Bound]:
-        """Inputs or outputs with the first size that a caller's arrays of so many rows have."""
+        """Returns the inputs or outputs with the first size of a caller's arrays of this many rows."""
         return [self._cut(b, rows) if b.name in self.names and rows < self.batch else b for b in ends]
 
     def _cut(self, end: Bound, rows: int) -> Bound:
@@ -64,14 +67,14 @@ class Checked(NamedTuple):
 
 
 class HostFeeds:
-    """Feeds of an emulated plan: NumPy converts formats. `arena`: the activations' address."""
+    """The feeds of an emulated plan: NumPy converts formats. `arena`: the activations' address."""
 
     def __init__(self, gpu: Emulated, plan: PlanRecord, arena: int, rows: Rows) -> None:
         self._gpu, self._plan, self._arena, self._rows = gpu, plan, arena, rows
 
     @contextmanager
     def bound(self, call: Checked, stream: object = None, to_host: bool = True) -> Iterator[Ready]:
-        """Copy the inputs to the plan's memory. Outputs go to those of the call, else to new arrays."""
+        """Copies the inputs to the plan's memory. Outputs go to the call's arrays, else to new ones."""
         given = {name: g.array for name, g in call.given.items()}
         for info in self._plan.inputs:
             x = given[info.name]
@@ -82,7 +85,7 @@ class HostFeeds:
         yield Ready(partial(self._filled, call.outs, call.rows), True, given)
 
     def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
-        """A call's arrays. ValueError or TypeError names the one that is wrong."""
+        """Checks a call's arrays. Raises ValueError or TypeError that names the wrong one."""
         given = arrays.host_inputs(self._rows.cut(self._plan.inputs, rows), inputs)
         ends = arrays.named(self._rows.cut(self._plan.outputs, rows), out)
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in ends}
@@ -90,7 +93,7 @@ class HostFeeds:
         return Checked({name: arrays.Given(a, False) for name, a in given.items()}, outs, rows)
 
     def outputs(self, rows: int) -> dict[str, Any]:
-        """By name, as the last run of so many rows left them."""
+        """Returns the outputs by name, as the last run of this many rows left them."""
         return self._filled({}, rows)
 
     def _filled(self, outs: Mapping[str, arrays.Given], rows: int) -> dict[str, Any]:
@@ -110,8 +113,10 @@ class HostFeeds:
 
 
 def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
-    """(name, whether it is an input) -> the launch that converts that input or output from or to the linear format, if the plan
-    has it in another format and a kernel supports its type."""
+    """Returns (name, whether it is an input) -> the launch that converts that input or output from or to the linear format.
+
+    Only for those that the plan has in another format, of types that a kernel supports.
+    """
     found = {}
     for inward, bounds in ((True, plan.inputs), (False, plan.outputs)):
         for info in bounds:
@@ -127,8 +132,9 @@ def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
 
 
 class DeviceFeeds:
-    """Feeds of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`; `spare`: the address
-    of a word for their flags of infinity and NaN, which the plan's own kernels report."""
+    """The feeds of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`; `spare`: the
+    address of a word for their flags of infinity and NaN, which the plan's own kernels report.
+    """
 
     def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, rows: Rows, kernels: Mapping[Key, Kernel], spare: int) -> None:
         self.gpu, self._plan, self._arena, self._rows, self._spare = gpu, plan, arena, rows, spare
@@ -136,10 +142,13 @@ class DeviceFeeds:
 
     @contextmanager
     def bound(self, call: Checked, stream: object = None, to_host: bool = False, wait: bool = True) -> Iterator[Ready]:
-        """Copy the inputs to the plan's memory, after their computation. Outputs go to those of the call; others are CuPy's if
-        all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end the caller's streams wait for the queued work:
-        `stream`, else CuPy's current stream, and the streams that arrays name. Without `wait`, `fetch` returns pinned arrays
-        for outputs on the host, which are filled when the queued work has ended."""
+        """Copies the inputs to the plan's memory, after their computation.
+
+        Outputs go to the call's arrays; others are CuPy's if all inputs are on the GPU, else (or with `to_host`) NumPy's. At
+        the end the caller's streams wait for the queued work: `stream`, else CuPy's current stream, and the streams that arrays
+        name. Without `wait`, `fetch` returns pinned arrays for outputs on the host, which are filled when the queued work has
+        ended.
+        """
         self.gpu.let_go()
         theirs = arrays.handle_of(self.gpu.cupy, stream)
         given, outs, rows = call
@@ -162,7 +171,7 @@ class DeviceFeeds:
             yield Ready(partial(self._filled, outs, rows, wait), waits, on_host, [g.array for g in used], _on_host(outs))
 
     def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
-        """A call's arrays, as given. ValueError or TypeError names the one that is wrong."""
+        """Checks a call's arrays and returns them as given. Raises ValueError or TypeError that names the wrong one."""
         arrays.check_names(self._plan.inputs, inputs)
         ends = self._rows.cut(self._plan.inputs, rows)
         given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in ends}
@@ -172,17 +181,17 @@ class DeviceFeeds:
         return Checked(given, outs, rows)
 
     def _new(self, outs: Mapping[str, arrays.Given], rows: int, stream: int | None) -> dict[str, arrays.Given]:
-        """CuPy arrays for the outputs without an array, allocated for the caller's stream."""
+        """Allocates CuPy arrays, for the caller's stream, for the outputs that `outs` lacks."""
         missing = [i for i in self._rows.cut(self._plan.outputs, rows) if i.name not in outs]
         with nullcontext() if stream is None else self.gpu.current(stream):
             return {i.name: arrays.Given(self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]), True) for i in missing}
 
     def outputs(self, rows: int) -> dict[str, Any]:
-        """By name, as the last run of so many rows left them, on the host; waits for it."""
+        """Returns the outputs by name on the host, as the last run of this many rows left them; waits for it."""
         return self._filled({}, rows, True)
 
     def _pinned(self, array: np.ndarray) -> arrays.Given:
-        """A copy that the caller cannot change."""
+        """Makes a copy that the caller cannot change."""
         copy = self.gpu.pinned(array.shape, array.dtype)
         copy[...] = array
         return arrays.Given(copy, False)
@@ -194,7 +203,7 @@ class DeviceFeeds:
             self.gpu.write_later(to, array)
 
     def _bind(self, info: Bound, given: arrays.Given, wait: bool) -> None:
-        """Copy an input to the plan's memory."""
+        """Copies an input to the plan's memory, in the plan's format."""
         gpu, to = self.gpu, self._arena + info.offset
         x: Any = given.array
         with gpu.current():
@@ -211,7 +220,9 @@ class DeviceFeeds:
                 gpu.copy(to, _address(flat), flat.nbytes)
 
     def _place(self, info: Bound, given: arrays.Given, to: int, wait: bool) -> None:
-        """Copy an input to linear memory for the whole batch; only its own rows travel, copies of the last one double there."""
+        """Copies an input to linear memory for the whole batch; only its own rows travel, the last row is then doubled
+        there.
+        """
         x: Any = given.array
         if given.on_gpu:
             self.gpu.array(Array(to, x.dtype, x.shape))[...] = x
@@ -226,8 +237,10 @@ class DeviceFeeds:
             done += more
 
     def _filled(self, outs: Mapping[str, arrays.Given], rows: int, wait: bool) -> dict[str, Any]:
-        """The outputs: into `outs`, the others on the host; GPU outputs first, without waiting. Without `wait`, host outputs go
-        to pinned memory, later."""
+        """Returns the outputs: in `outs`, the others on the host; GPU outputs first, without waiting.
+
+        Without `wait`, host outputs go to pinned memory, later.
+        """
         ends = list(zip(self._plan.outputs, self._rows.cut(self._plan.outputs, rows), strict=True))
         for info, _ in ends:
             if info.name in outs and outs[info.name].on_gpu:
@@ -236,7 +249,7 @@ class DeviceFeeds:
         return {info.name: self._found(info, end.shape, outs.get(info.name), wait) for info, end in ends}
 
     def _found(self, info: Bound, shape: tuple[int, ...], out: arrays.Given | None, wait: bool) -> Any:
-        """An output at its destination."""
+        """Returns an output at its destination."""
         if out and out.on_gpu:
             return out.array
         gpu, dtype = self.gpu, DTYPES[info.dtype]
@@ -251,7 +264,7 @@ class DeviceFeeds:
             return found
 
     def _store(self, info: Bound, to: int, nbytes: int) -> None:
-        """Copy an output's first bytes to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
+        """Copies an output's first bytes to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
         if info.format.layout != "chw" and nbytes == math.prod(info.shape) * DTYPES[info.dtype].itemsize:
             return self._reformat(info, False, self._arena + info.offset, to)
         with self.gpu.current():
@@ -259,7 +272,7 @@ class DeviceFeeds:
             self.gpu.copy(to, at, nbytes)
 
     def _linear(self, info: Bound) -> tuple[int, Any]:
-        """The address of an output, linear, and the array that holds it if the plan's memory does not."""
+        """Returns the address of an output in linear memory, and the array that holds it if the plan's memory does not."""
         if info.format.layout == "chw":
             return self._arena + info.offset, None
         linear = self.gpu.cupy.empty(info.shape, DTYPES[info.dtype])

@@ -1,5 +1,6 @@
-"""Records: the types of their fields, which tactics.codec reads and writes, each with its bounds; and what Python users see of
-a record, a short text, and plain data on request, and of an input or output, its shape and type."""
+"""The types of records' fields, which tactics.codec reads and writes, each with its bounds; and the Python view of records: a
+short text, plain data on request, and the shape and type of an input or output.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tactics.codec import As, Check, Text, WholeNumber
 from tactics.format import Format, Key
 from tactics.tactic import IN_PLACE, Tactic
 
-ALIGN = 256  # bytes, of whatever has memory of its own, in a file's arena and in the activations'
+ALIGN = 256  # bytes, of every tensor or section with memory of its own, in a file's arena and in the activations'
 MOST_FIELDS, MOST_ITEMS, MOST_TEXT = 9, 3, 60  # of a repr; items of a collection in it, characters of a text
 LARGEST = 1 << 62  # no size, offset or time is larger
 
@@ -48,17 +49,17 @@ Named = tuple[Text, Text]
 
 
 def padded(nbytes: int) -> int:
-    """Up to the next multiple of ALIGN."""
+    """Rounds up to the next multiple of ALIGN bytes."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 class Shown:
-    """A base of frozen dataclasses that are declared with repr=False."""
+    """A base of frozen dataclasses that are declared with repr=False: it gives a short repr and `to_dict`."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """The first fields whose values are not their defaults; collections by their size."""
+        """Shows the first fields whose values are not their defaults; collections by their size."""
         assert is_dataclass(self)
         parts = []
         for field in fields(self):
@@ -88,7 +89,7 @@ def _short(value: object) -> str:
 
 
 class Batch(int):
-    """The first size of an input or output that takes several: as a number the one that the plan was optimized for.
+    """The first size of an input or output that takes several sizes: as a number the one that the plan was optimized for.
 
     >>> Batch(8, (1, 64)), Batch(8, (1, 64)) + 1, Batch(2, (1, 4), (1, 2, 4))
     (1..64, 9, 1|2|4)
@@ -96,7 +97,7 @@ class Batch(int):
 
     min: int
     max: int
-    exact: tuple[int, ...]  # the sizes that it takes; empty where it takes any from min to max
+    exact: tuple[int, ...]  # the sizes that it takes; empty: any from min to max
 
     def __new__(cls, opt: int, limits: tuple[int, int], exact: tuple[int, ...] = ()) -> Batch:
         made = super().__new__(cls, opt)
@@ -114,7 +115,9 @@ class Batch(int):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The required caller's array for an input or output; the first size is a Batch where the engine takes several."""
+    """The array that a caller must give for an input, or gets for an output; the first size is a Batch where the engine takes
+    several.
+    """
 
     name: str
     shape: tuple[int, ...]

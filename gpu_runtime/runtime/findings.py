@@ -29,8 +29,11 @@ Sparsity = Literal["disable", "enable", "force"]
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A layer's best kernel of a kind, in any formats. `low_us`, `high_us`: quantiles of the time or of the prediction's error;
-    `bound`: what limits it, by its family's prediction. Not `timed`: an estimate among measured times, as timing ended."""
+    """A layer's best kernel of a kind, in any formats.
+
+    `low_us`, `high_us`: quantiles of the time or of the prediction's error; `bound`: its limit, by its family's prediction. Not
+    `timed`: an estimate among measured times, as timing ended.
+    """
 
     tactic: TacticName
     in_: LayerFormat
@@ -44,15 +47,18 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class IfSparse(KernelTime):
-    """What a layer's best sparse kernel is predicted to take if its weights had the pattern; `dense_us`: its best dense one."""
+    """The predicted time of a layer's best sparse kernel if its weights had the pattern; `dense_us`: the time of its best dense
+    one.
+    """
 
     dense_us: Number
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryKernel:
-    """The estimated time of a library's dense kernel for a layer (tactics.peers), what bounds it, the standard deviation of its
-    logarithm, and the time of the library's 2:4 kernel, null where the weights do not have the pattern."""
+    """The estimated time of a library's dense kernel for a layer (tactics.peers), its `bound`, the standard deviation of its
+    logarithm, and the time of the library's 2:4 kernel, null where the weights do not have the pattern.
+    """
 
     us: Number
     bound: Text
@@ -81,10 +87,13 @@ class LibraryPlan:
 
 @dataclass(frozen=True, slots=True)
 class OtherChoice:
-    """What forcing a layer the other way changes: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of the
-    `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
-    reformats (`reformats` more or fewer), and `around_us`, of all other kernels. `premium_us`: what --risk adds to the time of
-    its kernels for doubt about sparse ones; it is in none of the others."""
+    """The changes when a layer is forced the other way.
+
+    `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of the `kernels` that hold its weights (`us` together;
+    `tactic`, `in` and `out` are the first one's), `reformat_us`, of all reformats (`reformats` more or fewer), and `around_us`,
+    of all other kernels. `premium_us`: the time that --risk adds to its kernels for doubt about sparse ones; no other field
+    includes it.
+    """
 
     total_us: Number
     cost_us: Number
@@ -102,8 +111,11 @@ class OtherChoice:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """When the other choice would cost no more: if its kernels for the layer, `us` together, took `needed_us`. `premium_us`:
-    what --risk then adds for doubt about the sparse side, be that the plan's own kernels or those."""
+    """The condition under which the other choice would cost no more: if its kernels for the layer, `us` together, took
+    `needed_us`.
+
+    `premium_us`: the time that --risk then adds for doubt about the sparse side, the plan's own kernels or the others.
+    """
 
     us: Time
     needed_us: Time
@@ -116,8 +128,9 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What no kernel can go below at the device's peak rates (tactics.roofline.floors); `bound`: the largest of the first
-    four."""
+    """The lower bounds of a layer's time at the device's peak rates (tactics.roofline.floors); `bound`: the largest of the
+    first four.
+    """
 
     mma_us: Number
     dram_us: Number
@@ -132,16 +145,16 @@ class Floor:
 class SparsityRow(Shown):
     """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
 
-    `layers`: the model's nodes whose weights these are: one, or each of merged siblings, of `branches` that were added, of a
-    squeeze-excite; `able`: those of them that are eligible; `apart_cost_us`: what the plan would take more with these branches
-    apart; `op`: what runs it; `detail`, `sentence`: more of the reason, in words; c, k, groups, kernel: of the convolution. Of
-    its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
-    `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
-    `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
-    plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
-    would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32; `library`: null where
-    there is no estimate of a library's kernel. Where one tactic runs all batches, `other` and `flip` are of the plan of this
-    batch alone, and `alone` is its kernel, null where it is the same.
+    `layers`: the model's nodes with these weights: one, or each of merged siblings, of `branches` that were added, of a
+    squeeze-excite; `able`: those of them that are eligible; `apart_cost_us`: the time that separate branches would add to the
+    plan; `op`: the operation that runs it; `detail`, `sentence`: more of the reason, in words; c, k, groups, kernel: of the
+    convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels, `pattern_share` of them that
+    fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and `lost_energy`, the share of their
+    squares that pruning removes, or with mode force removed. `us`: in the plan; `other`: the plan with this layer forced the
+    other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels suffices; `p_sparse_faster`:
+    given the error of predictions; `floor`: null where it runs in FP32; `library`: null without an estimate of a library's
+    kernel. Where one tactic runs all batches, `other` and `flip` are of the plan of this batch alone, and `alone` is its
+    kernel, null where it is the same.
     """
 
     layer: Text
@@ -185,9 +198,12 @@ class SparsityRow(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary(Shown):
-    """Counts of layers, each a node of the model; the plan's total beside that of the best plan without sparse tactics;
-    `ceiling_us`: that with every eligible layer's dense kernel at twice its speed, launch and memory aside. Of predictions:
-    `saved_range_us`, in which what sparse kernels save together lies with a probability of 80 % (tactics/predict.py)."""
+    """Counts of layers, each a node of the model, and totals: the plan's, and the best plan's without sparse tactics.
+
+    `ceiling_us`: the total with every eligible layer's dense kernel at twice its speed, launch and memory not counted. Of
+    predictions: `saved_range_us`, the range in which the time saved by all sparse kernels lies with a probability of 80 %
+    (tactics/predict.py).
+    """
 
     layers: Size
     eligible: Size
@@ -201,8 +217,11 @@ class Summary(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SparsityRecord(Shown):
-    """`eligible`, `picked`: layers, each a node of the model. With mode force: `pruned`, initializers, `pruned_energy`, the
-    share of their squares that went, and `not_pruned`, [initializer, why]."""
+    """The sparsity of all layers. `eligible`, `picked`: layers, each a node of the model.
+
+    With mode force: `pruned`, initializers, `pruned_energy`, the share of their squares that was removed, and `not_pruned`,
+    [initializer, why].
+    """
 
     mode: Sparsity
     eligible: tuple[Text, ...]
@@ -230,9 +249,12 @@ class SingleFormat:
 @dataclass(frozen=True, slots=True, repr=False)
 class Rivals(Shown):
     """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel, with a
-    library's kernels, null where the network has no convolution that is estimated; `own_us`: of this batch alone, where one
-    tactic per layer computes all batches; `whole_us`: of the whole batch in each layer, where the plan has pieces of it, and
-    `whole_bytes`: what its activations take, where the plan has pieces because they may take less."""
+    library's kernels (null where the network has no convolution with an estimate).
+
+    `own_us`: of this batch alone, where one tactic per layer computes all batches; `whole_us`: of the whole batch in each
+    layer, where the plan has pieces of it; `whole_bytes`: the bytes of its activations, where the plan has pieces because they
+    may take less.
+    """
 
     all_dense_us: Number | None = None
     best_single_format: SingleFormat | None = None
@@ -245,9 +267,11 @@ class Rivals(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """How many pairs of a problem and a tactic were `timed`, where not all were: the `untimed` count with bounds `sigmas`
-    standard deviations below their estimates. `early`: timing was to end before all was proven, and estimates stand for what is
-    not timed; `missing`: operations of the plan that are not."""
+    """The numbers of pairs of a problem and a tactic that were `timed` and not, where not all were.
+
+    The `untimed` count with bounds `sigmas` standard deviations below their estimates. `early`: timing had to end before all
+    was proven, and estimates stand in for missing times; `missing`: operations of the plan without measured times.
+    """
 
     timed: Size
     untimed: Size
@@ -268,8 +292,10 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """An operation whose tactic `before` made way for `after`: the whole plan then took `after_us` instead of `before_us`.
-    `swap`: though it is slower alone, and not for the time that `before` took in its place."""
+    """An operation whose tactic `before` was replaced by `after`: the whole plan then took `after_us` instead of `before_us`.
+
+    `swap`: `after` is slower alone, and the reason was not the time of `before` in its place.
+    """
 
     op: Text
     before: Text
@@ -281,9 +307,10 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Solution(Shown):
-    """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
-    a better plan could save at most; `measured_us`: end to end, where it was, with the layers that take another time in
-    their places than alone, and the tactics that were replaced for that; `tuned`: null where all is timed, or none."""
+    """The planner's result. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the largest share
+    that a better plan could save; `measured_us`: end to end, where measured, with the layers that take another time in their
+    places than alone, and the tactics that were replaced for that; `tuned`: null where all is timed, or none.
+    """
 
     total_us: Number
     status: Text
@@ -302,9 +329,12 @@ TensorError = tuple[Text, Number | None, Number]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How the plan did on a calibration input beside FP32, or why that was `skipped`. An error is [tensor, relative L2 error or
-    null for infinity, that of rounding it once]: the `worst` of all `layers`, and of the `outputs`. `far`: tensors far off;
-    `rounds`: of putting layers into FP32; `moved`: tensors that then were."""
+    """The plan's error on a calibration input against FP32, or why the comparison was `skipped`.
+
+    An error is [tensor, relative L2 error or null for infinity, the error of rounding it once]: the `worst` of all `layers`,
+    and of the `outputs`. `far`: tensors with large errors; `rounds`: how often layers were put into FP32; `moved`: the tensors
+    that then were.
+    """
 
     skipped: Text | None = None
     layers: Size = 0
@@ -317,9 +347,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RangeRecord(Shown):
-    """What FP16 cannot hold, as `source` tells. `high`: [tensor, largest magnitude, or null for what FP32 cannot hold either];
-    `exponents`: of tensors stored times 2^e; `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be];
-    `masked`: tensors in which -infinity is a mask, of which a run says nothing."""
+    """The tensors that FP16 cannot hold, as found by `source`.
+
+    `high`: [tensor, largest magnitude, or null where FP32 cannot hold it either]; `exponents`: of tensors stored times 2^e;
+    `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be]; `masked`: tensors in which -infinity is a mask,
+    which a run does not show.
+    """
 
     source: Text
     high: tuple[tuple[Text, Single | None], ...] = ()
@@ -345,9 +378,12 @@ class TensorKeys:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
-    """An operation that the plan may use `when` each of these groups has that option. `in`, `out`: numbers of tensors; an
-    entry is [tactic, key of each input, key of the output, picoseconds, of them premium for doubt], all but the last two by
-    number. `bounds`: the numbers of the entries that are not timed, and take at least that long."""
+    """An operation that the plan may use if, for each group in `when`, its option is taken.
+
+    `in`, `out`: numbers of tensors; an entry is [tactic, key of each input, key of the output, picoseconds, of them premium for
+    doubt], all but the last two by number. `bounds`: the numbers of the entries that are not timed, whose times are lower
+    bounds.
+    """
 
     op: Text
     layer: Text

@@ -21,8 +21,7 @@ POLL_S = 0.0002  # between two polls of an event
 
 
 class Ran(NamedTuple):
-    """A run's results: outputs by name, the layers that stored infinity or NaN, and the text of a warning, or an empty
-    string."""
+    """A run's results: outputs by name, the layers that stored infinity or NaN, and the text of a warning, or ""."""
 
     outputs: dict[str, Any]
     nonfinite: list[str]
@@ -73,7 +72,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return ran.outputs
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The run's error or None; waits as `result` does."""
+        """Returns the run's error or None; waits as `result` does."""
         try:
             self._ended(timeout)
         except _Late:
@@ -92,7 +91,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         WATCHER.watch(self)
 
     def _ended(self, timeout: float | None) -> Ran:
-        """Wait, and tell those who watch; the run's error is raised."""
+        """Waits, and tells those who watch; raises the run's error."""
         try:
             with explained():
                 if not self._wait(timeout):
@@ -119,11 +118,11 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
 
 
 class _Late(TimeoutError):
-    """The run has not ended in the given time."""
+    """Raised where the run has not ended in the given time."""
 
 
 class _Waiters(list[Any]):
-    """Where concurrent.futures puts those who wait for a future: their coming starts the watch."""
+    """The list in which concurrent.futures puts those who wait for a future; an entry starts the watch."""
 
     def __init__(self, future: RunFuture) -> None:
         self._future = weakref.ref(future)
@@ -135,7 +134,9 @@ class _Waiters(list[Any]):
 
 
 class _Watcher:
-    """A thread that asks, while somebody waits or has given a callback, which runs have ended: the driver tells nobody."""
+    """A thread that asks, while somebody waits or has given a callback, which runs have ended, since the driver notifies
+    nobody.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -154,13 +155,13 @@ class _Watcher:
             time.sleep(POLL_S)
 
     def _end_watched(self) -> bool:
-        """Ends the futures of runs that have ended; whether others remain."""
+        """Ends the futures of runs that have ended; returns whether others remain."""
         with self._lock:
             ended = [f for f in self._watched if f.done()]
             for f in ended:
                 del self._watched[f]
         for f in ended:
-            with contextlib.suppress(Exception):  # is the future's, for whoever asks
+            with contextlib.suppress(Exception):  # the future keeps the error for its callers
                 f._ended(None)
         with self._lock:
             if not self._watched:
@@ -172,8 +173,10 @@ WATCHER = _Watcher()
 
 
 def of_thread(future: concurrent.futures.Future[Ran], owner: object) -> RunFuture:
-    """A run executed by a thread of its `owner`, which lives as long: else the thread could be the last to hold it, and would
-    have to wait for itself."""
+    """The future of a run executed by a thread of its `owner`.
+
+    The future keeps the owner alive: else the thread could be the last to hold it, and would have to wait for itself.
+    """
 
     def wait(timeout: float | None, _: object = owner) -> bool:
         if future not in concurrent.futures.wait([future], timeout).done:
@@ -185,13 +188,13 @@ def of_thread(future: concurrent.futures.Future[Ran], owner: object) -> RunFutur
 
 
 def ended(future: concurrent.futures.Future[Ran]) -> Callable[[], bool]:
-    """Asks whether a thread has executed the run, without keeping its results."""
+    """Returns a function that asks whether a thread has executed the run, without keeping its results."""
     kept = weakref.ref(future)  # by its thread, until then
     return lambda: (found := kept()) is None or found.done()
 
 
 def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
-    """A run on a GPU, which ends with the event or the loss of the GPU. `cupy`: the module."""
+    """The future of a run on a GPU, which ends with the event or the loss of the GPU. `cupy`: the module."""
 
     def done() -> bool:
         return cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY
@@ -210,7 +213,7 @@ def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
 
 
 def failed(error: Exception) -> RunFuture:
-    """A run that could not be queued."""
+    """The future of a run that could not be queued."""
 
     def wait(timeout: float | None) -> bool:
         raise error

@@ -59,7 +59,7 @@ class Container:
 
     @property
     def first_byte(self) -> int:
-        """Offset of its `channel`."""
+        """The offset of its `channel`."""
         s = strides(self.format, self.shape4)
         elements = (self.channel >> s.log2v) * s.block + (self.channel & ((1 << s.log2v) - 1))
         return self.offset + elements * DTYPES[self.format.dtype].itemsize
@@ -67,7 +67,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A layer's input or output, and where it lies; without `inside` it has memory of its own."""
+    """A layer's input or output, and its place in memory; without `inside` it has memory of its own."""
 
     name: Text
     shape4: Shape4
@@ -127,11 +127,11 @@ ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offse
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Layer(Shown):
-    """One layer of the plan, a reformat or a NoOp included: what it computes, by which tactic, from and to where.
+    """One layer of the plan, a reformat or a NoOp included: its problem, its tactic, and the places of its inputs and outputs.
 
-    `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it is another than `name`; `problem`: null where it only
+    `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it differs from `name`; `problem`: null where it only
     gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution; `images`:
-    of a batch that runs in pieces, the first image of the layer's piece, and how many that are.
+    of a batch that runs in pieces, the first image of the layer's piece, and their number.
     """
 
     name: Text
@@ -171,15 +171,16 @@ class Layer(Shown):
 
     @property
     def tactic_name(self) -> str:
-        """Empty without a launch."""
+        """The tactic's name; "" without a launch."""
         return self.tactic.name if self.tactic else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
     """A kernel's launch. An argument is (kind, value): arena or weights with an offset, i32, i64, f32, nonfinite, the address
-    of the step's flag, or a map of one of these (cuda_kernels.tensor_maps.Map); `smem`: dynamic shared memory; `covers`:
-    numbers of the layers that it computes."""
+    of the step's flag, or a map of one of these (cuda_kernels.tensor_maps.Map); `smem`: bytes of dynamic shared memory;
+    `covers`: numbers of the layers that it computes.
+    """
 
     kernel: str
     values: Mapping[str, int]
@@ -197,8 +198,9 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A library function's call. `args`: its inputs, None for an absent one, then its output; `part`: which of the function's
-    outputs that is."""
+    """A library function's call. `args`: its inputs, None for an absent one, then its output; `part`: the number of this output
+    among the function's outputs.
+    """
 
     function: str
     attributes: Mapping[str, object]
@@ -212,8 +214,9 @@ Step = LaunchStep | CallStep
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The arena of activations. `largest_live_bytes`: the most that is alive at once; `workspace`: scratch memory of launches;
-    `zeros`: spans to clear before the first run."""
+    """The arena of activations. `largest_live_bytes`: the most bytes that are live at once; `workspace`: scratch memory of
+    launches; `zeros`: spans to clear before the first run.
+    """
 
     activation_bytes: Size
     largest_live_bytes: Size
@@ -234,8 +237,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How times came about; every printed one carries `label`. `sigma`: the error of predictions; `driver`, `policy`: of
-    measurements."""
+    """The origin of times; every printed one carries `label`. `sigma`: the error of predictions; `driver`, `policy`: of
+    measurements.
+    """
 
     kind: Literal["predicted", "measured"]
     label: Text
@@ -258,9 +262,10 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use;
-    `risk`: how likely a sparse kernel had to be the faster one, where times are predicted; `batch_invariant`: whether all plans
-    of a profile have the same tactics; `activations`: bytes that the arena of each plan may take."""
+    """The options of the build. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use;
+    `risk`: the least probability that a sparse kernel is faster, where times are predicted; `batch_invariant`: whether all
+    plans of a profile have the same tactics; `activations`: bytes that the arena of each plan may take.
+    """
 
     sparsity: Text
     shapes: Mapping[Text, tuple[Exponent, ...]] = field(default_factory=dict)
@@ -271,7 +276,7 @@ class Flags:
 
     @property
     def pools(self) -> str:
-        """As --memPoolSize takes them."""
+        """The sizes in the syntax of --memPoolSize."""
         sizes = {"workspace": self.workspace, "activations": self.activations}
         return ",".join(f"{name}:{nbytes}B" for name, nbytes in sizes.items() if nbytes is not None)
 
@@ -293,8 +298,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRecord(Shown):
-    """The plan of a network at one size. `layers` are in execution order; `range`: null where nothing was looked at;
-    `renamed`: the section that holds a layer's weights, where it is not the one of their name: plans share equal weights."""
+    """The plan of a network at one size. `layers` are in execution order; `range`: null where ranges were not examined;
+    `renamed`: the section that holds a layer's weights, where it has another name: plans share equal weights.
+    """
 
     # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
     # makes them from the layers. Both are empty of a plan that was not derived.
@@ -313,9 +319,11 @@ class PlanRecord(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The batches that an engine takes at one size of image: from `min` to `max`, shown at `opt`. `plans`: the numbers of its
-    plans, by rising batch; `batched`: the inputs and outputs whose first size is the batch, or a multiple of it; `exact`: why
-    it takes no batches but the plans' own, null where others are padded to the next plan's."""
+    """The batches that an engine takes at one size of image: from `min` to `max`, shown at `opt`.
+
+    `plans`: the numbers of its plans, by rising batch; `batched`: the inputs and outputs whose first size is the batch, or a
+    multiple of it; `exact`: why it takes only the plans' own batches, null where others are padded to the next plan's.
+    """
 
     min: Count
     opt: Count
@@ -327,8 +335,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineRecord(Shown):
-    """The header. `source_hash`: of all kernel sources; `plans`: all share the sections of weights; `profiles`: which plan
-    takes which sizes, empty for an engine of one size; `shown`: the number of the plan that is shown."""
+    """The file's header. `source_hash`: of all kernel sources; `plans`: all share the sections of weights; `profiles`: which
+    plan takes which sizes, empty for an engine of one size; `shown`: the number of the plan that is shown.
+    """
 
     model: Model
     device: Device
@@ -343,7 +352,7 @@ class EngineRecord(Shown):
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan that is shown, and the one that runs where a caller names no size."""
+        """The plan that is shown, which also runs where a caller names no size."""
         return self.plans[self.shown]
 
     @property
@@ -369,14 +378,16 @@ class EngineRecord(Shown):
 
     @property
     def weight_bytes(self) -> int:
-        """Up to the end of the last section of weights, padding included."""
+        """Bytes up to the end of the last section of weights, padding included."""
         return max((padded(s.end) for s in self.sections if s.kind == "weights"), default=0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outlook(Shown):
-    """A model planned for a device, without packing or compiling, for comparing plans for several devices and batches. `risk`:
-    as in Flags; `shapes`: of the inputs."""
+    """A model planned for a device, without packing or compiling, for comparing plans for several devices and batches.
+
+    `risk`: as in Flags; `shapes`: of the inputs.
+    """
 
     model: Model
     device: Device
@@ -396,13 +407,13 @@ Explained = EngineRecord | Outlook  # the sources of texts on sparsity
 
 
 def inner_name(output: str) -> str:
-    """The name of a network's output in formats and places that the caller does not get."""
+    """The name of a network's output in the formats and places that stay inside the plan."""
     return f"{output} inside"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EngineData:
-    """A record, the packed weights (uint8) and, where embedded, kernel key -> cubin: what a Context runs.
+    """An engine in memory, for a Context: a record, the packed weights (uint8) and, where embedded, kernel key -> cubin.
 
     `checked`: gpu_runtime.runtime.verify found, at build or read time, that every step follows from its layer.
     """

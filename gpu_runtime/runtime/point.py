@@ -23,9 +23,11 @@ NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
 class Shared(NamedTuple):
-    """What the points of a context have in common. `weights`, `arena`: addresses; the arena has room for the activations of the
-    largest plan; `graph`: whether CUDA graphs are replayed; `poison`: whether free memory is filled with NaN; `ranges`: the
-    NVTX range of a name."""
+    """The data that the points of a context share.
+
+    `weights`, `arena`: addresses; the arena has room for the activations of the largest plan; `graph`: whether CUDA graphs are
+    replayed; `poison`: whether free memory is filled with NaN; `ranges`: makes the NVTX range of a name.
+    """
 
     gpu: Cuda | Emulated
     weights: int
@@ -37,16 +39,16 @@ class Shared(NamedTuple):
 
 
 def kernel_keys(plan: PlanRecord, on_gpu: bool) -> list[Key]:
-    """What a point loads: the steps' kernels and, on a GPU, those that convert inputs and outputs."""
+    """The kernels that a point loads: the steps' kernels and, on a GPU, those that convert inputs and outputs."""
     keys = [s.key for s in plan.steps if isinstance(s, LaunchStep)]
     return keys + [(s.kernel, s.values) for s in reformats(plan).values()] if on_gpu else keys
 
 
 class Point:
     """Launches one plan. `flags`: the address of a word for each of its steps, which kernels set when they store infinity or
-    NaN; `spare`: that of a word which nothing reads; `rows`: how many rows of its batch the last run had.
+    NaN; `spare`: the address of a word that nothing reads; `rows`: the rows of its batch in the last run.
 
-    What the plan expects to find in the arena, `enter` puts there; it is lost as soon as another point runs.
+    `enter` prepares the arena as the plan expects it; this state is lost as soon as another point runs.
     """
 
     def __init__(self, shared: Shared, plan: PlanRecord, rows: Rows, flags: int, spare: int) -> None:
@@ -66,14 +68,14 @@ class Point:
         )
 
     def enter(self) -> None:
-        """Make the arena this point's: clear the spans that are zero before its first run, and poison the rest."""
+        """Makes the arena this point's: clears the spans that are zero before its first run, and poisons the rest."""
         if self._shared.poison:
             self._fill(0, self.plan.memory.activation_bytes)
         for offset, nbytes in self.plan.memory.zeros:
             self._shared.gpu.zero(self._shared.arena + offset, nbytes)
 
     def replay(self) -> None:
-        """Run the plan on the present inputs; on a GPU as a CUDA graph, which the first run records."""
+        """Runs the plan on the present inputs; on a GPU as a CUDA graph, which the first run records."""
         if not self._shared.graph:
             self._launch_all()
         elif self._parts is None:
@@ -83,8 +85,11 @@ class Point:
                 part()
 
     def record(self, calls: bool = True) -> None:
-        """Run the plan, and record its graph; with library functions, whose allocations graphs exclude, one graph per sequence
-        of kernels. Without `calls` the functions do not run: they may refuse memory that holds no inputs."""
+        """Runs the plan and records its graph; with library functions, whose allocations graphs exclude, one graph per sequence
+        of kernels.
+
+        Without `calls` the functions do not run: they may refuse memory that holds no inputs.
+        """
         parts: list[Callable[[], object]] = []
         for library, run in groupby(range(len(self.plan.steps)), key=lambda i: i in self._arrays):
             launch = partial(self._launch_some, tuple(run))
@@ -94,12 +99,15 @@ class Point:
         self._parts = parts
 
     def flagged(self, flags: np.ndarray) -> list[str]:
-        """The layers that stored infinity or NaN, by the words at `flags`."""
+        """Returns the layers that stored infinity or NaN, from the words in `flags`."""
         return launched.flagged(self.plan, flags)
 
     def times(self, iterations: int, ahead: Callable[[float], None] = lambda us: None) -> list[list[float]]:
-        """Microseconds per layer, one list per iteration, each layer between two events on the GPU. `ahead` is told how long
-        the host queues an iteration, and may keep the GPU busy meanwhile: else it waits for the host between short kernels."""
+        """Measures microseconds per layer, one list per iteration, each layer between two events on the GPU.
+
+        `ahead` gets the microseconds that the host needs to queue an iteration, and may keep the GPU busy meanwhile: else the
+        GPU waits for the host between short kernels.
+        """
         gpu, steps, rows, queued_us = self._shared.gpu, self.plan.steps, [], 0.0
         assert isinstance(gpu, Cuda)
         for _ in range(iterations):
@@ -121,8 +129,10 @@ class Point:
         return rows
 
     def trace(self) -> dict[str, np.ndarray]:
-        """Layer -> its output as NCHW, of pieces of a batch together: launches one by one, and reads each output before a later
-        layer reuses its memory."""
+        """Returns layer -> its output as NCHW, of pieces of a batch together.
+
+        Launches one by one, and reads each output before a later layer reuses its memory.
+        """
         steps, layers = self.plan.steps, self.plan.layers
         found: dict[str, list[np.ndarray]] = {}
         last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
@@ -134,7 +144,7 @@ class Point:
         return {name: self._asked(np.concatenate(pieces)) if pieces[1:] else pieces[0] for name, pieces in found.items()}
 
     def tensor(self, name: str) -> np.ndarray:
-        """A layer's output, as NCHW. ValueError if no layer has one of that name."""
+        """Returns a layer's output, as NCHW. Raises ValueError if no layer has one of that name."""
         for layer in reversed(self.plan.layers):
             for out in layer.outputs:
                 if out.name == name:
@@ -142,14 +152,14 @@ class Point:
         raise ValueError(f"no layer writes a tensor {name!r}")
 
     def _values(self, out: TensorPlace) -> np.ndarray:
-        """The present content of a layer's output memory, as NCHW, without the rows that fill the batch."""
+        """Reads the present content of a layer's output memory, as NCHW, without the rows that fill the batch."""
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
         return self._asked(values[:, first : first + out.shape4[1]])
 
     def _asked(self, values: np.ndarray) -> np.ndarray:
-        """Values of a batch without the rows that fill it; others as they are."""
+        """Removes the rows that fill a batch; values without a batch stay as they are."""
         return values if len(values) % self._batch else values[: len(values) // self._batch * self.rows]
 
     def _launch(self, i: int) -> None:
@@ -160,7 +170,7 @@ class Point:
             self._shared.gpu.launch(self._shared.kernels[step.key], step.grid, step.block, step.smem, self._params[i])
 
     def _call(self, i: int, step: CallStep) -> None:
-        """A library function. Its arrays may hold invalid values: indices out of range, a zero divisor."""
+        """Calls a library function. Its arrays may hold invalid values: indices out of range, a zero divisor."""
         ins, out = self._arrays[i]
         function = bound(step.function, step.attributes, step.part)
         try:
@@ -181,6 +191,6 @@ class Point:
                 self._fill(offset, nbytes)
 
     def _fill(self, offset: int, nbytes: int) -> None:
-        """Poison memory."""
+        """Fills memory with NaN."""
         values = np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes]
         self._shared.gpu.write(self._shared.arena + offset, values)

@@ -1,6 +1,6 @@
-"""Which plan of an engine takes which sizes of inputs.
+"""Finds the plan of an engine for given sizes of inputs.
 
-An engine of one size has one plan. One of a range has a profile for each size of image, and in it a plan for each of some
+An engine of one size has one plan. An engine of a range has a profile for each size of image, and in it a plan for each of some
 batches: a batch in between runs by the next larger plan, padded, unless images depend on each other.
 """
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The plan for some inputs, by its number: `rows` of its `batch` are theirs."""
+    """The number of the plan for some inputs, which use `rows` of its `batch`."""
 
     plan: int
     rows: int
@@ -24,23 +24,25 @@ class Fit:
 
 
 def batch_of(plan: PlanRecord, profile: Profile) -> int:
-    """The batch of a profile's plan: the first size of its first input that has one; 1 where it takes its shapes alone."""
+    """The batch of a profile's plan: the first size of its first input with a batch; 1 where the plan takes its shapes only."""
     return next((b.shape[0] for b in plan.inputs if b.name in profile.batched and b.shape), 1)
 
 
 def batches(record: EngineRecord, profile: Profile) -> tuple[int, ...]:
-    """Of the profile's plans, rising."""
+    """The batches of the profile's plans, rising."""
     return tuple(batch_of(record.plans[number], profile) for number in profile.plans)
 
 
 def batched(record: EngineRecord, number: int) -> tuple[int, tuple[str, ...]]:
-    """The batch of the plan of that number, and the inputs and outputs that have it; (1, ()) of an engine of one size."""
+    """Returns the batch of the plan of that number, and the inputs and outputs that have it; (1, ()) for an engine of one
+    size.
+    """
     profile = next((p for p in record.profiles if number in p.plans), None)
     return (batch_of(record.plans[number], profile), profile.batched) if profile else (1, ())
 
 
 def specs(record: EngineRecord, ends: Sequence[Bound]) -> tuple[TensorSpec, ...]:
-    """What callers see of the inputs or outputs of the plan that is shown: of a range, the first size is a Batch."""
+    """Returns the specs of the shown plan's inputs or outputs for callers: of a range, the first size is a Batch."""
     profile = record.profile
     return tuple(_spec(record, profile, b) if profile and b.name in profile.batched else b.spec for b in ends)
 
@@ -53,8 +55,10 @@ def _spec(record: EngineRecord, profile: Profile, end: Bound) -> TensorSpec:
 
 
 def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
-    """The shapes of the inputs that have a batch, at another one, for the size of image that is shown; of an engine of one size
-    those of its first input."""
+    """Returns the shapes of the inputs that have a batch, at another batch, for the size of image that is shown.
+
+    For an engine of one size: the shape of its first input.
+    """
     profile, inputs = record.profile, record.plan.inputs
     if profile is None or not profile.batched:
         return {b.name: (batch, *b.shape[1:]) for b in inputs[:1]}
@@ -63,7 +67,9 @@ def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
 
 
 def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes of all inputs, where a batch or the shapes of some are given. Raises ValueError where no plan takes them."""
+    """Completes a batch, or the shapes of some inputs, to the shapes of all inputs. Raises ValueError where no plan takes
+    them.
+    """
     found = fit(record, whole(record, asked) if isinstance(asked, int) else asked)
     batch, names = batched(record, found.plan)
     ends = record.plans[found.plan].inputs
@@ -71,7 +77,7 @@ def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, 
 
 
 def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
-    """The plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
+    """Finds the plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
     tried = []
     for profile in record.profiles:
         found = _fit(record, profile, shapes)
@@ -89,7 +95,7 @@ def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
 
 
 def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) -> Fit | tuple[str, bool]:
-    """The plan of that profile; or why it has none, and whether only the batch is wrong."""
+    """Returns the plan of that profile; or why it has none, and whether only the batch is wrong."""
     largest = record.plans[profile.plans[-1]]
     rows: dict[str, int] = {}
     for end in largest.inputs:

@@ -1,5 +1,6 @@
-"""The parts of a context: the device for an engine, a plan's steps for launching, the names of their kernels, and
-their warnings."""
+"""Helpers of a context: the device for an engine, a plan's steps for launching, the names of their kernels, and their
+warnings.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from tactics.format import DTYPES
 
 
 def check_arguments(engine: object, options: Mapping[str, object]) -> None:
-    """TypeError if a context is made from an object that is no engine, or with an unknown option."""
+    """Raises TypeError if a context is made from an object that is no engine, or with an unknown option."""
     if not isinstance(engine, EngineData):
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
@@ -28,8 +29,10 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def chosen(device: object) -> Iterator[str | None]:
-    """Without its number, where a context is to run; the GPU of that number is the current one. ValueError for another
-    `device`, EngineError for a number that no GPU has."""
+    """Yields `device` without its number; meanwhile the GPU of that number is the current one.
+
+    Raises ValueError for another `device`, EngineError for a number that no GPU has.
+    """
     kind, colon, number = device.partition(":") if isinstance(device, str) else (device, "", "")
     if kind not in (None, "emulator", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
         raise ValueError(f"device: expected None, 'cuda', 'cuda:N' with the number of a GPU, or 'emulator', got {device!r}")
@@ -48,8 +51,10 @@ def chosen(device: object) -> Iterator[str | None]:
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:
-    """The current GPU for "cuda", or the emulated one. EngineError without a GPU or with one that differs from the engine's;
-    ModuleNotFoundError without CuPy."""
+    """Returns the current GPU for "cuda", or the emulated one.
+
+    Raises EngineError without a GPU or with one that differs from the engine's; ModuleNotFoundError without CuPy.
+    """
     if device == "emulator" or (device is None and not devices.has_gpu()):
         return planned_device(engine.record.device)
     if device is not None and devices.has_cupy() and (why := devices.why_no_gpu()):
@@ -60,7 +65,7 @@ def device_for(engine: EngineData, device: str | None) -> Device:
 
 
 def plans_of(engine: EngineData) -> tuple[PlanRecord, ...]:
-    """The plans with their steps. EngineError if a plan that is not from a file contradicts its layers."""
+    """Returns the plans with their steps. Raises EngineError if a plan that is not from a file contradicts its layers."""
     if engine.checked:
         return engine.record.plans
     from gpu_runtime.runtime import verify  # imports every family of kernels
@@ -69,12 +74,12 @@ def plans_of(engine: EngineData) -> tuple[PlanRecord, ...]:
 
 
 def struct(gpu: Cuda | Emulated, step: LaunchStep, bases: Mapping[str, int]) -> bytes:
-    """A kernel's parameters with addresses filled in."""
+    """Packs a kernel's parameters with addresses filled in."""
     return fill_params(gpu, step.args, lambda arg: bases[arg[0]] + int(arg[1]))
 
 
 def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None], Array]:
-    """A function's inputs, and its output."""
+    """Returns a function's inputs, and its output, as arrays at their addresses."""
     *ins, out = (a and Array(bases[a[0]] + a[1], DTYPES[a[2]], a[3]) for a in step.args)
     if out is None:
         raise EngineError(f"the engine's plan is wrong: {step.function} has no output. Build the engine again")
@@ -87,7 +92,7 @@ def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
 
 
 def flagged(plan: PlanRecord, flags: np.ndarray) -> list[str]:
-    """The layers of steps whose flag is set: they stored infinity or NaN. Excludes layers that only pass on a mask."""
+    """Returns the layers of steps whose flag is set: they stored infinity or NaN. Excludes layers that only pass on a mask."""
     masked = _masked(plan)
     found: dict[str, None] = {}
     for layer in (plan.layers[k] for i in np.flatnonzero(flags) for k in plan.steps[i].covers):
@@ -102,8 +107,10 @@ def _masked(plan: PlanRecord) -> frozenset[str]:
 
 
 def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
-    """The warning for layers that stored infinity or NaN; it names the inputs if these contain it already; empty without
-    any."""
+    """Writes the warning for layers that stored infinity or NaN; "" without any.
+
+    It names the inputs if these contain such values already.
+    """
     if not layers:
         return ""
     masked = _masked(plan)

@@ -1,4 +1,4 @@
-"""Derive a plan's steps from its layers, and check the plan against them: only the problems, tactics and places of layers
+"""Derives a plan's steps from its layers, and checks the plan against them: only the problems, tactics and places of layers
 decide what an engine compiles, allocates and runs.
 
 A kernel family must offer the layer's tactic for it on the plan's device. The layer's steps are derived (derive.py). Its
@@ -36,8 +36,11 @@ Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares 
 
 
 def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRecord:
-    """The record with the steps of its plans, and the memory that is free after each. Raises Fault if the record contradicts
-    its layers. The record is within its bounds; `weights`: its arena, whose tables are checked if it is given."""
+    """Returns the record with the steps of its plans, and the memory that is free after each.
+
+    Raises Fault if the record contradicts its layers. The record must be within its bounds; `weights`: its arena, whose tables
+    are checked if it is given.
+    """
     try:
         device = planned_device(record.device)
     except EngineError as e:
@@ -52,7 +55,7 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
 
 
 def _derived(plan: PlanRecord, device: Device, stored: Mapping[str, Section], weights: np.ndarray | None) -> PlanRecord:
-    """A plan with its steps; `stored`: the file's sections of weights."""
+    """Returns a plan with its steps; `stored`: the file's sections of weights."""
     held = sum(s.nbytes for s in stored.values())
     sections = {**stored, **{name: stored[other] for name, other in plan.renamed.items()}}
     todo: list[Work] = []
@@ -80,7 +83,7 @@ def _derived(plan: PlanRecord, device: Device, stored: Mapping[str, Section], we
 
 
 def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: int) -> Work:
-    """`held`: bytes of all sections."""
+    """Checks a layer and returns its launches; `held`: bytes of all sections."""
     if len(layer.outputs) != 1:
         raise Fault(f"expected one output, got {len(layer.outputs)}")
     for t in layer.tensors:
@@ -127,15 +130,18 @@ def _check_problem(problem: Problem) -> None:
 
 
 def _check_weights_fit(problem: Problem, held: int) -> None:
-    """Check, before any count of taps or channels, that there are no more weights than bytes."""
+    """Checks, before any count of taps or channels, that there are no more weights than bytes."""
     for p in problem.parts:
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")
 
 
 def _format_inside(whole: Container, c: int) -> CanonicalFormat | None:
-    """The format of `c` channels there; None: they are no tensor. A block of a blocked layout may itself be a tensor whose last
-    dimension is its channels, with others inside: of 48 channels in chw32 the first 32, and of those 16."""
+    """Returns the format of `c` channels inside `whole`; None: they are no tensor.
+
+    A block of a blocked layout may itself be a tensor whose last dimension is its channels, with others inside: of 48 channels
+    in chw32 the first 32, and of those 16.
+    """
     (n, channels, h, w), first, lay = whole.shape4, whole.channel, LAYOUTS[whole.format.layout]
     found, block = part_format(whole.format, whole.shape4, first, c), first // lay.vector
     if found or not lay.blocked or block != (first + c - 1) // lay.vector or (block + 1) * lay.vector > channels:
@@ -144,7 +150,7 @@ def _format_inside(whole: Container, c: int) -> CanonicalFormat | None:
 
 
 def _check_place(t: TensorPlace) -> None:
-    """Check a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
+    """Checks a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
     fmt, whole = t.format, t.inside
     if t.offset % (16 if LAYOUTS[fmt.layout].vector >= 8 else DTYPES[fmt.dtype].itemsize):
         raise Fault(f"tensor {t.name[:40]!r}: byte {t.offset} is not aligned for {fmt}")
@@ -160,7 +166,7 @@ def _check_place(t: TensorPlace) -> None:
 
 
 def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
-    """Check that only tensors of kernels with strides lie inside others or begin at any element."""
+    """Checks that only tensors of kernels with strides lie inside others or begin at any element."""
     placed = [t.is_placed for t in layer.tensors]
     if any(placed) and not KERNELS[tactic.kernel].placed:
         raise Fault(f"{tactic.kernel} reads and writes whole tensors, not parts of one")
@@ -169,7 +175,7 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
 
 
 def _check_maps(layer: Layer, work: Work, sections: Mapping[str, Section]) -> None:
-    """Check that the bytes that a tensor map describes lie in the memory of its argument."""
+    """Checks that the bytes that a tensor map describes lie in the memory of its argument."""
     for launch in work:
         for m in (value for kind, value in launch.args if kind == "map") if isinstance(launch, Launch) else ():
             of, which = m.of
@@ -186,7 +192,7 @@ def _check_maps(layer: Layer, work: Work, sections: Mapping[str, Section]) -> No
 
 
 def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.ndarray) -> None:
-    """Check that the tensors whose addresses kernels use match the problem."""
+    """Checks that the tables by which kernels address memory match the problem."""
     if layer.problem is None or layer.tactic is None:
         return
     for name, table in _tables(layer.problem, layer.tactic).items():
@@ -204,7 +210,7 @@ def _tables(problem: AnyProblem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 
 def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
-    """The offsets of workspace and counters by name, after a check that each is as large as the launches need."""
+    """Returns the offsets of workspace and counters by name, after a check that each is as large as the launches need."""
     using = [launch for work in todo for launch in work if launch.workspace]
     need = {
         derive.WORKSPACE: max((s.workspace for s in using), default=None),
@@ -219,7 +225,7 @@ def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
 
 
 def checked(record: EngineRecord, weights: np.ndarray) -> EngineRecord:
-    """The record with its steps. EngineError if the plan contradicts its layers."""
+    """Returns the record with its steps. Raises EngineError if the plan contradicts its layers."""
     try:
         return derived(record, weights)
     except Fault as e:

@@ -18,7 +18,7 @@ COUNTERS = {
 
 
 def counts(joined: Joined) -> Iterator[Count]:
-    """What these answers and runs add to the counters; never 0, which some servers' counters refuse."""
+    """Yields the amounts that these answers and runs add to the counters; never 0, which some servers' counters refuse."""
     yield "gpu_runtime_requests", len(joined.answers), ""
     yield from (("gpu_runtime_errors", 1, answer.kind) for answer in joined.answers if isinstance(answer, Failure))
     for run in joined.runs:

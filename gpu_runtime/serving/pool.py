@@ -67,7 +67,7 @@ class Pool:
                 self._free.pop().close()
 
     def _take_back(self, lent: Context) -> None:
-        """For the next user; another context in its place if its user closed it."""
+        """Returns a context to the pool; if its user closed it, a new one in its place."""
         with self._changed:
             del self._busy[lent]
             self._changed.notify_all()

@@ -84,7 +84,7 @@ class Ingress:
     """Answers HTTP: checks each request before it joins others, and asks again where a replica died."""
 
     def __init__(self, server: Any, inputs: Sequence[TensorSpec], most: int, timeout_s: float, emulate: bool) -> None:
-        if not emulate and not ray.cluster_resources().get("GPU"):  # else the replicas would wait for one without a word
+        if not emulate and not ray.cluster_resources().get("GPU"):  # else the replicas would wait for one silently
             raise EngineError("no node of this Ray cluster has a GPU: add one, or run with emulate=true, which is for tests")
         self.server, self.inputs, self.most, self.timeout_s = server, inputs, most, timeout_s
         row = sum(int(np.prod(spec.shape[1:])) * spec.dtype.itemsize for spec in inputs)
@@ -132,13 +132,13 @@ class Ingress:
         return self._failed("replica", f"{TRIES} replicas died or lost their GPU under this request: try again later")
 
     def _failed(self, kind: str, message: str) -> Failure:
-        """A failure that no replica has counted."""
+        """Makes and counts a failure that no replica has counted."""
         self.counters.add(Joined((failure := Failure(kind, message),)))
         return failure
 
 
 def app(args: Arguments) -> serve.Application:
-    """The application. EngineError for a file that cannot be served, here and not in a replica."""
+    """Makes the application. Raises EngineError for a file that cannot be served, here and not in a replica."""
     path, engine = str(Path(args.engine).resolve()), load(args.engine)
     most = sizes(engine).max
     server = serve.deployment(EngineServer).options(

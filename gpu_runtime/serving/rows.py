@@ -1,6 +1,6 @@
-"""Requests of some rows each, joined into runs of one context: once, for every server.
+"""Joins requests of some rows each into runs of one context, for every server.
 
-No thread and no queue: when a batch begins and who waits is the server's business. A request that is wrong fails alone, before
+It has no thread and no queue: the server decides when a batch begins and who waits. A wrong request fails alone, before
 anything runs.
 """
 
@@ -52,8 +52,11 @@ class Joined(NamedTuple):
 
 
 def sizes(engine: Engine) -> Batch:
-    """The rows that a run of this engine takes; where they are `exact`, a request runs alone, since its rows may depend on each
-    other. EngineError unless each input and output has as many."""
+    """Returns the numbers of rows that a run of this engine takes; if they are `exact`, a request runs alone, since its rows
+    may depend on each other.
+
+    Raises EngineError unless each input and output has this batch.
+    """
     specs = (*engine.inputs, *engine.outputs)
     if len({str(spec.shape[:1]) for spec in specs}) != 1 or not specs[0].shape:
         raise EngineError(
@@ -65,7 +68,7 @@ def sizes(engine: Engine) -> Batch:
 
 
 def point(engine: Engine, rows: int) -> int | None:
-    """The batch size at which that many rows run, None where they do not."""
+    """Returns the batch size at which this many rows run; None if they cannot."""
     size = sizes(engine)
     if size.exact:
         return rows if rows in size.exact else None
@@ -73,8 +76,10 @@ def point(engine: Engine, rows: int) -> int | None:
 
 
 def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
-    """The engine in that file, and a context there: EngineError where none can be. Warns where the engine's tactics were chosen
-    on another GPU of the architecture."""
+    """Opens the engine in a file, and a context on `device`. Raises EngineError if that fails.
+
+    Warns if the engine's tactics were chosen on another GPU of the architecture.
+    """
     engine = load(path)
     sizes(engine)
     context = engine.context(device=device)
@@ -86,7 +91,9 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
 
 
 def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
-    """The rows of a request. TypeError or ValueError unless it has each input, with as many rows, 1 to `most`."""
+    """Returns the rows of a request. Raises TypeError or ValueError unless it has each input, with equal numbers of rows, 1 to
+    `most`.
+    """
     check_names(inputs, request)  # type: ignore[arg-type]  # it reads names
     for spec in inputs:
         array, wanted = request[spec.name], f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
@@ -104,9 +111,11 @@ def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
 
 
 def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
-    """The answer to each request, in few runs. Requests that together have fewer rows than a run takes fail; an engine of one
-    exact batch runs requests of that many rows, each alone. Where a run of several requests fails, each runs alone: only those
-    at fault fail."""
+    """Answers each request, in few runs.
+
+    Requests that together have fewer rows than a run takes fail; an engine of one exact batch runs only requests of that many
+    rows, each alone. Where a run of several requests fails, each runs alone, so that only faulty ones fail.
+    """
     size = sizes(engine)
     answers: dict[int, Arrays | Failure] = {}
     counts: dict[int, int] = {}
@@ -134,7 +143,7 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
             continue
         try:
             outputs, run = _run(context, [requests[i] for i in group], rows, batch)
-        except Exception as e:  # it becomes the answer: no error of a run may take the server's other requests along
+        except Exception as e:  # it becomes the answer: an error of one run must not fail the server's other requests
             if len(group) > 1 and all(point(engine, counts[i]) for i in group) and not is_fatal(e):
                 groups[:0] = [[i] for i in group]
             else:
@@ -147,7 +156,7 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
 
 
 def _run(context: Context, requests: Sequence[Arrays], rows: int, point: int) -> tuple[dict[str, Any], Run]:
-    """One run of these requests' rows."""
+    """Runs these requests' rows once; returns the outputs and the run's record."""
     together = requests[0] if len(requests) == 1 else {n: np.concatenate([r[n] for r in requests]) for n in requests[0]}
     start = time.perf_counter()
     with warnings.catch_warnings():

@@ -1,5 +1,5 @@
-"""NVIDIA Triton's python backend: the class for a model's model.py, which `gpu-runtime triton-repo` writes. Only Triton's own
-process has the module that this one imports.
+"""NVIDIA Triton's python backend: the class for a model's model.py, which `gpu-runtime triton-repo` writes. It imports a module
+that exists only in Triton's own process.
 """
 
 import json
@@ -51,7 +51,9 @@ def _response(answer: Arrays | Failure) -> Any:
 
 
 def _check_tensors() -> None:
-    """EngineError unless a tensor keeps its values: stubs made for NumPy 1 lose them under NumPy 2 (python_backend#384)."""
+    """Raises EngineError unless a tensor keeps its values: stubs made for NumPy 1 lose them under NumPy 2
+    (python_backend#384).
+    """
     sent = np.arange(6, dtype=np.float32).reshape(2, 3)
     got = pb_utils.Tensor.from_dlpack("x", pb_utils.Tensor("x", sent).to_dlpack()).as_numpy()
     if not np.array_equal(sent, got):

@@ -73,7 +73,7 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
 
 
 def _check_runs_here(engine: "Engine", kind: str) -> None:
-    """EngineError for an engine of other kernels, or, where a GPU is visible, of another architecture."""
+    """Raises EngineError for an engine of other kernels, or, where a GPU is visible, of another architecture."""
     from cuda_kernels import device as devices
     from cuda_kernels.compile import source_hash
     from gpu_runtime.runtime.compatibility import check_device, check_source
@@ -90,7 +90,10 @@ def _tensor(spec: "TensorSpec") -> str:
 
 
 def _next_version(model: Path, interface: str) -> int:
-    """The number of the version to write. ValueError where another made the model's folder, or it has another interface."""
+    """Returns the number of the version to write.
+
+    Raises ValueError where another program made the model's folder, or the model has another interface.
+    """
     if not os.path.lexists(model):
         return 1
     config = model / "config.pbtxt"
@@ -106,7 +109,7 @@ def _next_version(model: Path, interface: str) -> int:
 
 
 def _place(model: Path, version: int, engine: Path, config: str) -> None:
-    """Write the version, and with the first one the model; Triton, which may watch the folder, sees it once it is whole."""
+    """Writes the version, and with the first one the model; Triton, which may watch the folder, sees it only complete."""
     target = model / str(version) if version > 1 else model
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.parent / f".{target.name}.{os.getpid()}"

@@ -19,13 +19,15 @@ CASES = {"library": (LibraryProblem("ArgMax", ("t0",), (_ROW,), ("fp16",), _MOST
 
 
 def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
-    """Whether `tactic` is one of `candidates`, of which there are 2^inputs."""
+    """Whether `tactic` is one of `candidates`, which are too many to list: 2^inputs."""
     formats = zip((*tactic.ins, tactic.out), (*p.dtypes, p.dtype), strict=True)
     return all(f.layout == "chw" and f.dtype in (("fp16", "fp32") if d == FLOAT else (d,)) for f, d in formats)
 
 
 def candidates(p: LibraryProblem, device: Device) -> Candidates:
-    """Floating-point tensors are FP16, or FP32 where the network's input or output is."""
+    """Yields every combination of types: floating-point tensors are FP16, or FP32 where they are the network's input or
+    output.
+    """
     ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
     for *ins, out in product(*ways):
         yield tactic_of("library", None, tuple(ins), out), None
@@ -40,16 +42,17 @@ def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
 
 
 def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Constants as they are."""
+    """Returns the constants, unchanged."""
     return {name: np.ascontiguousarray(a) for name, a in weights.items()}
 
 
 def section_bytes(p: LibraryProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     return {f"c{i}": math.prod(shape) * DTYPES[dtype].itemsize for i, (shape, dtype) in enumerate(p.constants)}
 
 
 def counts(p: LibraryProblem, tactic: Tactic, device: Device) -> Counts:
-    """Neither a floor nor an estimate: every tensor travels once, in one launch. A gather may read less; what the library
-    does inside may take longer."""
+    """Counts every tensor once, in one launch. This is neither a floor nor an estimate: a gather may read less, and the
+    library's function may take longer.
+    """
     return Counts(*traffic(p.all_shapes, tactic))

@@ -1,7 +1,7 @@
-"""A convolution and the 1x1 convolution that alone reads it, as one launch (conv_back_to_back.cu): tiles, packing, time.
+"""A convolution and its only reader, a 1x1 convolution, as one launch (conv_back_to_back.cu): tiles, packing, time.
 
-All channels between the two fit one block's tile, so they stay in shared memory. Saved are their store, their load and a
-launch; paid for is a tile that has as many rows as they need, and one epilogue in the way of the other.
+All channels between the two fit one block's tile, so they stay in shared memory. This saves their store, their load and a
+launch; it costs a tile with as many rows as they need, and the epilogue of the first delays the second.
 """
 
 import math
@@ -34,15 +34,15 @@ TILES = tuple(
         (128, 64, 64, 2, 2, 3),
     )
 )
-TURN_CLK = {"sm_90a": 3500}  # between two turns of the second, of all blocks that an SM holds; untimed elsewhere: one by one
-ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
+TURN_CLK = {"sm_90a": 3500}  # between two turns of the second convolution, of all blocks of an SM; untimed elsewhere
+ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # features that the checks below handle
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 _FIRST = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU)
 CASES = {"conv_back_to_back": (BackToBackProblem(_FIRST, ConvProblem(1, 48, 9, 7, 72, 1, 1, epilogue=RELU)),)}
 
 
 def reason_against(first: ConvProblem, second: ConvProblem) -> str:
-    """Why the two cannot be one launch, or an empty string."""
+    """Why the two cannot be one launch, or ""."""
     for p, which in ((first, "first"), (second, "second")):
         if p.groups > 1 or p.needs - ADDED:
             return f"the {which} convolution has groups, a depth-to-space, a pool or a prologue"
@@ -58,7 +58,7 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
 
 
 def candidates(p: BackToBackProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic, reason against it or None). `only`: of the tiles this one alone."""
+    """Yields (tactic, reason against it or None). `only`: restricts the tiles."""
     if why := reason_against(p.first, p.second):
         yield "conv_back_to_back", unsupported(why)
         return
@@ -74,7 +74,9 @@ def candidates(p: BackToBackProblem, device: Device, only: Only = None) -> Candi
 
 
 def shared_bytes(tactic: Tactic) -> int:
-    """The pipeline, or over it what lies between the two and the second's staging tile, each with its table of rows."""
+    """Bytes of shared memory: the pipeline, or in its place the intermediate tile and the second's staging tile, each with its
+    table of rows.
+    """
     t = tactic.gemm
     return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
 
@@ -95,7 +97,7 @@ def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] 
 
 
 def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Both convolutions' weights, bias and slope as conv_dense takes them; the second's names end in 2."""
+    """Packs both convolutions' weights, bias and slope as conv_dense takes them; the second's names end in 2."""
     dense = on_kernel("conv_dense", tactic)
     second = conv_gemm.pack(p.second, dense, {name: weights[name + "2"] for name in SECOND if name + "2" in weights})
     return conv_gemm.pack(p.first, dense, weights) | {name + "2": a for name, a in second.items()}
@@ -109,10 +111,12 @@ def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
-    """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
+    """Counts the first as conv_dense; its blocks then multiply again: weights from L2 into registers, pixels from shared
+    memory.
+    """
     t, dense = tactic.gemm, on_kernel("conv_dense", tactic)
     of_first = replace(dense, ins=tactic.ins[:1], out=tactic.ins[0])
-    first = conv_gemm.counts(p.first, of_first, device).limits  # without DRAM: what lies between the two is not written
+    first = conv_gemm.counts(p.first, of_first, device).limits  # without DRAM: the intermediate tensor is not written
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
     mma = t.m * t.n * 16 / tensor_rate(device, min(per_sm, 4) * t.warps_m * t.warps_n)

@@ -5,13 +5,13 @@ Prediction: a block costs the largest of
     issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM where enough warps fit
     tensor    of tensor cores: products of 16 pixels of a row with a band matrix, zeros included
     l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; where the
-              patch is copied to shared memory, that and what warps load from there
+              patch is copied to shared memory, the copy and the warps' loads from there
     l2        bytes that its patch reads and writes, halo included, at the SM's share of L2 bandwidth
 
 plus its latency (a thread waits once per input row), which other resident blocks hide. On tensor cores the first three add up:
-blocks that begin together copy, multiply and store together. That, and a clock for each line of 128 bytes that a warp's access
-meets, explain an H200's times of the kernel's first form (stride 1: 0.96 of them in the median, 0.80 to 1.04); the largest
-alone is 1.9 times too fast.
+blocks that begin together copy, multiply and store together. This sum, and a clock for each line of 128 bytes that a warp's
+access meets, explain an H200's times of the kernel's first form (stride 1: 0.96 of them in the median, 0.80 to 1.04); the
+largest alone is 1.9 times too fast.
 """
 
 import math
@@ -42,20 +42,20 @@ from tactics.step import (
 from tactics.tactic import Only, Patch, Tactic, restrict, tactic_of
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
-# At most: columns of input that registers hold at once, and taps of a channel that shared memory holds beside its vectors.
+# The most columns of input that registers hold at once, and the most taps of a channel that fit shared memory with its vectors.
 MOST_COLUMNS, MOST_TAPS = 32, 12_000
 SLICE = {8: 8, 1: 16}  # columns of a larger filter at once, by a thread's channels
-# Of staged tactics, bounded so that a launch's other blocks hide one's latency: by at most how many sums and input columns.
+# Registers of staged tactics by the most sums and input columns, bounded so that other blocks hide a block's latency.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
 ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most, and by each of its warps
 L1_BYTES_PER_CLK = 128
-# Of a thread that brings to shared memory 8 columns of 8 channels, transposed, by its machine code.
+# Instructions of a thread that copies 8 columns of 8 channels, transposed, to shared memory, by its machine code.
 COPY_INSTRUCTIONS = 121
 STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
-# What an H200's times show, fitted to one half of the timed problems (benchmarks/our_times.py); of other GPUs nothing is known.
+# Fitted to an H200's times of one half of the timed problems (benchmarks/our_times.py); of other GPUs nothing is known.
 # Of staged tactics, issue slots of an SM at most, and by each of its warps that are there, without and with a stride; by the
 # root of few. Without one a block waits for slots and for shared memory in turn (root of the sum of squares), for memory once
 # a launch. Of blocks that load straight from memory, latencies so many times.
@@ -68,7 +68,7 @@ VECTOR_PATCHES = tuple(
     Patch(*t)
     for t in ((64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4))
 )
-# Whose blocks bring their patch of input to shared memory first: many small tiles, of few channels each, so that a thread needs
+# Blocks that first copy their input patch to shared memory: many small tiles, of few channels each, so that a thread needs
 # few registers.
 STAGED_PATCHES = tuple(
     Patch(*t)
@@ -77,7 +77,7 @@ STAGED_PATCHES = tuple(
         (16, 28, 28, 4, 7), (64, 14, 14, 2, 7),
     )
 )
-# Of tensor cores: a warp has 8 channels of up to 16 tiles, which are 8 wide and as high as registers allow.
+# For tensor cores: a warp has 8 channels of up to 16 tiles, which are 8 wide and as high as registers allow.
 TENSOR_PATCHES = tuple(
     Patch(*t, mma=True)
     for t in ((32, 28, 32, 7, 8), (16, 28, 32, 7, 8), (32, 56, 16, 7, 8), (16, 16, 32, 4, 8), (32, 14, 16, 2, 8))
@@ -97,8 +97,8 @@ CASES = {
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float | None = None) -> Candidates:
-    """(tactic or family, reason against it or None). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
-    patches this one alone, however much it reads."""
+    """Yields (tactic or family, reason against it or None). `limit`: of `halo`, instead of `halo_limit`. `only`: just this
+    patch."""
     if p.groups != p.c or p.c == 1:
         yield "conv_depthwise", unsupported(f"not depthwise: {p.groups} groups of {p.c} channels")
         return
@@ -106,7 +106,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         yield "conv_depthwise", unsupported(why)
         return
     limit = limit or (math.inf if only else halo_limit(p))
-    known: dict[tuple[Patch, bool], str] = {}  # what is against a patch, whatever else the formats are
+    known: dict[tuple[Patch, bool], str] = {}  # reasons against a patch, for all other formats
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
             tactic = tactic_of("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
@@ -119,7 +119,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
-    """Why this patch cannot or should not run, or an empty string."""
+    """Why this patch cannot or should not run, or ""."""
     patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     registers, smem = _registers(p, tactic), _smem(p, tactic)
@@ -139,7 +139,7 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
     if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
         limit = 4 * limit - 3
-    often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # whose arithmetic takes longer
+    often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # then arithmetic takes longer
     if often and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
@@ -157,7 +157,7 @@ def staged(tactic: Tactic) -> bool:
 
 
 def sliced(p: ConvProblem, tactic: Tactic) -> int:
-    """Columns of the filter that a thread takes at once, with weights from L1, where the whole would not fit; else 0."""
+    """Columns of the filter that a thread takes at once, with weights from L1, if the whole does not fit; else 0."""
     fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
     return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
@@ -169,15 +169,15 @@ def threads(tactic: Tactic) -> int:
 
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((step along h, along w), (stride E along h, along w)): dilation d interleaves convolutions without dilation, whose
-    outputs lie `step` apart and whose stride, counted in input pixels d apart, is E."""
+    """Splits a dilated convolution into interleaved ones without dilation: returns ((step along h, w), (stride E along h, w)).
+    The outputs of each lie `step` apart; E is its stride, in input pixels that lie a dilation apart."""
     (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
     h, w = math.gcd(stride_h, dil_h), math.gcd(stride_w, dil_w)
     return (dil_h // h, dil_w // w), (stride_h // h, stride_w // w)
 
 
 def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((patches along h, w) of one interleaved convolution, (how many of those along h, w))."""
+    """Returns ((patches along h, w) of one interleaved convolution, (number of such convolutions along h, w))."""
     (step_h, step_w), _ = lattice(p)
     counts = math.ceil(math.ceil(p.p / step_h) / patch.h), math.ceil(math.ceil(p.q / step_w) / patch.w)
     return counts, (min(step_h, p.p), min(step_w, p.q))
@@ -185,7 +185,7 @@ def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int
 
 @lru_cache(maxsize=4096)
 def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
-    """Pixels of an image's input: (those that its blocks read, those that some output needs)."""
+    """Counts pixels of an image's input: (pixels that its blocks read, pixels that some output needs)."""
     covered, once = 1, 1
     for size, out, reach, pad, stride, dil, step, extent in zip(
         (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
@@ -206,19 +206,19 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
 
 
 def halo(p: ConvProblem, patch: Patch) -> float:
-    """Pixels that blocks read and write over those that the tensors have (of the input, those that some output needs)."""
+    """Pixels that blocks read and write, over those of the tensors (of the input, those that some output needs)."""
     (covered, once), y = _read(p, patch), p.p * p.q * p.k / p.c
     return (covered + y) / (once + y)
 
 
 def halo_limit(p: ConvProblem) -> float:
-    """What `halo` may be: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7; where no patch reaches that, the least there is."""
+    """The most that `halo` may be: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7; if no patch reaches this, the least of all."""
     reach = max(p.r, p.s)
     return max(1.15 if reach <= 3 else 1.2 if reach <= 5 else 1.25, min(halo(p, patch) for patch in VECTOR_PATCHES))
 
 
 def _smem(p: ConvProblem, tactic: Tactic) -> int:
-    """Static shared memory as the kernel lays it out: taps, bias and slope in FP32, of tensor cores pairs of taps in FP16."""
+    """Bytes of static shared memory: taps, bias and slope in FP32; on tensor cores pairs of taps in FP16."""
     parts = 2 if vector(tactic) == 8 else 1
     row = tactic.patch.channels * 4 // parts
     taps = 0 if tactic.patch.mma or sliced(p, tactic) else p.r * p.s
@@ -228,12 +228,12 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Of a block, static and dynamic."""
+    """Bytes of a block's shared memory, static and dynamic."""
     return _smem(p, tactic) + patch_bytes(p, tactic)
 
 
 def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Dynamic shared memory of a block's patch of input, where the kernel copies it there, and as it lays it out."""
+    """Bytes of dynamic shared memory for a block's input patch, as the kernel lays it out; 0 where it is not copied."""
     t = tactic.patch
     if staged(tactic):
         return _staged_bytes(p, t)
@@ -245,8 +245,8 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache
 def _band(least: int, rows: int, columns: int) -> int:
-    """Units of 16 bytes from a row of tiles to the next: the least from `least` on with which eight tiles beside each other lie
-    in different banks: eight lanes address them at once."""
+    """The least distance, from `least` on, between rows of tiles in units of 16 bytes that puts eight neighbouring tiles in
+    different banks, as eight lanes address them at once."""
 
     def apart(band: int) -> bool:
         begin = [(row * band + column) % 8 for row, column in product(range(rows), range(columns))]
@@ -256,7 +256,7 @@ def _band(least: int, rows: int, columns: int) -> int:
 
 
 def _staged_bytes(p: ConvProblem, t: Patch) -> int:
-    """The same without tensor cores: tiles of a row lie an odd number of pixels apart where a pixel does not fill the banks."""
+    """`patch_bytes` without tensor cores: tiles lie an odd number of pixels apart if a pixel does not fill the banks."""
     e_h, e_w = lattice(p)[1]
     turn, rows, columns, across = max(1, 64 // t.channels), t.th * e_h, t.tw * e_w, t.w // t.tw
     pitch = columns | 1 if turn > 1 else columns
@@ -267,7 +267,7 @@ def _staged_bytes(p: ConvProblem, t: Patch) -> int:
 
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
-    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
+    """Estimates the registers per thread: sums, an input row as halfs and half of it as floats, addresses."""
     t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     if staged(tactic):
@@ -286,7 +286,7 @@ def launches(
     strided: tuple[Strides, ...] | None = None,
     share: Share | None = None,
 ) -> tuple[Launch, ...]:
-    """`share`: what else the launch computes (conv_scaled)."""
+    """Returns the launch. `share`: hidden values of a squeeze-excite that the launch computes too (conv_scaled)."""
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {
@@ -321,24 +321,24 @@ def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _pitch(p: ConvProblem) -> int:
-    """Channels of a row of packed weights: whole sectors."""
+    """Channels of a row of packed weights, padded to whole sectors."""
     return padded_channels("hwc16", p.k)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope FP32 [K padded to 16]."""
+    """Packs weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope as FP32 [K padded to 16]."""
     w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
     w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
     return {"w": w.reshape(-1)} | vector_sections(p, weights, _pitch(p))
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """`more`: of a thread instructions, of a block latency (clocks) and bytes of shared memory, beside those of the outputs."""
+    """Counts bytes and clocks. `more`: a Share's instructions per thread, clocks per block, bytes of shared memory."""
     t, size, blocks = tactic.patch, threads(tactic), p.n * blocks_of(p, tactic)
     _, (e_h, e_w) = lattice(p)
     at_once = resident(device, size, _registers(p, tactic), shared_bytes(p, tactic) + more[2])
@@ -385,8 +385,8 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
 
 
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
-    """Of tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a warp with
-    those of zeros, how often a thread waits for memory while it copies its patch)."""
+    """Counts on tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a
+    warp including zeros, how often a thread waits for memory while it copies its patch)."""
     height, units, fours = t.h - 1 + p.r, t.w // 8 + 1, math.ceil(p.r / 4)
     products, fragments = 8 * t.th * p.r, 8 * (t.th - 1 + p.r)
     filters = 8 * (fours + 1 + 2 * p.r)  # loads, and which words of a row have taps
@@ -406,7 +406,7 @@ def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, i
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
-    """Clocks of a block whose patch of input is in shared memory, by what they are spent on; instructions by machine code."""
+    """Clocks of a block whose input patch is in shared memory, by resource; instructions are those of the machine code."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
     columns, filters, outputs = (t.tw - 1) * e_w + p.s, t.th * p.r, t.th * t.tw
     copies = patch_bytes(p, tactic) / 16 / size
@@ -421,7 +421,7 @@ def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 
 
 def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
-    """Clocks of a block without tensor cores, by what they are spent on."""
+    """Clocks of a block without tensor cores, by resource."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
     slices, outputs, taps, each_weight = math.ceil(p.s / (sliced(p, tactic) or p.s)), t.th * t.tw, float(p.r * p.s), 1.5
     columns = slices * (t.tw - 1) * e_w + p.s
@@ -440,7 +440,7 @@ def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 
 def _straddle(fmt: Format, c: int, channels: int) -> float:
     """Sectors over bytes of a block's `channels` of one pixel: where pixels lie an odd number of 16 bytes apart, every second
-    one begins in the middle of a sector that holds another block's channels."""
+    one begins in the middle of a sector, beside another block's channels."""
     odd = not LAYOUTS[fmt.layout].blocked and padded_channels(fmt.layout, c) % 16 and channels < c
     return 1 + 8 / channels if odd else 1.0
 

@@ -1,7 +1,8 @@
 """Convolution in FP32 on CUDA cores (conv_fp32.cu), for tensors that FP16 cannot hold: launches, packing, time.
 
-Prediction: the threads' products at the CUDA cores' rate, or all that they issue; activations go through L2 once for each tile
-of output channels, which neighbouring blocks share. Where that leaves SMs idle, threads share a pixel's input channels.
+Prediction: the threads' products at the CUDA cores' rate, or all their instructions; activations go through L2 once for each
+tile of output channels, which neighbouring blocks share. Where SMs would be idle, several threads share a pixel's input
+channels.
 """
 
 import math
@@ -19,7 +20,7 @@ from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilog
 from tactics.tactic import Tactic
 
 THREADS = 128
-PIXELS = 4  # of a thread, where there are threads enough
+PIXELS = 4  # of a thread, where there are enough threads
 ENOUGH = 256 * THREADS  # threads: two blocks for each of 128 SMs
 SPLITS = (1, 8, 32, 128)  # threads that share a pixel
 RESIDENT = {1: 7, PIXELS: 4}  # blocks of an SM, by the pixels of a thread: registers
@@ -36,7 +37,7 @@ def _channels(p: ConvProblem) -> int:
 
 
 def _tiles(p: ConvProblem) -> int:
-    """Of one group's output channels."""
+    """Tiles of one group's output channels."""
     return -(-(p.k // p.groups) // _channels(p))
 
 
@@ -46,12 +47,14 @@ def _pixels(p: ConvProblem) -> int:
 
 
 def _threads(p: ConvProblem) -> int:
-    """One for each output pixel and tile of channels."""
+    """The number of threads with one output pixel and tile of channels each."""
     return p.n * p.p * p.q * p.groups * _tiles(p)
 
 
 def _split(p: ConvProblem) -> int:
-    """Threads that share an output pixel: until they are ENOUGH, but each has 4 input channels and ends with one sum."""
+    """Threads that share an output pixel: enough that ENOUGH are at work, but each has at least 4 input channels and one final
+    sum.
+    """
     usable = [split for split in SPLITS if split == 1 or (4 * split <= p.c // p.groups and split >= _channels(p))]
     return next((split for split in usable if split * _threads(p) >= ENOUGH), usable[-1])
 
@@ -79,7 +82,7 @@ def launches(
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C/g,R,S] as FP32 [group][tile][R][S][C/g][channels of a thread]; bias and slope FP32 [K]."""
+    """Packs weights [K,C/g,R,S] as FP32 [group][tile][R][S][C/g][channels of a thread]; bias and slope as FP32 [K]."""
     mine, cg, wide = p.k // p.groups, p.c // p.groups, _channels(p)
     w = np.zeros((p.groups, _tiles(p) * wide, cg, p.r, p.s), np.float32)
     w[:, :mine] = np.asarray(weights["w"], np.float32).reshape(p.groups, mine, cg, p.r, p.s)
@@ -88,7 +91,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
     return {"w": w} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 

@@ -1,13 +1,13 @@
 """Convolution as an implicit GEMM on mma.sync (conv_dense.cu) and mma.sp (conv_sparse24.cu): tiles, launches, packing, time.
 
-Prediction: an SM works through its share of the blocks; per pipeline stage a block costs what these limits take together
+Prediction: an SM works through its share of the blocks; per pipeline stage a block costs the combined time of these limits
 
     main loop   m*n*k products at the share of the tensor cores' peak that is simulated from its machine code (main_loops)
     L2          the stage's bytes at the SM's share of L2 bandwidth
     latency     of the loads that the pipeline's depth does not hide, under load
 
-plus filling the pipeline and the epilogue, which other resident blocks hide in part. The shape follows DeLTA (arXiv
-1904.01691) and the shared-memory model that reproduces published wgmma latencies.
+plus filling the pipeline and the epilogue, which other resident blocks hide in part. The shape follows DeLTA (arXiv 1904.01691)
+and the shared-memory model that reproduces published wgmma latencies.
 """
 
 import math
@@ -63,17 +63,17 @@ from tactics.tiles import (
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
-GATE_BYTES = 128  # that gates take of a stage
+GATE_BYTES = 128  # of a stage, for gates
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# Of weights from DRAM behind those of all other blocks: fits to products on an A100 want 361 clocks for each of three stages.
+# Of weights from DRAM, behind those of all other blocks: fits to products on an A100 give 361 clocks for each of three stages.
 LOADED_LATENCY_CLK = 1080
-FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
+FILL_CLK = 1300  # fitted to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 STORED_AGAIN = {"sm_90a": 1}  # vectors of outputs and residuals count so often more, as an H200 took them; others untimed
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
-# What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
+# Problems on which gpu-runtime doctor runs each kernel: small, of sizes that fit no tile.
 CASES = dict.fromkeys(
     ("conv_dense", "conv_sparse24"),
     (
@@ -88,7 +88,7 @@ CASES = dict.fromkeys(
 
 
 def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
-    """Why no sparse tactic may run these weights; None: one may."""
+    """Why no sparse tactic may run these weights; None if one may."""
     channels = p.c // p.groups
     if channels % 4:
         return Reason.of("grouped_conv" if p.groups != 1 else "channels_not_multiple_of_4", channels=channels)
@@ -96,7 +96,7 @@ def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles."""
+    """Yields (tactic or family, reason against it or None). `only`: restricts the tiles."""
     if 1 < p.groups == p.c:
         why = f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
     else:
@@ -123,7 +123,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 @lru_cache(maxsize=512)
 def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, device: Device) -> tuple[tuple[Tactic, str], ...]:
-    """Every tile in all formats, and the reason against it, whatever the problem's sizes."""
+    """Every tile in all formats, with the reason against it or "", whatever the problem's sizes."""
     found = []
     for tile, x, y in product(restrict(kernel, TILES[kernel], only), HALF_FORMATS, HALF_FORMATS):
         tactic = tactic_of(kernel, tile, (x, *((y,) if residual else ()), *((x,) if prologue.gated else ())), y)
@@ -132,7 +132,7 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
+    """The tile with split-K where this may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
@@ -141,7 +141,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Stream-K where it may pay: the last round of tiles leaves a tenth of the GPU's time idle, and blocks keep two stages."""
+    """The tile with stream-K where this may pay: the last round idles a tenth of the GPU's time, and blocks keep two stages."""
     m, t = merged(p), tactic.gemm
     tiles, stages = num_tiles(p, tactic), m.k // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
@@ -153,7 +153,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
-    """Why this problem cannot run so, or an empty string."""
+    """Why this tactic cannot run this problem, or ""."""
     m = merged(p)
     if linear(tactic.ins[0]) and p.prologue.needs:
         return "the input's scale and shift, gate or norm are applied to whole vectors"
@@ -177,7 +177,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
 
 
 def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
-    """Why this tile cannot run there, or an empty string."""
+    """Why this tile cannot run on the device, or ""."""
     tile = tactic.gemm
     if why := no_room(conv_smem(tactic, prologue), device):
         return why
@@ -192,8 +192,8 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
 
 
 def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
-    """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it; an early
-    residual's table lies behind both."""
+    """Bytes of dynamic shared memory: the pipeline, or in its place the epilogue's staging tile; an early residual's table lies
+    behind both."""
     t = tactic.gemm
     constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
     pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), t.m * t.n * 2, t.n * 4
@@ -224,13 +224,13 @@ def launches(
 
 
 def own_store(p: ConvProblem) -> Store | None:
-    """None where GEMM pixels are y's in their order."""
+    """The store of a depth-to-space or an upsampled residual; None where GEMM pixels are y's pixels in order."""
     end = p.epilogue
     return Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None
 
 
 def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int]:
-    """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
+    """The compile-time values; a feature that only some layers have is named only where it is used."""
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
         **t.values,
@@ -248,7 +248,7 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
 
 
 def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
-    """Of the struct ConvParams (include/conv.cuh), without those of a split K."""
+    """The members of the struct ConvParams (include/conv.cuh), without those of a split K."""
     m, x_fmt, y_fmt, up = merged(p), tactic.ins[0], tactic.out, p.epilogue.up
     one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
     residual, gate = p.in_shapes[1 : 1 + p.epilogue.residual], p.in_shapes[1 + p.epilogue.residual :]
@@ -280,14 +280,14 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
 
 
 def _gate(p: ConvProblem, s: Strides) -> Args:
-    """The gate, which is the last input, and what its product is clipped to."""
+    """The arguments of the gate, which is the last input, and the bounds to which its product is clipped."""
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
     strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
     return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
-    """Output tiles of a tactic, of all groups: blocks, before K is split."""
+    """Output tiles of a tactic, of all groups: its blocks, before K is split."""
     m, t = merged(p), tactic.gemm
     channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
     return m.parts * -(-(p.epilogue.d2s**2) * channels // t.m) * -(-m.pixels // t.n)
@@ -295,7 +295,7 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache(maxsize=1024)
 def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
-    """Which output channel each row of the GEMM is, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
+    """The output channel of each row of the GEMM, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
     b, dcr = p.epilogue.d2s, p.epilogue.d2s_mode == "dcr"
     if b == 1:
         return tuple(range(p.k))
@@ -320,7 +320,7 @@ def _first_channel(s: Strides, c: int) -> int:
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C/g,R,S] as `matrix` has them, in fragment order; bias and slope in the same rows."""
+    """Packs weights [K,C/g,R,S] as `matrix` arranges them, in fragment order; bias and slope in the same rows."""
     m = merged(p)
     flat, vectors = matrix(p, tactic, weights, padded_channels("hwc8", m.one.c), m.k, 16)
     sections = sparse24.fragments(flat, tactic.sparse)
@@ -353,7 +353,7 @@ def matrix(
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes, from sizes alone."""
+    """Returns the bytes of the sections that `pack` makes, from sizes alone."""
     m = merged(p)
     sections, row = dict(_fragments(p, tactic.out.layout, tactic.sparse)), m.count * _rows16(m.one, tactic.out.layout) * 4
     if p.prologue.scaled:
@@ -377,14 +377,14 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
-    """One tactic for all that take the same time: whose formats are as linear, and with as much padding."""
+    """Returns one tactic for all that take the same time: formats equally linear, with equal padding."""
     ins = tuple(_plain(x, shape[1]) for x, shape in zip(tactic.ins, p.in_shapes, strict=True))
     return tactic_of(tactic.kernel, tactic.tile, ins, _plain(tactic.out, p.out_shape[1]))
 
 
 @lru_cache(maxsize=4096)
 def _plain(fmt: Format, channels: int) -> Format:
-    """A format in which a block takes the same time: as linear, and with as much padding of so many channels."""
+    """A format in which a block takes the same time: equally linear, with as much padding of this many channels."""
     same = (f for f in HALF_FORMATS if (f.dtype, linear(f)) == (fmt.dtype, linear(fmt)) and fmt.layout != "hwc")
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
@@ -409,12 +409,12 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
 
 
 def once(device: Device) -> int:
-    """Clocks that a launch takes more, once: less, where it may begin before the launch ahead has ended."""
+    """Clocks added once per launch: negative where it may begin before the launch ahead has ended."""
     return -EARLY_CLK if device.dependent_launch else 0
 
 
 def stored_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Of a block, with its residual; of planes, whose sectors are partly filled, four times."""
+    """Bytes that a block stores, and its residual; times four for planes, whose sectors are partly filled."""
     return tactic.gemm.m * tactic.gemm.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
 
 
@@ -425,25 +425,25 @@ def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
 
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
-    """Clocks of a block from its last product to its last store, latencies aside."""
+    """Clocks of a block from its last product to its last store, without latencies."""
     clk = epilogue_issue_clk(p, tactic) + stored_bytes(p, tactic) / bytes_per_clk + scattered_clk(p, tactic)
     clk += NORM_CLK if p.prologue.normalized else 0
     return in_parts(clk, tactic, tiles, blocks, bytes_per_clk, L2_LATENCY_CLK)
 
 
 def scattered_clk(p: ConvProblem, tactic: Tactic) -> float:
-    """What neighbouring pixels that lie apart add to a tile's stores: up to 16 sectors for the 2 of a plane."""
+    """Clocks that a tile's stores take longer where neighbouring pixels lie apart: up to 16 sectors for a plane's 2."""
     t = tactic.gemm
     return min(t.m, p.k) * t.n * min(16, p.k) / 32 if tactic.out.layout == "hwc" else 0.0
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of the packed weights a convolution tactic reads from DRAM."""
+    """Bytes of the packed weights that a convolution tactic reads from DRAM."""
     return sum(_fragments(p, tactic.out.layout, tactic.sparse).values())
 
 
 @lru_cache(maxsize=16384)
 def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
-    """Blocks of a tactic that one SM holds at a time. A norm compiles to twice the registers that it keeps, where there are."""
+    """Blocks that one SM holds at a time. A norm compiles to twice the registers that it keeps, if there are as many."""
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return resident(device, tactic.gemm.threads, regs, conv_smem(tactic, prologue))

@@ -36,11 +36,11 @@ from tactics.step import (
 )
 from tactics.tactic import Only, Tactic, Tile, restrict, tactic_of
 
-MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
+MMA_EFFICIENCY = 0.7  # of the rate of long main loops: with one or two MMAs per operand load, issue and latency show
 SMEM_BYTES_PER_CLK = 128
 ROUND_CLK = 2500  # of a block alone on its SM: addresses, first loads, barriers, stores
 MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an MMA's 16 rows: here they are the 8 columns
-MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # what a warp's accumulators and a patch row of 128 bytes hold
+MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # limits of a warp's accumulators and of a patch row of 128 bytes
 
 # m: channels of the staging tile; n: pixels; k: channels of the patch; warps over units and over pixels; one stage.
 # fmt: off
@@ -78,7 +78,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """`per_block` units in each of `blocks` blocks per pixel tile, touching at most `span` chunks; tile and patch in pixels."""
+    """A tactic's cut of a problem: `per_block` units in each of `blocks` blocks per pixel tile, touching at most `span` chunks.
+
+    Tile and patch are in pixels.
+    """
 
     per_block: int
     blocks: int
@@ -109,7 +112,7 @@ def unit(p: ConvProblem) -> Unit | None:
 
 
 def packed(p: ConvProblem) -> Unit:
-    """`unit` of a problem that has one. Raises ValueError for another."""
+    """Returns `unit` of a problem that has one. Raises ValueError for another problem."""
     found = unit(p)
     if found is None:
         raise ValueError(f"{p}: a group is too large for this kernel")
@@ -118,7 +121,7 @@ def packed(p: ConvProblem) -> Unit:
 
 @lru_cache(maxsize=16384)
 def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
-    """How a tactic cuts the problem, or why it cannot."""
+    """Returns the tactic's cut of the problem, or why it cannot run the problem."""
     u, t = packed(p), tactic.gemm
     y_c = padded_channels(tactic.out.layout, p.k)
     for per_block in range(min(t.m // u.k, u.count), 0, -1):
@@ -137,7 +140,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
 
 
 def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
-    """`geometry` of a tactic that runs the problem. Raises ValueError for another."""
+    """Returns `geometry` of a tactic that runs the problem. Raises ValueError for another tactic."""
     found = geometry(p, tactic)
     if isinstance(found, str):
         raise ValueError(f"{tactic}: {found}")
@@ -146,7 +149,7 @@ def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
 
 @lru_cache(maxsize=4096)
 def _best(p: ConvProblem, t: Tile) -> Cut:
-    """The cut of a tile that costs least."""
+    """The cheapest cut for a tile."""
     return min((_tile(p, t, width) for width in _widths(p, t)), key=lambda found: found[0])[1]
 
 
@@ -158,7 +161,10 @@ def _widths(p: ConvProblem, t: Tile) -> Iterator[int]:
 
 
 def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
-    """(cost, (tile, tiles, patch, phase, pitch)): as many rows as fit, evened out; pixels loaded and stored are the cost."""
+    """Returns (cost, (tile, tiles, patch, phase, pitch)) of a tile of this width, with as many rows as fit, evened out.
+
+    The cost is the number of pixels loaded and stored.
+    """
     rows = min(max(t.n // width, 1), p.p)
     rows = -(-p.p // -(-p.p // rows))
     tiles = -(-p.p // rows), -(-p.q // width)
@@ -174,7 +180,7 @@ def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
+    """Yields (tactic or family, reason against it or None). `only`: restricts the tiles."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
     if unit(p) is None:
@@ -193,7 +199,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Patch, weights, staging tile, tables."""
+    """Bytes of a block's shared memory: patch, weights, staging tile, tables."""
     u, g, t = packed(p), cut(p, tactic), tactic.gemm
     patch = -(-g.patch[0] * g.pitch // 8) * 8 * t.k * 2
     return patch + g.per_block * u.steps * u.n8 * 256 + t.n * t.m * 2 + t.n * 4 + 2 * u.steps * 4
@@ -206,7 +212,7 @@ def launches(
     strided: tuple[Strides, ...] | None = None,
     share: Share | None = None,
 ) -> tuple[Launch, ...]:
-    """`share`: what else the launch computes (conv_scaled)."""
+    """Returns the launch. `share`: hidden values of a squeeze-excite that the launch computes too (conv_scaled)."""
     t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
     values = {
         "PIXELS": t.n,
@@ -242,8 +248,10 @@ def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4]: operand B of m16n8k16 (PTX ISA 9.7.14.5.8), of which
-    lane 4g+t holds column g and rows 2t, 2t+1, 2t+8, 2t+9; K runs over (tap, chunk of the unit, channel)."""
+    """Packs weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4], operand B of m16n8k16 (PTX ISA 9.7.14.5.8).
+
+    Lane 4g+t holds column g and rows 2t, 2t+1, 2t+8, 2t+9; K runs over (tap, chunk of the unit, channel).
+    """
     u, cg, kg = packed(p), p.c // p.groups, p.k // p.groups
     taps = np.zeros((u.count, u.n8 * 8, p.r * p.s, u.chunks * 8), np.float16)
     w = np.asarray(weights["w"], np.float16).reshape(p.groups, kg, cg, p.r * p.s)
@@ -259,20 +267,23 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     u = packed(p)
     return {"w": u.count * u.n8 * u.steps * 256} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
-    """MMA instructions of the launch: 16-pixel tiles that hold a pixel x 8-wide tiles x steps."""
+    """MMA instructions of the launch: 16-pixel tiles with at least one pixel x 8-wide tiles x steps."""
     u, g = packed(p), cut(p, tactic)
     rows = [min(g.tile[0], p.p - i * g.tile[0]) for i in range(g.tiles[0])]
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """`more`: of a thread instructions, of a block latency (clocks) and bytes of shared memory, beside those of the outputs."""
+    """Counts bytes and clocks of the launch.
+
+    `more`: what computing a `Share` adds: instructions per thread, latency of a block in clocks, bytes of shared memory.
+    """
     t, u, g = tactic.gemm, packed(p), cut(p, tactic)
     blocks = p.n * blocks_of(p, tactic)
     tiles = min(t.n // 16 // t.warps_n, -(-g.tile[0] * g.tile[1] // 16))
@@ -290,10 +301,10 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         "mma": a_tiles * u.n8 * 16 * 8 * 16 / (tensor_rate(device, FULL_WARPS) * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
         "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
-        # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
+        # Four warps issue per clock; addresses and swizzles cost about as much as the accesses themselves.
         "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends + t.threads / 32 * more[0]) / min(4, warps),
     }
-    # A block loads, then computes: what the blocks beside it do meanwhile hides the shorter of both.
+    # A block loads, then computes: the work of other blocks meanwhile hides the shorter of both.
     hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
     block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
     limits = rounds_us(device, clk, blocks, at_once, Spent(block, ROUND_CLK + more[1]))

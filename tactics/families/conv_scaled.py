@@ -1,8 +1,8 @@
-"""A depthwise or grouped convolution whose output squeeze-excite scales, as two launches: tiles, packing, time.
+"""A depthwise or grouped convolution whose output is scaled by squeeze-excite, as two launches: tiles, packing, time.
 
-Apart these are a convolution, squeeze-excite's one or two launches, and a multiplication or a gate in the convolution behind.
-Here the convolution's blocks sum what they store and multiply their sums with the first layer's weights
-(include/hidden_share.cuh); blocks of the second launch each compute the scale of some channels and multiply these in place
+Separately these are a convolution, squeeze-excite's one or two launches, and a multiplication or a gate in the next
+convolution. Here the convolution's blocks sum the values that they store and multiply their sums with the first layer's weights
+(include/hidden_share.cuh); each block of the second launch computes the scale of some channels and multiplies these in place
 (include/squeeze_excite_scaled.cuh).
 """
 
@@ -27,8 +27,8 @@ from tactics.tactic import Only, Tactic, Tile, on_kernel
 AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
 LINE, WIDEST = 64, 128  # channels that a row of the first layer's weights is padded to, and the most that a block has
 MOST_PIXELS = 64 * MAX_GRID[2]  # of the output: a block of the second launch has as many, or more
-ROWS_AT_ONCE = 4  # of these that a thread has in flight, as in hidden_share.cuh
-# Instructions of a warp in sm_90a's machine code: before the outputs, which launches that begin early hide; behind them, with
+ROWS_AT_ONCE = 4  # rows that a thread has in flight, as in hidden_share.cuh
+# Instructions of a warp in sm_90a's machine code: before the outputs, hidden where launches begin early; behind them, with
 # the first turn of rows, and of each further one. Clocks: of two barriers, shared memory and shuffles; of a further turn.
 EARLY, ONCE, OF_STEP, OF_TURN, WAIT_CLK, TURN_CLK = 65, 235, 28, 225, 250, 300
 _EXCITE = SqueezeExciteProblem(
@@ -44,7 +44,7 @@ CASES = {
 
 
 def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activation) -> str:
-    """Why these cannot be one tactic, or an empty string."""
+    """Why these cannot be one tactic, or ""."""
     if conv.groups == 1 or (conv.groups == conv.c != conv.k):
         return "no grouped convolution, or several outputs of each input channel"
     if conv.needs - {Feature.LAST_ACTIVATION}:
@@ -57,7 +57,9 @@ def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activat
 
 
 def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or kernel, reason against it or None): those of the convolution ahead. `only`: of the tiles this one alone."""
+    """Yields (tactic or kernel, reason against it or None), a tactic for each tactic of the convolution. `only`: restricts the
+    tiles.
+    """
     kernel = "depthwise_scaled" if p.first.groups == p.first.c else "grouped_scaled"
     if why := reason_against(p.first, p.second, p.act):
         yield kernel, unsupported(why)
@@ -74,7 +76,7 @@ def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candi
 
 
 def _conv(tactic: Tactic) -> Tactic:
-    """The convolution's own."""
+    """The tactic of the convolution alone."""
     return on_kernel(AHEAD[tactic.kernel].__name__.rpartition(".")[2], tactic)
 
 
@@ -89,7 +91,7 @@ def launches(p: ScaledConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
 
 
 def _block(tactic: Tactic) -> tuple[int, int, int]:
-    """Of the first launch: (threads of a block, its channels, those of a thread)."""
+    """Returns (threads of a block, its channels, channels of a thread) of the first launch."""
     if isinstance(tactic.tile, Tile):
         return tactic.tile.threads, tactic.tile.m, 8
     conv = _conv(tactic)
@@ -97,13 +99,15 @@ def _block(tactic: Tactic) -> tuple[int, int, int]:
 
 
 def _held_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
-    """Of the first layer's weights that a block copies to shared memory: those of its threads' first turn."""
+    """Bytes of the first layer's weights that a block copies to shared memory: those of its threads' first turn."""
     threads, channels, _ = _block(tactic)
     return min(p.second.first.k * channels // 8, ROWS_AT_ONCE * threads) * 16
 
 
 def _more_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
-    """Shared memory of a block beside the convolution's: those weights, and the sums of all threads."""
+    """Bytes of shared memory that a block needs in addition to the convolution's: these weights, and the sums of all
+    threads.
+    """
     threads, _, vector = _block(tactic)
     return 4 * threads * vector + _held_bytes(p, tactic)
 
@@ -113,8 +117,11 @@ def _pitch(channels: int) -> int:
 
 
 def pack(p: ScaledConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The convolution's as its own kernel takes them; the first layer's, "w2", FP16 [hidden][channels to whole 64], and zeros
-    for what a block of more channels reads behind the last; the rest as squeeze_excite takes it."""
+    """Packs the convolution's weights as its own kernel takes them, and squeeze-excite's.
+
+    The first layer's, "w2", is FP16 [hidden][channels to whole 64], with zeros for the reads of a wider block behind the last
+    row; the rest is as squeeze_excite takes it.
+    """
     names = {"w": "w2", "b": "b2", "w2": "w22", "b2": "b22"}
     excite = squeeze_excite.pack(p.second, _excite(tactic), {n: weights[two] for n, two in names.items() if two in weights})
     mid, k = p.second.first.k, p.first.k
@@ -129,7 +136,7 @@ def _excite(tactic: Tactic) -> Tactic:
 
 
 def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     excite = squeeze_excite.section_bytes(p.second, _excite(tactic))
     own = AHEAD[tactic.kernel].section_bytes(p.first, _conv(tactic))
     first = 2 * (p.second.first.k * _pitch(p.first.k) + WIDEST)
@@ -137,7 +144,7 @@ def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]:
-    """Of both launches, one after the other, each of code that nobody ran just before."""
+    """Counts both launches, one after the other; neither finds its code in the instruction cache."""
     conv, family = _conv(tactic), AHEAD[tactic.kernel]
     threads, channels, _ = _block(tactic)
     outputs = channels * (tactic.tile.n if isinstance(tactic.tile, Tile) else tactic.patch.h * tactic.patch.w)

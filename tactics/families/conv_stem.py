@@ -78,10 +78,10 @@ TILES = tuple(
         ((128, 128), (2, 4)),
     )
 )
-MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
+MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, one after the other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
-# Of IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed. PORT_CLK: clocks
+# For IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed. PORT_CLK: clocks
 # of the port of shared memory beside the steps; INSTRUCTIONS: of a warp beside the steps; BUSY: the share of a tile's time in
 # which the busiest unit works; START_CLK: of a block's start and end.
 PORT_CLK, INSTRUCTIONS, BUSY, START_CLK = 880, 750, 0.92, 4000
@@ -91,7 +91,7 @@ CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=(3, 3, 
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles this one alone."""
+    """Yields (tactic or family, reason against it or None). `only`: restricts the tiles."""
     if reason := family_reason(p):
         yield "conv_stem", unsupported(reason)
         return
@@ -106,7 +106,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
-    """The tactic with as many blocks as that GPU holds at once: one more, and they would take two rounds."""
+    """The tactic with as many blocks as this GPU holds at once: one more would need a second round."""
     held = device.num_sms * _held(p, tactic, device)
     if held == SMS * _min_blocks(p, tactic.gemm):
         return tactic
@@ -114,14 +114,14 @@ def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
 
 
 def _held(p: ConvProblem, tactic: Tactic, device: Device) -> int:
-    """Blocks that an SM holds at a time, of as many registers as the compiler is bound to."""
+    """Blocks that an SM holds at a time, with the registers to which the compiler is bound."""
     t = tactic.gemm
     registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8
     return resident(device, t.threads, registers, shared_bytes(p, tactic))
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
-    """Why this tile cannot run there, or an empty string."""
+    """Why this tile cannot run on the device, or ""."""
     if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
         return "max pool: expected a vector format for the output and a tile of a multiple of 64 channels"
     if p.epilogue.pool and not any(outputs(p, *shape) for shape in shapes(tactic.gemm.n, False)):
@@ -131,7 +131,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
 
 
 def family_reason(p: ConvProblem) -> str:
-    """Why this is no stem, or an empty string."""
+    """Why the problem is no stem, or ""."""
     if p.c > MAX_CHANNELS:
         return f"a stem has at most {MAX_CHANNELS} input channels, not {p.c}"
     if p.groups != 1:
@@ -161,7 +161,9 @@ def _tap_bytes(g: Geometry) -> int:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Tap table, bias, all weights of the tile, two patches; and the epilogue's staging tile where it has one."""
+    """Bytes of shared memory: tap table, bias, all weights of the tile, two patches; and the epilogue's staging tile, if
+    any.
+    """
     t, g = tactic.gemm, _geometry(p, tactic)
     staging = t.m * t.n * 2 + t.n * 4 if linear(tactic.out) or p.epilogue.pool else 0
     patch = 2 * g.rows * g.pairs * 16 if in_place(t) else -(-g.rows * g.pairs * p.c // 4) * 16
@@ -174,8 +176,10 @@ POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
 
 
 def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
-    """Tiles along rows and columns of an image, of which each has `carried` rows of the one above. Raises ValueError where a
-    pool's window does not fit the tile."""
+    """Tiles along rows and columns of an image, where each repeats `carried` rows of the one above.
+
+    Raises ValueError where a pool's window does not fit the tile.
+    """
     tile = outputs(p, (1 << g.log2_th) + carried, 1 << g.log2_tw)
     if tile is None:
         raise ValueError(f"{p}: the pool's window does not fit the tile")
@@ -184,7 +188,7 @@ def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
 
 
 def _min_blocks(p: ConvProblem, t: Tile) -> int:
-    """Of an SM, that the kernel's registers leave room for: accumulators, and what the epilogue reads by channel or pixel."""
+    """Blocks per SM for which the kernel's registers leave room: accumulators, and the epilogue's reads by channel or pixel."""
     mmas, end = t.m // t.warps_m // 16 * (t.n // t.warps_n // 8), p.epilogue
     reads = end.residual or end.affine or end.act.name == "prelu"
     warps = (12 if reads else 16) if mmas >= 16 else (16 if reads else 20) if mmas >= 8 else 24 if reads else 32
@@ -192,8 +196,10 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
 
 
 def _carried(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows that a pool's windows share with those above, where blocks go down whole images and keep them from tile to tile: of
-    enough images for all blocks that are resident."""
+    """Rows that a pool's windows share with those above and that a block keeps from tile to tile; 0 without.
+
+    Blocks then go down whole images, of which there must be enough for all resident blocks.
+    """
     t, (r, _, stride, _, pad) = tactic.gemm, pool_of(p)[:5]
     if not in_place(t) or r - stride != pad or t.n // 16 % stride:
         return 0
@@ -203,14 +209,16 @@ def _carried(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
-    """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, so that two of
-    an SM have no more than their share."""
+    """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, but no two of an
+    SM have more than their share.
+    """
     return min(tiles, max(1, (t.persist or SMS * _min_blocks(p, t)) // m_tiles))
 
 
 def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
-    """Whether two neighbours in an input that begins with two such are one aligned access, from even columns on, and inside
-    the image or outside."""
+    """Whether two neighbouring columns, from even ones on, are one aligned access and lie both inside the image or both
+    outside, if the input begins at an aligned pair.
+    """
     even = p.w % 2 == 0 and x.n % 2 == 0 and (p.stride[1] % 2 == 0 or not p.epilogue.pool)
     return even and (x.pixel == p.c if hwc else x.pixel == 1 and x.block % 2 == 0)
 
@@ -240,7 +248,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     conv |= ints(c8=1, k_tiles=g.steps, m16=_rows(p, tactic) // 16, y_c=y_c)
     for s in added:
         conv |= view_args("r_", s)
-    tiles, m_tiles = p.n * (1 if carried else tiles_h) * tiles_w, -(-y_c // t.m)  # carried: columns of them
+    tiles, m_tiles = p.n * (1 if carried else tiles_h) * tiles_w, -(-y_c // t.m)  # carried: columns of tiles
     args = member("c", conv) | {"taps": ("weights", "taps")}
     workers = _workers(p, t, m_tiles, tiles)
     args |= ints(
@@ -251,14 +259,15 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows of packed weights: whole tiles."""
+    """Rows of packed weights, padded to whole tiles."""
     return -(-padded_channels(tactic.out.layout, p.k) // tactic.gemm.m) * tactic.gemm.m
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] with their columns in the geometry's order, in fragment order; the taps' byte offsets; bias, slope.
+    """Packs weights [K,C,R,S] in fragment order, columns in the geometry's order; also the taps' byte offsets, bias and slope.
 
-    For vectors as output, lane 4g+t's rows g and g + 8 of each of a warp's 16-row tiles are neighbouring channels."""
+    For vector outputs, lane 4g+t's rows g and g + 8 of each of a warp's 16-row tiles are neighbouring channels.
+    """
     g, rows = _geometry(p, tactic), _rows(p, tactic)
     # Register j of lane t holds k = 8 * j + 2 * t and the next one of its step.
     j, t, e = np.indices((2, 4, 2))
@@ -277,19 +286,19 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     g, rows = _geometry(p, tactic), _rows(p, tactic)
     return {"w": rows * g.steps * 32, "taps": _tap_bytes(g)} | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
 def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
-    """The section that follows from the problem: byte offsets of the slots, masks."""
+    """The section that follows from the problem alone: byte offsets of the slots, masks."""
     g = _geometry(p, tactic)
     return {"taps": np.concatenate([g.slots.reshape(-1), *([g.masks.reshape(-1)] if g.paired else [])]).astype(np.uint32)}
 
 
 def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
-    """Microseconds of each unit, where wgmma reads the patch: loads of the next patch are behind its products."""
+    """Microseconds by unit where wgmma reads the patch: loads of the next patch overlap with its products."""
     t, g, carried = tactic.gemm, _geometry(p, tactic), _carried(p, tactic)
     rows, columns = _sizes(p, g, carried)
     columns *= p.n * _rows(p, tactic) // t.m
@@ -301,8 +310,9 @@ def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, fl
 
 
 def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, tiles: int) -> dict[str, float]:
-    """The same where lanes gather the pixels: an SM's blocks convert their patches, then multiply; resident blocks overlap
-    one's loads with another's products."""
+    """Microseconds by unit where lanes gather the pixels: an SM's blocks convert their patches, then multiply; resident blocks
+    overlap one's loads with another's products.
+    """
     t, g = tactic.gemm, _geometry(p, tactic)
     patch, warps, mt, nt = g.rows * g.pairs, t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
     at_once = _held(p, tactic, device)
@@ -322,7 +332,7 @@ def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, ti
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    """Patches overlap: their halos come from L2 again, and each block's weights."""
+    """Counts bytes and clocks. Patches overlap: their halos come from L2 again, and so do each block's weights."""
     t, g = tactic.gemm, _geometry(p, tactic)
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)

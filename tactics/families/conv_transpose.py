@@ -1,9 +1,9 @@
-"""Transposed convolution as one convolution per output phase, on the kernels of ordinary ones, with nothing zero-stuffed.
+"""Transposed convolution as one ordinary convolution per output phase, without stuffing zeros.
 
-With stride s, output row s*a + i is reached by the taps r with (i + pad - r*dilation) % s == 0 alone: every s-th tap (or
-s/gcd(s, dilation)-th). Those taps, in reverse, are an ordinary convolution of stride 1 over x, whose pixel (a, b) is output
-pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem and a Store, a tactic is one launch per phase,
-and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
+With stride s, output row s*a + i is reached only by the taps r with (i + pad - r*dilation) % s == 0: every s-th tap (or
+s/gcd(s, dilation)-th). These taps, in reverse, are an ordinary convolution of stride 1 over x, whose pixel (a, b) is output
+pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem and a Store, a tactic is one launch per phase, and
+each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
 """
 
 import math
@@ -56,9 +56,9 @@ CASES = {
 
 @lru_cache(maxsize=1024)
 def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
-    """(convolution, where its pixels go, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
+    """Returns (convolution, its store, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
     rows, columns = (
-        [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # behind the output there is none
+        [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
         for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
     )
     result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
@@ -86,7 +86,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
 
 
 class _Axis(NamedTuple):
-    """Rows or columns. `size`: of the filter."""
+    """Sizes along the rows or the columns; `size`: the filter's."""
 
     stride: int
     pad: int
@@ -97,7 +97,8 @@ class _Axis(NamedTuple):
 
 
 def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
-    """(taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None if none.
+    """Returns (taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None
+    without outputs.
 
     Padding may be negative: pixels left out.
     """
@@ -112,20 +113,22 @@ def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | No
 
 
 def _of_phase(tactic: Tactic) -> tuple[ModuleType, Tactic]:
-    """(the family that runs one phase, its tactic)."""
+    """Returns (the family that runs one phase, its tactic)."""
     kernel = KERNEL[tactic.kernel]
     return FAMILY[kernel], on_kernel(kernel, tactic)
 
 
 def reason(p: ConvTransposeProblem) -> str:
-    """Why no kernel runs this, or an empty string."""
+    """Why no kernel runs this, or ""."""
     if math.prod(min(s, o) for s, o in zip(p.stride, p.out, strict=True)) > MAX_PHASES or max(p.r, p.s) > MAX_PHASES:
         return f"more than {MAX_PHASES} phases, each a launch, or taps along an axis"
     return ""
 
 
 def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or family, reason against it or None): the tiles that every phase can run. `only`: of them this one alone."""
+    """Yields (tactic or family, reason against it or None) of the tiles that every phase can run. `only`: restricts the
+    tiles.
+    """
     if why := reason(p):
         yield "transpose_dense", unsupported(why)
         return
@@ -155,7 +158,9 @@ def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ..
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C/g,R,S] -> each phase's taps as the family packs them, bias and slope too: taps decide how groups merge."""
+    """Packs each phase's taps of weights [K,C/g,R,S] as the family does, bias and slope too, since taps decide how groups
+    merge.
+    """
     family, own = _of_phase(tactic)
     sections: dict[str, np.ndarray] = {}
     w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
@@ -166,12 +171,12 @@ def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
 
 
 def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     family, own = _of_phase(tactic)
     return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
 
 
 def counts(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> list[Counts]:
-    """Of the phases, which run one after the other, each bounded by what bounds it."""
+    """Counts the phases, which run one after the other, each with its own limits."""
     family, own = _of_phase(tactic)
     return [family.counts(conv, own, device) for conv, *_ in phases(p)]

@@ -1,5 +1,7 @@
-"""The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32). All are linear: their rows
-and columns are the last two axes."""
+"""The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32).
+
+All tensors are linear: their rows and columns are the last two axes.
+"""
 
 from math import prod
 
@@ -14,7 +16,7 @@ from tactics.tactic import Tactic, tactic_of
 
 LINEAR = Format("fp16", "chw")
 TILE = 64  # rows and columns of a block
-LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
+LOADS_PER_STEP = 32  # warp-wide loads of a warp per step of 16 along K
 INSTRUCTIONS_FP32, AT_ONCE_FP32 = 6, 8  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
 CASES = {
@@ -24,13 +26,13 @@ CASES = {
 
 
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
-    """(tactic, reason against it or None)."""
+    """Yields the one tactic, without a reason against it."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
     yield tactic_of("matmul", None, (a, b), c), None
 
 
 def _linear(shape: Shape4) -> Format:
-    """The name that linear memory goes by for a tensor of that shape."""
+    """The name of linear memory for a tensor of this shape."""
     return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
 
 
@@ -59,7 +61,9 @@ def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
 
 
 def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:
-    """Loads of fragments through L1, one warp's per clock and SM, bound it; of matmul_fp32, what it issues or waits for."""
+    """Counts bytes and clocks: loads of fragments through L1, one warp's per clock and SM; of matmul_fp32, the instructions
+    issued or waited for.
+    """
     read, written = traffic(p.all_shapes, tactic)
     if tactic.kernel == "matmul_fp32":
         instructions = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)

@@ -1,4 +1,4 @@
-"""Groups of a convolution side by side, as products of matrices, and the K that their weights are padded to."""
+"""Groups of a convolution merged into products of matrices, and the K to which their weights are padded."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ K_STAGE = 64  # packed weights are padded along K to this, so that every tile of
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side.
+    """A grouped convolution as `count` ordinary ones like `one`, each with `groups` of its groups side by side.
 
-    `parts`: how many products of matrices that is, each with tiles of its own: groups, of each image where it has a gate;
-    of each `k`, its padded K, `pixels` and output `channels`, before the padding that one with all of them has.
+    `parts`: the number of products of matrices, each with its own tiles: one per group, times images where there is a gate. Of
+    each product: `k`, the padded K; `pixels`; output `channels`, before padding.
     """
 
     one: ConvProblem
@@ -29,7 +29,7 @@ class Merged:
 
 @lru_cache(maxsize=4096)
 def merged(p: ConvProblem) -> Merged:
-    """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
+    """Packs groups block-diagonally until their channels start and end at multiples of 8, and as long as MMAs get fewer."""
     found, b = [], p.epilogue.d2s
     images = p.n if p.prologue.gated else 1
     for groups in _divisors(p.groups):

@@ -1,8 +1,8 @@
 """Squeeze-excite's scale in one launch or two (squeeze_excite.cu): global average, two fully connected layers; packing, time.
 
-Apart these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, and each
-multiplies its share of the average with the first layer's weights. The rest do a cluster's blocks together, or the last of an
-image's blocks, or as many as there are in a second launch.
+Separately these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, and
+each multiplies its share of the average with the first layer's weights. The remaining work is done by a cluster's blocks
+together, by the last of an image's blocks, or by the blocks of a second launch.
 """
 
 import math
@@ -47,14 +47,14 @@ JOINED = 8  # blocks whose sums a thread has in flight
 # Of a second launch that scales a tensor: warps of a block, of few and of many hidden values; the same; pixels of a thread, 8
 # channels each; instructions of a warp for these, once, and for each.
 SCALED_WARPS, SCALED_JOINED, SCALED_PIXELS, SCALE = (4, 8), 16, 4, (90, 38)
-# Blocks of an image that are tried: of a cluster; in one launch; in the first of two, and how many times as many, which then
+# Numbers of an image's blocks that are tried: of a cluster; in one launch; in the first of two, with the factor of those that
 # share the hidden values. Predicted, the best of these takes 1.3 % longer than of all powers of 2 (benchmarks/NOTES.md).
 CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
-MOST_BLOCKS = 512  # of an image: what the kernel divides by
+MOST_BLOCKS = 512  # of an image: bounds the kernel's divisor
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # between products of one sum
 CLUSTER_CLK, TICKET_CLK = 300, 2000  # sums meet: sent, by an H200's 2, 4, 8 blocks in 274, 292, 320; stored, a fence, counted
-# Of a launch of no more blocks than SMs: nobody ran its code just before, as 12 layers of NFNet-L0 on an H200 show, of two
+# For a launch of no more blocks than SMs: its code is not cached, as 12 layers of NFNet-L0 on an H200 show, of two
 # launches each (2.3 us a launch beyond what they take alone, where one binary is repeated). Further blocks find the code.
 # With a convolution ahead both launches wait so at any batch: 28 layers of EfficientNet-B0, MobileNetV3-L and RegNetY-400MF.
 COLD_CLK = {"sm_90a": 3000}
@@ -67,7 +67,7 @@ CASES = {"squeeze_excite": (_CASE,)}
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
-    """Why the three cannot be one tactic, or an empty string."""
+    """Why the three cannot be one tactic, or ""."""
     if not pool.is_global or pool.kind != "avg":
         return "no global average"
     for p, before in ((first, pool), (second, first)):
@@ -85,7 +85,7 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
 
 
 def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or kernel, reason against it or None). `only`: of the parts these alone."""
+    """Yields (tactic or kernel, reason against it or None). `only`: restricts the parts."""
     if why := reason_against(p.average, p.first, p.second):
         yield "squeeze_excite", unsupported(why)
         return
@@ -98,8 +98,10 @@ def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Ca
 
 @lru_cache(maxsize=4096)
 def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
-    """How blocks may share an image: one alone, some as a cluster, or more. A thread has a vector to load, and the blocks of
-    all images are neither few nor too many, where that is possible."""
+    """The ways in which blocks may share an image: one block alone, a cluster, or more.
+
+    A thread has at least one vector to load, and the blocks of all images are neither few nor too many, where possible.
+    """
     c8, n, vectors = -(-p.average.c // 8), p.average.n, -(-p.average.c // 8) * p.average.h * p.average.w
     least, useful = _power(-(-c8 // THREADS)), _power(-(-vectors // THREADS))
     least = max(least, min(useful, FEW // n))
@@ -114,12 +116,12 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
 
 
 def _power(number: int) -> int:
-    """The power of 2 that is not below it."""
+    """The least power of 2 that is >= `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def _shared(c8: int, blocks: int) -> Parts:
-    """Slices of 8 vectors at least, of a line of 128 bytes; then runs of pixels."""
+    """Splits `blocks` into slices of at least 8 vectors (a line of 128 bytes), then into runs of pixels."""
     slices = 1
     while slices < blocks and -(-c8 // (2 * slices)) >= 8:
         slices *= 2
@@ -146,7 +148,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
 
 
 def _arguments(p: SqueezeExciteProblem, tactic: Tactic, sizes: "_Sizes", warps: int = WARPS) -> Args:
-    """Of every launch; `sizes`, `warps`: of the block."""
+    """The arguments of every launch; `sizes`, `warps`: of the block."""
     x, y = own_strides(p, tactic)
     one, two, parts = p.first, p.second, tactic.parts
     of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
@@ -167,8 +169,11 @@ def _divisor(d: int) -> Args:
 
 
 def scale_launch(p: SqueezeExciteProblem, fmt: Format, blocks: int, act: Activation) -> Launch:
-    """The second of two launches, behind a convolution that has written its output, in format `fmt`, and in the workspace what
-    each of an image's `blocks` has of the hidden values: it multiplies that output by its scale. `act`: what then follows."""
+    """The second of two launches behind a convolution: it multiplies the convolution's output, in format `fmt`, by its scale.
+
+    The convolution has written its output, and to the workspace the hidden values of each of an image's `blocks`. `act`:
+    follows the product.
+    """
     tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), warps = _scaled_sizes(p, tactic), _scaled_warps(p)
     args = _arguments(p, tactic, sizes, warps)
@@ -190,7 +195,7 @@ def _scaled_warps(p: SqueezeExciteProblem) -> int:
 
 
 def _scaled_sizes(p: SqueezeExciteProblem, tactic: Tactic) -> tuple["_Sizes", int, int]:
-    """(sizes of a block, blocks along channels, blocks along pixels)."""
+    """Returns (sizes of a block, blocks along channels, blocks along pixels)."""
     warps = _scaled_warps(p)
     sizes = _sizes(p, tactic, warps)
     across = -(-sizes.tiles_out // sizes.each)
@@ -200,7 +205,9 @@ def _scaled_sizes(p: SqueezeExciteProblem, tactic: Tactic) -> tuple["_Sizes", in
 
 
 def _smem(p: SqueezeExciteProblem, cluster: int, warps: int = WARPS) -> int:
-    """Bytes of a block: FP32 sums of each of its warps and of each block of the cluster, and 4 columns in FP16."""
+    """Bytes of a block's shared memory: FP32 sums of each of its warps and of each block of the cluster, and 4 columns in
+    FP16.
+    """
     return _whole(p.first.k, 32) * (4 * warps + 4 * cluster + 2 * 4)
 
 
@@ -214,9 +221,11 @@ def _log(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Channels of the input, hidden values and channels of the output with padding: `deep`, `wide`, `k_wide`. Of a block
-    `chunks` of 32 channels of `run` pixels; `near` times `near_rows` warps share those of a chunk and its hidden values; `each`
-    times 16 channels of the output."""
+    """A block's share of the work, with padding. `deep`, `wide`, `k_wide`: input channels, hidden values, output channels.
+
+    A block has `chunks` of 32 channels of `run` pixels; `near` times `near_rows` warps share the pixels and hidden values of a
+    chunk; it has `each` times 16 output channels.
+    """
 
     deep: int
     wide: int
@@ -232,22 +241,22 @@ class _Sizes:
 
     @property
     def tiles_out(self) -> int:
-        """16 channels of the output, so many times."""
+        """Tiles of 16 output channels."""
         return -(-self.k_wide // 16)
 
     @property
     def groups(self) -> int:
-        """Of 8 pixels, of a warp and 32 channels."""
+        """Groups of 8 pixels that a warp has of 32 channels."""
         return -(-self.run // (8 * self.near))
 
     @property
     def own_chunks(self) -> int:
-        """Of 32 channels, of a warp."""
+        """Chunks of 32 channels of a warp."""
         return -(-self.chunks * self.near * self.near_rows // WARPS)
 
     @property
     def own_rows(self) -> int:
-        """Of 16 hidden values, of a warp."""
+        """Rows of 16 hidden values of a warp."""
         return -(-self.rows // self.near_rows)
 
     @property
@@ -257,7 +266,9 @@ class _Sizes:
 
     @property
     def instructions(self) -> tuple[int, int]:
-        """Of a warp for pixels and first weights: each turn's by all hidden values; added up before."""
+        """Instructions of a warp for pixels and first weights in two ways: (every turn times all hidden values, pixels added up
+        first).
+        """
         direct, added = (62 + 4 * self.ahead) * self.own_rows, 17 * self.ahead
         return self.turns * direct, self.turns * added + self.own_chunks * (70 + 55 * self.own_rows)
 
@@ -269,12 +280,12 @@ class _Sizes:
 
     @property
     def clk(self) -> float:
-        """Of a warp for pixels and first weights, where each issue slot has two warps."""
+        """Clocks of a warp for pixels and first weights, where two warps share each issue slot."""
         return 2 * (110 * self.turns + self.instructions[self.summed]) + LATENCY_CLK * self.turns
 
     @property
     def down(self) -> float:
-        """What such a sum is multiplied with, so that FP16 holds it."""
+        """The factor that makes such a sum of pixels fit FP16."""
         return 1 / _power(self.groups) if self.summed else 1.0
 
 
@@ -301,11 +312,12 @@ def _sizes_of(p: SqueezeExciteProblem, parts: Parts, k_wide: int, warps: int) ->
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """w [mid to whole 16][c to whole 32] and w2 [k to whole 16][mid to whole 32] in tiles of 16 x 32, each two factors of
-    mma.m16n8k16 (PTX ISA, 9.7.14.5.8), FP16; biases FP32; zeros where none are.
+    """Packs w [mid to whole 16][c to whole 32] and w2 [k to whole 16][mid to whole 32] in FP16 tiles of 16 x 32, each two
+    factors of mma.m16n8k16 (PTX ISA, 9.7.14.5.8); biases as FP32; zeros for missing ones.
 
-    Of a tile lane 4g + t has columns 8t..8t+3 of rows g and g + 8 in the first factor, 8t+4..8t+7 in the second one, two at a
-    time: lane 5, for example, of row 1 columns 8, 9, of row 9 the same, of row 1 columns 10, 11, of row 9 these."""
+    In a tile lane 4g + t has columns 8t..8t+3 of rows g and g + 8 in the first factor, 8t+4..8t+7 in the second one, two at a
+    time: lane 5, for example, has columns 8, 9 of row 1, the same of row 9, then columns 10, 11 of row 1, and of row 9.
+    """
     sizes, packed = section_bytes(p, tactic), dict[str, np.ndarray]()
     for name, conv in (("w", p.first), ("w2", p.second)):
         w = np.zeros((sizes[name] // (2 * _whole(conv.c, 32)), _whole(conv.c, 32)), np.float16)
@@ -321,18 +333,20 @@ def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
 
 
 def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns the bytes of the sections that `pack` makes."""
     mid, rows = p.first.k, _whole(padded_channels(tactic.out.layout, p.second.k), 16)
     w, w2 = _whole(mid, 16) * _whole(p.average.c, 32), rows * _whole(mid, 32)
     return {"w": 2 * w, "w2": 2 * w2, "b": 4 * _whole(mid, 32), "b2": 4 * rows}
 
 
 def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
-    """All blocks read and multiply their shares, then those of a cluster, or an image's last block, do the rest, load behind
-    load. Weights are fetched into L2 while the pixels arrive. Blocks of one SM share its instructions and its part of L2.
+    """Counts bytes and clocks. All blocks read and multiply their shares, then a cluster's blocks, or an image's last block, do
+    the rest, load behind load.
 
-    Instructions are counted in sm_90a's machine code: of a turn of pixels and of 16 channels of the output, and of what these
-    have for each 16, or 32, hidden values. Products of a sum follow one another."""
+    Weights are fetched into L2 while the pixels arrive. Blocks of one SM share its instructions and its part of L2.
+    Instructions are counted in sm_90a's machine code: per turn of pixels, per 16 output channels, and for each 16, or 32,
+    hidden values of these. Products of a sum follow one another.
+    """
     sizes, n, shares = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
     blocks = shares * (tactic.parts.apart or 1)
     alone, apart = shares == 1 or tactic.parts.cluster, bool(tactic.parts.apart)
@@ -366,22 +380,25 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _tile_clk(sizes: _Sizes, near: int, warps: int, least: float) -> tuple[float, float]:
-    """Of 16 channels of the output, whose hidden values `near` of the block's warps share: (clocks to issue, all). `least`:
-    of their weights' arrival, where they were not loaded before the hidden values were known."""
+    """Returns (clocks to issue, all clocks) of 16 output channels, whose hidden values are shared by `near` of the block's
+    warps.
+
+    `least`: clocks until their weights arrive, where these were not loaded before the hidden values were known.
+    """
     deep = -(-sizes.wide // (32 * near))
     issue = warps / 4 * (110 + 20 * deep)
     return issue, max(issue + deep * MMA_CLK, least) + (-(-deep // HELD) - 1) * L2_LATENCY_CLK
 
 
 def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int) -> float:
-    """Of a block that joins the sums of so many blocks; `before`: instructions that nothing hides."""
+    """Clocks of a block that joins the sums of `shares` blocks; `before`: instructions that nothing hides."""
     turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (joined * 32 * warps))
     of_turn = JOIN_TURN * joined / JOINED
     return warps / 4 * (before + JOIN - JOIN_TURN + of_turn * turns) + turns * L2_LATENCY_CLK
 
 
 def scaled_counts(p: SqueezeExciteProblem, fmt: Format, blocks: int, device: Device) -> Counts:
-    """Of `scale_launch`: its blocks join the hidden values, load behind load, then multiply what they have meanwhile loaded."""
+    """Counts `scale_launch`: its blocks join the hidden values, load behind load, then multiply the pixels loaded meanwhile."""
     tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE[2]
     warps, registers = _scaled_warps(p), device.regs_per_sm // (WITH_PARTIAL * THREADS) // 8 * 8

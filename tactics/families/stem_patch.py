@@ -1,4 +1,4 @@
-"""Patches of a stem's input (conv_stem.py): the shape of a tile, its patch's pitch, and K's order in it."""
+"""Patches of a stem's input (conv_stem.py): the shape of a tile, its patch's pitch, and the order of K."""
 
 import math
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tile
 
 BANKS = 32
-IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # wgmma reads its pixels where they lie in the patch; it has a pool
+IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # wgmma reads its pixels in the patch itself; it has a pool
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A tile is 2**log2_th x 2**log2_tw pixels; its patch has `rows` rows of `pairs` pairs of columns, of which `cols` columns
-    from the first on are read; the first window begins at column `shift`.
+    """A tile of 2**log2_th x 2**log2_tw pixels and its patch: `rows` rows of `pairs` pairs of columns.
 
-    `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes,
-    loads]: byte offset in the patch of what a lane loads: paired, a word per register, else each half. Masks of
-    the steps from `full` on clear all but taps. `excess`: whether some load needs two words of one bank.
+    Of a row the first `cols` columns are read; the first window begins at column `shift`. `taps` [steps of K, 2 registers, 4
+    lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes, loads]: byte offset in the patch of
+    a lane's load: of a word per register if `paired`, else of each half. Masks of the steps from `full` on clear all bits
+    without taps. `excess`: whether some load needs two words of one bank.
     """
 
     log2_th: int
@@ -42,14 +42,14 @@ class Geometry:
 
     @property
     def masks(self) -> np.ndarray:
-        """[masked steps, 4 lanes, 2 registers]: the bits that are taps."""
+        """The bits that belong to taps: [masked steps, 4 lanes, 2 registers]."""
         real = (self.taps[self.full :] >= 0).astype(np.uint32) * 0xFFFF
         return (real[..., 0] | real[..., 1] << 16).transpose(0, 2, 1)
 
 
 @lru_cache(maxsize=1024)
 def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
-    """The least work for `pixels` per tile; `wide`: rows of 16 at least, for stores along pixels."""
+    """The geometry with the least work for `pixels` per tile; `wide`: rows of at least 16, for stores along pixels."""
     options = []
     for th, tw in shapes(pixels, wide):
         rows, cols = (
@@ -67,28 +67,30 @@ def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
 
 
 def _shift(p: ConvProblem) -> int:
-    """Columns in front of a tile's first window, so that every patch begins at an even column of the image."""
+    """Columns before a tile's first window, so that every patch begins at an even column of the image."""
     return p.pad[1] % 2 if p.stride[1] % 2 == 0 or not p.epilogue.pool else 0
 
 
 def shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
-    """(height, width) of tiles of so many pixels, powers of two."""
+    """(height, width) of all tiles of this many pixels, powers of two."""
     return [(pixels >> log2_tw, 1 << log2_tw) for log2_tw in range(4 if wide else 2, pixels.bit_length())]
 
 
 def pool_of(p: ConvProblem) -> tuple[int, ...]:
-    """Epilogue.pool; of a convolution without a pool, windows of one result each."""
+    """Epilogue.pool; for a convolution without a pool, windows of one result each."""
     return p.epilogue.pool or (1, 1, 1, 1, 0, 0, p.p, p.q)
 
 
 def outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
-    """Rows and columns of the output that a tile of th x tw results gives: those, or the pool's windows inside."""
+    """Rows and columns of the output from a tile of th x tw results: all of them, or the pool's windows inside; None where no
+    window fits.
+    """
     r, s, stride_h, stride_w = pool_of(p)[:4]
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 
 def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) -> Geometry:
-    """The pitch (of the next 32) whose slots sort into the fewest fours."""
+    """The geometry whose pitch (of the next 32) lets its slots be sorted into the fewest fours."""
     n, tw, shift = np.arange(8), 1 << log2_tw, _shift(p)
     paired = p.stride[1] * p.c % 2 == 0
     found: list[Geometry] = []
@@ -117,7 +119,9 @@ def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) ->
 
 
 def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
-    """[slots, 2 halfs]: taps that one load reads, -1 for none: a word's, those with two first; or one tap each."""
+    """The taps that one load reads: [slots, 2 halfs], -1 for none. Paired loads read a word, those with two taps first; others
+    one tap.
+    """
     if not paired:
         return np.stack([np.arange(len(halfs)), np.full(len(halfs), -1)], axis=1)
     words, word = np.unique(halfs // 2, return_inverse=True)
@@ -127,7 +131,7 @@ def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
 
 
 def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """bool [taps, taps]: whether the halfs base + offset of two taps (or of one) need two words of one bank."""
+    """Whether the halfs base + offset of two taps (or of one) need two words of one bank: bool [taps, taps]."""
     words = (base + offsets[:, None]) // 2
     held = np.full((len(offsets), BANKS), -1)
     rows = np.arange(len(offsets))[:, None]
@@ -140,8 +144,10 @@ def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slots into fours without clashes, first fit -> (which slot, whether it counts), both [steps, loads, 4 lanes]; empty
-    places repeat their four's first."""
+    """Sorts slots into fours without clashes, first fit -> (slot, whether it counts), both [steps, loads, 4 lanes].
+
+    Empty places repeat the first slot of their four.
+    """
     fours: list[list[int]] = []
     todo = list(range(len(clash)))
     while todo:
@@ -151,7 +157,7 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
                 four.append(slot)
         todo = [t for t in todo if t not in four]
         fours.append(four)
-    fours.sort(key=max)  # what comes last, halves of words, stays last
+    fours.sort(key=max)  # halves of words come last and stay last
     order = [(four + four[:1] * 3)[:4] for four in fours]
     real = [[i < len(four) for i in range(4)] for four in fours]
     empty = -len(fours) % loads
@@ -165,16 +171,18 @@ def in_place(t: Tile) -> bool:
 
 
 def fits_in_place(p: ConvProblem, device: Device) -> bool:
-    """Whether windows begin every 16 bytes of a patch of 4 channels to a pixel, and their rows, with the column ahead, are
-    whole steps of K; and a pool follows."""
+    """Whether wgmma may read the pixels in the patch: windows begin every 16 bytes of a patch with 4 channels per pixel; their
+    rows, with the column ahead, are whole steps of K; and a pool follows.
+    """
     windows = p.stride[1] == 2 and p.s % 4 == 3 and p.pad[1] % 2 == 1 and p.dilation == (1, 1)
     return device.sm == "sm_90a" and p.c >= 3 and windows and bool(p.epilogue.pool and outputs(p, IN_PLACE.n // 16, 16))
 
 
 @lru_cache(maxsize=1024)
 def geometry_in_place(p: ConvProblem, t: Tile) -> Geometry:
-    """As wgmma reads a patch: a warpgroup has 8 columns of pixels; a row of the window is pairs of columns, the first in front
-    of it."""
+    """The geometry of a patch that wgmma reads: a warpgroup has 8 columns of pixels; a row of the window is pairs of columns,
+    beginning with the column before it.
+    """
     tw, shift = 8 * t.warps_n, _shift(p)
     r, s, c = np.indices((p.r, p.s + 1, 4)) - np.array([0, 1, 0])[:, None, None, None]
     taps = np.where((s >= 0) & (c < p.c), (c * p.r + r) * p.s + s, -1).reshape(-1, 2, 4, 2)

@@ -16,6 +16,6 @@ for _k in ROWS:
 
 
 def missing(problem: Problem, kernel: Kernel) -> str:
-    """What the problem needs and the kernel cannot do, or an empty string."""
+    """The first feature that the problem needs and the kernel lacks, as "no ...", or ""."""
     found = sorted(problem.needs - kernel.supports)
     return f"no {found[0]}" if found else ""

@@ -1,10 +1,10 @@
-"""Large tables that are NEVER in most cells: the boxes that hold the others, and tables that keep these boxes alone.
+"""Large tables whose cells are mostly NEVER: finds boxes that contain the other cells, and stores these boxes alone.
 
-A tensor that an option does not make is absent. So of six tensors, two of each of three options, four are absent in any cell
-that is possible: with nine formats each, 3 * 81 of a million. `Supports` knows which states of two variables go together where
-these stand in one table, or a variable that was eliminated stood between them.
+A tensor that an option does not make is absent. So of six tensors, two of each of three options, four are absent in any
+possible cell: with nine formats each, 3 * 81 cells of a million. `Supports` knows which states of two variables go together
+where both stand in one table, or an eliminated variable stood between them.
 
-An example: variable 0 picks one of two options, variables 1 and 2 are in their state 0, absent, where it is not theirs.
+An example: variable 0 picks one of two options, variables 1 and 2 are in their state 0, absent, where the option is not theirs.
 
 >>> mine, others = (np.array([[n, m, m], [m, n, n]]) for n, m in ((NEVER, 0), (0, NEVER)))
 >>> supports = Supports([2, 3, 3], [((0, 1), mine), ((0, 2), others)])
@@ -23,22 +23,25 @@ import numpy as np
 
 from tactics.planner.factors import NEVER, Factor
 
-WORTH = 0.75  # of a box's cells: a split is made where no more than these are left
-MOST = 16  # boxes of a table, or a few more: with each pair of a box here and one of a table that it needs there is work
+WORTH = 0.75  # the largest part of a box's cells that a split may leave
+MOST = 16  # boxes of a table, or a few more: each pair of boxes of two tables costs work
 
 Box = Mapping[int, np.ndarray]  # variable -> states
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A table that is NEVER outside some boxes. `shape`: of all of it; `boxes`: of each, the place in it of each state of an
-    axis (-1: not there), and its cells. Where boxes overlap, the least cell counts."""
+    """A table of this `shape` that is NEVER outside some boxes.
+
+    `boxes`: for each box, per axis the index in its cells of each state (-1: not in the box), and its cells. Where boxes
+    overlap, the least cell counts.
+    """
 
     shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[np.ndarray, ...], np.ndarray], ...]
 
     def cells(self, at: Sequence[np.ndarray]) -> np.ndarray:
-        """The cells with these states of each axis."""
+        """Returns the cells at these states of each axis, as an array."""
         found = np.full([len(states) for states in at], NEVER)
         for places, table in self.boxes:
             into, source = list[np.ndarray](), list[np.ndarray]()
@@ -65,7 +68,7 @@ Table = np.ndarray | Parts
 
 
 def within(scope: Sequence[int], table: Table, box: Box) -> Factor:
-    """The table's cells in a box."""
+    """Returns the table's cells in a box, as a factor over `scope`."""
     at = [box[v] for v in scope]
     if isinstance(table, Parts):
         return tuple(scope), table.cells(at)
@@ -73,7 +76,7 @@ def within(scope: Sequence[int], table: Table, box: Box) -> Factor:
 
 
 def joined(sizes: Sequence[int], scope: Sequence[int], found: Sequence[tuple[Box, np.ndarray]], dense: int) -> Table:
-    """The table over `scope` of which these are parts; one of at most `dense` cells as a whole."""
+    """Joins parts, (box, its cells), to the table over `scope`; an array if it has at most `dense` cells."""
     shape = tuple(sizes[v] for v in scope)
     if len(found) == 1 and found[0][1].shape == shape:
         return found[0][1]
@@ -93,7 +96,7 @@ def count(box: Box) -> int:
 
 
 class Supports:
-    """Which states of two variables may go together while one variable after the other is eliminated: 0, 1, ..."""
+    """Tells which states of two variables may go together while the variables 0, 1, ... are eliminated in this order."""
 
     def __init__(self, sizes: Sequence[int], factors: Iterable[Factor]):
         self._sizes, self._done = sizes, 0
@@ -105,15 +108,18 @@ class Supports:
                 self._add(scope[i], scope[j], np.asarray(finite.any(axis=others)))
 
     def _add(self, u: int, v: int, both: np.ndarray) -> None:
-        """`both`: [state of u, state of v]; what rules out nothing is not kept."""
+        """Adds the relation `both` [state of u, state of v]; one that rules out nothing is not kept."""
         if not both.all():
             if v in self._near[u]:
                 both = np.logical_and(both, self._near[u][v])
             self._near[u][v], self._near[v][u] = both, both.T
 
     def boxes(self, eliminated: int, scope: Sequence[int], small: int) -> list[Box]:
-        """Boxes outside which the sum of all tables over `scope` is NEVER, when the variables below `eliminated` are gone.
-        Boxes of at most `small` cells are not split."""
+        """Returns boxes outside which the sum of all tables over `scope` is NEVER, after elimination of the variables below
+        `eliminated`.
+
+        Boxes of at most `small` cells are not split.
+        """
         for gone in range(self._done, eliminated):
             left = [(v, both) for v, both in self._near[gone].items() if v > gone]
             for (u, mine), (v, others) in itertools.combinations(left, 2):
@@ -132,7 +138,7 @@ class Supports:
         return found
 
     def _split(self, box: dict[int, np.ndarray]) -> list[dict[int, np.ndarray]] | None:
-        """The box by the states of the variable that leaves the fewest cells; None where that is not worth it."""
+        """Splits the box by the states of the variable that leaves the fewest cells; None where that is not worth it."""
         whole = count(box)
         left, best = WORTH * whole, None
         for v in (v for v, states in box.items() if len(states) <= MOST):
@@ -145,7 +151,7 @@ class Supports:
 
 
 def _by_state(box: Box, v: int, both: Mapping[int, np.ndarray]) -> Iterable[dict[int, np.ndarray]]:
-    """The box by the states of a variable, those together that go with the same states of all others."""
+    """Splits the box by the states of variable v; states that go with the same states of all other variables stay together."""
     alike: dict[tuple[bytes, ...], list[int]] = {}
     for state in range(len(box[v])):
         alike.setdefault(tuple(able[state].tobytes() for able in both.values()), []).append(state)

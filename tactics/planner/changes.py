@@ -15,8 +15,11 @@ Cells = Mapping[Cell, Entry]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a plan differs from another: `options`, group -> the option taken; `entries`, op -> its entry, or None where
-    it no longer exists; `gone`, `new`: the reformats that only one of the two has. `total_ps`: what the changed plan takes."""
+    """The difference of a plan from another: `options`, group -> the option taken; `entries`, op -> its entry, or None where it
+    no longer exists; `gone`, `new`: the reformats that only one of the two has.
+
+    `total_ps`: the time of the changed plan.
+    """
 
     options: Mapping[str, str]
     entries: Mapping[str, Entry | None]
@@ -26,7 +29,7 @@ class Change:
 
 
 class Changes:
-    """Tells what states of a few variables change in a plan, at the cost of what changes."""
+    """Computes the change of a plan when a few variables change state, at the cost of the change."""
 
     def __init__(self, graph: Graph, model: formulation.Model, states: tuple[int, ...], width: int):
         self.graph, self.model = graph, model
@@ -54,7 +57,9 @@ class Changes:
             self.hops.setdefault(hop[0], []).append(hop)
 
     def of(self, states: Mapping[int, int], cells: Mapping[int, Cells]) -> Change:
-        """`states`: variable -> state, where it differs; `cells`: of the choices that have other cells than in the model."""
+        """Returns the change. `states`: variable -> state, where it differs; `cells`: of the choices whose cells differ from
+        the model's.
+        """
         graph, model = self.graph, self.model
         value = {v: model.domains[v][s] for v, s in states.items()}
         options = {self.names[v]: option for v, option in value.items() if v in self.names}
@@ -71,7 +76,7 @@ class Changes:
     def _entries(
         self, states: Mapping[int, int], value: Mapping[int, Any], taken: Mapping[str, str], cells: Mapping[int, Cells]
     ) -> dict[int, Entry | None]:
-        """Choice -> its entry with these values of variables and options of groups, where that is another than in the plan."""
+        """Returns choice -> its entry with these values of variables and options, where it differs from the plan's."""
         changed: dict[int, Entry | None] = {}
         for i in dict.fromkeys((*cells, *(i for v in states for i in self.near.get(v, ())))):
             entry = None
@@ -83,7 +88,9 @@ class Changes:
         return changed
 
     def _formats(self, changed: Mapping[int, Entry | None]) -> tuple[dict[str, Key | None], dict[str, Counter[Key]]]:
-        """(tensor -> the format it is made in, tensor -> formats read, how often), of those near a changed entry."""
+        """Returns, for tensors near a changed entry: (tensor -> the format it is made in, tensor -> formats read, how
+        often).
+        """
         made: dict[str, Key | None] = {}
         wanted: dict[str, Counter[Key]] = {}
         before = {i: self.entry[i] for i in changed}
@@ -97,7 +104,7 @@ class Changes:
         return made, wanted
 
     def _hops(self, made: Mapping[str, Key | None], wanted: Mapping[str, Counter[Key]]) -> tuple[list[Hop], list[Hop]]:
-        """The reformats that only the plan has, and those that only the changed one has."""
+        """Returns (the reformats that only the plan has, those that only the changed plan has)."""
         gone: list[Hop] = []
         new: list[Hop] = []
         for t in dict.fromkeys((*made, *wanted)):
@@ -117,7 +124,7 @@ def _ps(entry: Entry | None) -> int:
 
 
 def changed(graph: Graph, plan: Plan, change: Change) -> Plan:
-    """The whole plan that a change makes of a plan."""
+    """Applies a change to a plan and returns the whole new plan."""
     options = {**plan.options, **change.options}
     found = {**plan.entries, **change.entries}
     entries = {c.name: entry for c in graph.choices if holds(c.when, options) and (entry := found[c.name]) is not None}
@@ -126,7 +133,7 @@ def changed(graph: Graph, plan: Plan, change: Change) -> Plan:
 
 
 def difference(before: Plan, after: Plan) -> Change:
-    """The change that makes `after` of `before`."""
+    """Returns the change from `before` to `after`."""
     names = {name: None for name in (*before.entries, *after.entries) if before.entries.get(name) != after.entries.get(name)}
     return Change(
         {g: o for g, o in after.options.items() if before.options[g] != o},

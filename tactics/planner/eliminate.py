@@ -1,5 +1,5 @@
-"""Minimise a sum of small integer tables exactly: variables with a few states and tables over some of them in, the
-best state of every variable out. Bucket elimination where its tables stay small; HiGHS on what is left where not.
+"""Minimises a sum of small integer tables exactly: takes variables with a few states and tables over some of them, gives the
+best state of every variable. Bucket elimination where its tables stay small; HiGHS for the rest.
 
 Knows nothing of networks, formats or kernels; `formulation` writes the planner's question in these terms.
 
@@ -28,7 +28,7 @@ from tactics.planner.factors import NEVER, Factor, added, summed
 
 SLICES = 4  # of a table, minimised one after the other: so many times the cells that are built at once
 SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised in slices
-BOXED_CELLS = 1 << 21  # from the first table of more cells than this on, box by box: to find the boxes takes as long as a few
+BOXED_CELLS = 1 << 21  # from the first table of more cells than this on, work goes box by box: finding the boxes takes time too
 BOX_CELLS = 1 << 15  # a box of no more cells stays one
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
@@ -37,8 +37,9 @@ Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`states[v]`: the state of variable v, or None: nothing was found. `cost` belongs to it; no assignment costs less
-    than `bound`. `cost >= NEVER`: no assignment is possible. `width`: variables in the largest table, less one."""
+    """The best assignment: `states[v]` of variable v, or None if nothing was found, with its `cost`; no assignment costs less
+    than `bound`. `cost >= NEVER`: none is possible. `width`: variables in the largest table, less one.
+    """
 
     states: tuple[int, ...] | None
     cost: int
@@ -55,12 +56,11 @@ def minimise(
     max_cells: int = 20_000_000,
     seconds: float | None = 60.0,
 ) -> Solution | None:
-    """The assignment with the least sum, and the first such one in a fixed order of variables and states.
+    """Returns the assignment with the least sum, and the first such one in a fixed order of variables and states.
 
-    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost
-    below one quantum only breaks ties; elimination honours it and HiGHS ignores it. No more than `max_cells` cells are built at
-    once, of a table of at most SLICES times as many: else HiGHS gets `seconds`, and `bound` may stay below `cost`; with None
-    there is no answer.
+    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost below one
+    quantum only breaks ties; elimination honours it, HiGHS ignores it. At most `max_cells` cells are built at once, of a table
+    of at most SLICES times as many: else HiGHS gets `seconds`, and `bound` may stay below `cost`; with None there is no answer.
     """
     factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
     found = _eliminated(sizes, factors, max_cells)
@@ -81,14 +81,14 @@ def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int)
 
 
 def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> list[int]:
-    """The variables that elimination could not eliminate."""
+    """Returns the variables that elimination could not eliminate."""
     placed, _ = _substitute(sizes, factors)
     gone = set(order(sizes, [scope for scope, _ in placed], max_cells)[0])
     return [v for v in range(len(sizes)) if v not in gone]
 
 
 def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
-    """`minimise` by HiGHS, after those variables are eliminated that take small tables."""
+    """`minimise` by HiGHS, after elimination of the variables that take small tables."""
     placed, leaders = _substitute(sizes, factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
@@ -107,16 +107,17 @@ def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, m
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Variables are numbered by rank: those eliminated in that order, then the others; axes of tables are in that order too.
+    """The elimination tree. Variables are numbered by rank: the eliminated ones in their order, then the others; axes of tables
+    are in this order too.
 
     `place[v]`: the rank that stands for variable v, and v's state for each state of it (None: the same). `buckets[b]`: the
-    tables that name rank b and none before it, as (scope, table, name): factors are named by their number, and by `messages`
-    + c the message of bucket c, which is the minimum of all it holds, over its variable. `home[name]`: the bucket that it is
-    in. `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has what names nothing that was eliminated.
-    `boxes[b]`: of a bucket whose tables have a large sum, all possible cells of that.
-    Only `calibrate` fills the others: `rest[b]`, what all that the message of b does not know costs at least, over the
-    message's ranks; `best[r]`, the state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names
-    rank r; `stands[r]`, the variables that it stands for.
+    tables that name rank b and none before it, as (scope, table, name): a factor's name is its number; `messages` + c names the
+    message of bucket c, which is the minimum of its sum over its variable. `home[name]`: the bucket that a table is in.
+    `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has the tables without any eliminated rank.
+    `boxes[b]`: of a bucket whose tables have a large sum, all possible cells of this sum. Only `calibrate` fills the others:
+    `rest[b]`, the least cost of all tables that the message of b does not include, over the message's ranks; `best[r]`, the
+    state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names rank r; `stands[r]`, the
+    variables that it stands for.
     """
 
     place: list[tuple[int, np.ndarray | None]]
@@ -132,7 +133,7 @@ class Tree:
     stands: list[list[int]]
 
     def ranked(self, scope: Sequence[int], table: np.ndarray) -> Factor:
-        """A table over variables as one over ranks."""
+        """Rewrites a table over variables as one over ranks."""
         for axis, v in enumerate(scope):
             states = self.place[v][1]
             table = table if states is None else table.take(states, axis)
@@ -157,8 +158,7 @@ class Tree:
 
 
 def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int = 20_000_000) -> Tree | None:
-    """What `replaced` answers from: one pass up and one pass down. None: it would need a table, or a box of one, of more than
-    `max_cells`."""
+    """Prepares `replaced`: one pass up, one down; None if a table, or a box of one, would have more than `max_cells` cells."""
     placed, leaders = _substitute(sizes, factors)
     sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
@@ -175,7 +175,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     for v, (rank, _) in enumerate(made.place):
         made.stands[rank].append(v)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
-    for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
+    for to in reversed(range(len(made.buckets))):  # tables that a message excludes: the others in the bucket that receives it
         found: dict[int, list[tuple[Box, np.ndarray]]] = {}
         for box in made.boxes_of(to):
             own = [within(s, t, box) for s, t, name in made.buckets[to] if name < made.messages]
@@ -193,8 +193,9 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
 def _without_each(
     sizes: Mapping[int, int], scope: tuple[int, ...], items: list[tuple[int, Factor]], known: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(name, `known` and all tables but its own, added up over `scope`) for each (name, table) of `items`: by halves, so that
-    a table is added log2(n) times rather than n."""
+    """Yields (name, the sum over `scope` of `known` and all other tables) for each (name, table) of `items`: by halves, so that
+    a table is added log2(n) times rather than n.
+    """
     if len(items) <= 1:
         yield from ((name, known) for name, _ in items)
         return
@@ -205,12 +206,12 @@ def _without_each(
 
 
 def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[dict[int, int], int] | None:
-    """(variable -> state where it is not that of the best assignment, cost) of the best assignment with these factors, number
-    -> factor, in place of those that have the number and the variables; None: there is none whose cost is `below` this. A
-    cell that was NEVER must be so again. Of equals, the states that the best assignment has.
+    """Returns the best assignment with other factors, number -> factor over the same variables, in place of the tree's.
 
-    Only the messages between the replaced factors and the first bucket that knows them all are made anew; what lies beyond
-    it is known from the pass down (min-marginals). States are looked for from there on, as far as they differ.
+    It is (variable -> state where it differs from the best assignment, cost), or None if no cost is `below` this. A cell that
+    was NEVER must stay so. Among equals, the states of the best assignment win. Only the messages between the replaced factors
+    and the first bucket that knows them all are made anew; the rest is known from the pass down (min-marginals). States are
+    sought from there on, as far as they differ.
     """
     new: dict[int, Table] = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
     b, remade = _remade(tree, new, {tree.home[i] for i in swaps})
@@ -228,7 +229,7 @@ def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tup
 
 
 def _remade(tree: Tree, new: dict[int, Table], changed: set[int]) -> tuple[int, set[int]]:
-    """Add to `new` the messages of the `changed` buckets up to the first that knows them all: (that bucket, those before)."""
+    """Adds to `new` the messages of `changed` buckets up to the first that receives all; returns (it, the buckets before)."""
     todo: set[int] = set()
     while len(changed) > 1:
         b = min(changed)
@@ -239,8 +240,9 @@ def _remade(tree: Tree, new: dict[int, Table], changed: set[int]) -> tuple[int, 
 
 
 def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[dict[int, int], int] | None:
-    """(rank -> best state, cost): of bucket b, then on the way to the last bucket, until all is as it was. None: the cost is
-    not `below` that."""
+    """Returns (rank -> best state, cost) of bucket b, then towards the last bucket until nothing differs; None: cost not
+    `below`.
+    """
     states: dict[int, int] = {}
     cost = None
     while True:
@@ -257,8 +259,9 @@ def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[
 def _least_cell(
     tree: Tree, items: Sequence[tuple[tuple[int, ...], Table]], b: int, states: Mapping[int, int]
 ) -> tuple[int, dict[int, int]]:
-    """(the least sum of these tables of a bucket with these states, the states of its other variables there): of equals, the
-    best assignment's, or the first."""
+    """Returns (the least sum of a bucket's tables with these states, the states of its other variables there). Among equals,
+    the states of the best assignment, or the first.
+    """
     free = [v for v in tree.scopes[b] if v not in states]
     usual = tuple(tree.best[v] for v in free)
     if b not in tree.boxes:
@@ -281,7 +284,7 @@ def _least_cell(
 
 
 def _descended(tree: Tree, new: Mapping[int, Table], remade: set[int], states: dict[int, int]) -> None:
-    """Add to `states` those of the buckets before, as far as they depend on one that differs or on what was made anew."""
+    """Adds to `states` those of the earlier buckets that depend on a state that differs or on a remade message."""
     heap = [-b for b in remade.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
     heapq.heapify(heap)
     while heap:
@@ -304,14 +307,14 @@ def _column(table: Table, states: Sequence[int]) -> np.ndarray:
 
 
 def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
-    """Where a table is least: at `usual`, if it is so there."""
+    """Returns the index of a least cell: `usual` if that cell is one."""
     if table[usual] == table.min():
         return usual
     return tuple(int(k) for k in np.unravel_index(table.argmin(), table.shape))
 
 
 def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, sequence: Sequence[int]) -> Tree:
-    """Minimises variable after variable out of the sum: what is left over has the same minimum."""
+    """Eliminates the variables in sequence: each message replaces a variable, and the minimum of the sum stays."""
     first = set(sequence)
     by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
     rank = dict(zip(by_rank, range(len(sizes)), strict=True))
@@ -343,7 +346,7 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
 
 
 def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
-    """The least sum of a bucket's tables over its variable; `new`: tables in place of those that have the number."""
+    """Returns the least sum of a bucket's tables over its variable; `new`: tables in place of those with their number."""
     scope, items = tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]]
     if b not in tree.boxes:
         return _least_sum(tree.sizes, scope, [(s, np.asarray(t)) for s, t in items])
@@ -355,8 +358,7 @@ def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
 
 
 def _least_sum(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:
-    """The least sum over the first variable of `scope`, which all tables name first. Where the sum is large, state by state, so
-    that it is never there as a whole."""
+    """The least sum over the first variable of `scope`, which all tables name first; a large sum is built state by state."""
     if math.prod(sizes[v] for v in scope) <= SLICED_CELLS:
         return np.minimum(summed(sizes, scope, items).min(axis=0), NEVER)
     least = np.full([sizes[v] for v in scope[1:]], NEVER, np.int64)
@@ -366,7 +368,7 @@ def _least_sum(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], i
 
 
 def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
-    """The best state of every rank. `known`: the states of some, those not eliminated among them."""
+    """Returns the best state of every rank. `known`: the states of some, including all that are not eliminated."""
     states = dict(known)
     for b in reversed(range(len(tree.buckets) - 1)):
         if b not in states:
@@ -376,16 +378,17 @@ def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
 
 
 def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
-    """The states of all variables that these states of ranks stand for."""
+    """Returns the states of all variables, from the states of the ranks that stand for them."""
     return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
 
 
 def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[Factor], Leaders]:
-    """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere: wide tables
-    of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u)."""
+    """Replaces each variable v that a table ties to one state per state of u (a join of equal formats) by u in all tables: so
+    wide tables of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u).
+    """
     made: list[Factor] = []
     leaders: Leaders = {}
-    # id of a table -> what `_follows` says of it, and the table, which many factors may share
+    # id of a table -> (the result of `_follows`, the table, which many factors may share)
     known: dict[int, tuple[tuple[int, int, np.ndarray] | None, np.ndarray]] = {}
     for factor in factors:
         while True:
@@ -401,7 +404,7 @@ def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[F
 
 
 def _led(factor: Factor, leaders: Leaders) -> Factor:
-    """A table with what leads its variables in their place."""
+    """Rewrites a table with the leaders of its variables in their place."""
     scope, table = factor
     for v in scope:
         if v not in leaders:
@@ -417,7 +420,7 @@ def _led(factor: Factor, leaders: Leaders) -> Factor:
 
 
 def _leader(v: int, leaders: Leaders) -> tuple[int, np.ndarray]:
-    """The last that leads a variable, which from now on leads all on the way: chains of a thousand are walked once."""
+    """Returns the last leader of a variable, and shortens the path to it: chains of a thousand are walked once."""
     path = [v]
     while leaders[path[-1]][0] in leaders:
         path.append(leaders[path[-1]][0])
@@ -429,7 +432,7 @@ def _leader(v: int, leaders: Leaders) -> tuple[int, np.ndarray]:
 
 
 def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
-    """(axis v, axis u, state of v per state of u) for the first v in this table that u determines."""
+    """Returns (axis v, axis u, state of v per state of u) for the first v here that u determines; None without one."""
     finite = table < NEVER
     count = np.count_nonzero(finite)
     for i, j in itertools.permutations(range(table.ndim), 2):

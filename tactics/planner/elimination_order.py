@@ -1,18 +1,21 @@
-"""In which order variables are eliminated: the tables of `tactics.planner.eliminate` stay small by it."""
+"""The order in which variables are eliminated, which keeps the tables of `tactics.planner.eliminate` small."""
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
-MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
-TOO_MANY = 1 << 60  # cells: so many, or more
+MANY_CELLS = 20_000_000  # if all tables together have more cells, a second order is tried
+TOO_MANY = 1 << 60  # cells; a larger number counts as this
 
 Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int = 1) -> tuple[list[int], int]:
-    """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
-    `max_cells` cells, or of more than `slices` times as many, which are then there one slice at a time. Least message next;
-    where that takes MANY_CELLS in all, fewest neighbours next if this is cheaper."""
+    """Returns (elimination order, width). Least message next; where that takes MANY_CELLS in all, fewest neighbours next if
+    cheaper.
+
+    The order ends early, with the width of the refused table, before the first table of more than `slices` times `max_cells`
+    cells (larger ones than `max_cells` exist one slice at a time).
+    """
     scopes = list(scopes)
     found = _order(sizes, scopes, max_cells, slices, _message)
     if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
@@ -21,7 +24,7 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
 
 
 def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """Cells of the table that is left when v is gone, or TOO_MANY: a tensor may have thousands of readers."""
+    """Cells of the table that is left after elimination of v, at most TOO_MANY: a tensor may have thousands of readers."""
     cells = 1
     for u in near[v]:
         cells *= sizes[u]
@@ -31,15 +34,16 @@ def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
 
 
 def _few(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """Neighbours: a wide table is often of few states, most of them impossible."""
+    """The number of neighbours: a wide table often has few states, most of them impossible."""
     return len(near[v])
 
 
 def _order(
     sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int, score: Score
 ) -> tuple[list[int], int, int]:
-    """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
-    variable)."""
+    """Returns (order, width, cells of all its tables): the variable with the least score next (ties: lowest variable);
+    neighbours of the last one are scored anew.
+    """
     near: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
         for v in scope:

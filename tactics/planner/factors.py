@@ -1,4 +1,4 @@
-"""Tables of costs over some variables, and their sums: what the planner's question is written in."""
+"""Tables of costs over some variables, and their sums: the form of the planner's question."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one 
 
 
 def summed(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], factors: Iterable[Factor]) -> np.ndarray:
-    """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
+    """Adds tables over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
     spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
     shape = tuple(sizes[v] for v in scope)
     total = added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
@@ -19,7 +19,7 @@ def summed(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], facto
 
 
 def added(tables: list[np.ndarray]) -> np.ndarray:
-    """The sum of tables that broadcast, the first ones first: the small ones are best added up before they meet a large one."""
+    """Adds tables that broadcast, first to last: small ones should come before large ones."""
     total = tables[0]
     for i, table in enumerate(tables[1:]):
         if i % ADDED == ADDED - 1:

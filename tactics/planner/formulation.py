@@ -1,8 +1,8 @@
-"""A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan.
+"""Writes a planner's graph as variables and small integer tables, for `eliminate`, and reads states of the variables as a plan.
 
 An example: f makes y of x in format A in 3 ps or in B in 5; g reads A in 6 ps or B in 1 and makes z in A; a reformat takes 4.
-The variables: the formats that x is produced and read in, those of y, and that in which z is produced. Those of one state are
-in no table.
+The variables: the formats that x is produced and read in, those of y, and the one in which z is produced. Variables of one
+state are in no table.
 
 >>> A, B = Key.parse("fp16:last8"), Key.parse("fp16:planes1")
 >>> f = Choice("f", ("x",), "y", (Entry(None, (A,), A, 3), Entry(None, (A,), B, 5)))
@@ -54,13 +54,13 @@ from tactics.planner.graph import (
 )
 from tactics.planner.reformats import Copies, copies_of, cost
 
-SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells where these are fewer by this factor,
+SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells if there are fewer of these by this factor,
 WIDE_CELLS = 10_000  # and from this size on in any case
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a picosecond, a launch and a sparse entry cost: ties between times are decided below one picosecond."""
+    """The cost of a picosecond, a launch and a sparse entry: ties between times are decided below one picosecond."""
 
     scale: int
     launch: int
@@ -85,15 +85,17 @@ def costs_of(graph: Graph) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is asked about a graph. Variables: first one per group (its options), then per tensor the format it is produced in,
-    one per reading slot (the format read there), from three slots on the set of formats it is made in; and the block of cells
-    of ops that have many tensors."""
+    """A graph's question as variables and factors.
+
+    Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot (the format
+    read there), from three slots on the set of formats it is made in; and the block of cells of ops that have many tensors.
+    """
 
     graph: Graph
     costs: Costs
     sizes: list[int]
     factors: list[Factor]
-    domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
+    domains: list[tuple]  # per variable, the meanings of its states; None: the tensor is absent
     produced: dict[str, int]  # tensor -> variable
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
     cells: list[dict[Cell, Entry]]  # per choice: (ins, out) -> cheapest entry
@@ -105,7 +107,7 @@ class Model:
 
 
 def model_of(graph: Graph, costs: Costs | None = None) -> Model:
-    """`costs`: without, those of the graph."""
+    """Makes the model of a graph. `costs`: None for the graph's own."""
     tensors, costs = tensors_of(graph), costs or costs_of(graph)
     copies = copies_of(graph, tensors, costs.scale, costs.launch)
     model = Model(graph, costs, [], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
@@ -136,7 +138,7 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
 def _add_tensor(
     graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[Key]]]
 ) -> None:
-    """The variables of a tensor, and what its reformats cost. `makers`: choices; `readers`: (choice, input position)."""
+    """Adds the variables of a tensor, and the cost of its reformats. `makers`: choices; `readers`: (choice, input position)."""
     options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
     formats = formats_of(graph, t)
     whens: list[Literals] = [()] if given else [graph.choices[i].when for i in makers]
@@ -161,7 +163,7 @@ def _add_tensor(
 
 
 def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
-    """id of a table of cells -> the formats that it names for each input, and for the output."""
+    """Returns id of a table of cells -> the set of formats for each input, and for the output."""
     found: dict[int, list[set[Key]]] = {}
     for table in cells:
         if id(table) not in found:
@@ -170,7 +172,7 @@ def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
 
 
 def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
-    """The states of all variables as a plan, with the cheapest reformats for it."""
+    """Turns the states of all variables into a plan, with the cheapest reformats for it."""
     value = [model.domains[v][s] for v, s in enumerate(states)]
     options = {name: value[v] for name, (v, _) in model.groups.items()}
     entries = {}
@@ -183,7 +185,7 @@ def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width
 
 
 def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
-    """A table that leaves out one combination of options."""
+    """Makes a table that forbids one combination of options."""
     over = [(v, names, ring[name]) for v, (name, names) in enumerate(graph.groups) if name in ring]
     table = np.zeros([len(names) for _, names, _ in over], np.int64)
     table[tuple(names.index(option) for _, names, option in over)] = NEVER
@@ -194,7 +196,7 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
 
 
 def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
-    """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
+    """The cost of choice i over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
     variables = _free(model, tensors(graph, model, i))
     table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
@@ -210,12 +212,13 @@ def tensors(graph: Graph, model: Model, i: int) -> list[int]:
 
 def _free(model: Model, variables: Iterable[int]) -> list[int]:
     """The variables with several states. Tensors of one format are in no table: an array has at most 64 axes, and elimination
-    would bring together all ops that such a tensor is near."""
+    would bring together all ops near such a tensor.
+    """
     return [v for v in variables if model.sizes[v] > 1]
 
 
 def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
-    """The states of `_free` variables -> cost."""
+    """Returns states of the `_free` variables -> cost, from (ins, out) -> cost."""
     variables = tensors(graph, model, i)
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in _free(model, variables)]
     free = [model.sizes[v] > 1 for v in variables]
@@ -223,12 +226,12 @@ def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> d
 
 
 def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str, tuple[str, ...]]]:
-    """(variable, name, options) of the fusion groups that are named, in the variables' order."""
+    """Returns (variable, name, options) of the fusion groups in `when`, in the variables' order."""
     return sorted((model.groups[name][0], name, model.groups[name][1]) for name in {name for name, _ in when})
 
 
 def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> Factor:
-    """`table` with an axis in front for each group in the op's `when`, and 0 where the op does not exist."""
+    """Extends `table` by an axis in front for each group in the op's `when`; it is 0 where the op does not exist."""
     if not choice.when:
         return tuple(variables), table
     over = _asked(model, choice.when)
@@ -240,12 +243,12 @@ def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.n
 
 
 def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tuple[tuple[int, ...], ...]:
-    """The states of groups' variables with which a choice exists."""
+    """The states of the groups' variables with which a choice exists."""
     return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
 
 
 def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
-    """The table of choice i, which is one with those of choices alike."""
+    """Adds the table of choice i; equal choices share one table."""
     variables, over = tensors(graph, model, i), _asked(model, graph.choices[i].when)
     alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
     if alike not in model.tables:
@@ -255,10 +258,12 @@ def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> N
 
 
 def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
-    """Tables of ops of which at most one exists. Where one over the formats of all of an op's tensors would be large and say
-    little - a join takes any of some formats for each of its inputs - or very large, blocks of cells of one cost describe it.
-    All such ops share a variable that picks a block (or none, where none may exist), and a small table for each tensor says
-    with which formats a block agrees."""
+    """Adds tables of ops of which at most one exists.
+
+    Where a table over the formats of all of an op's tensors would be large with few different costs - a join takes any of some
+    formats for each of its inputs - or very large, blocks of cells of one cost describe it. All such ops share a variable that
+    picks a block (or none, where none may exist), and a small table for each tensor says which formats agree with a block.
+    """
     picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
     wide = []
     for i, cells in costs.items():
@@ -286,7 +291,7 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
-    """Cells of equal cost as products of sets, few of them: (their cost, (states of the first tensor, of the second, ...))."""
+    """Groups cells of equal cost into few products of sets: (their cost, (states of the first tensor, of the second, ...))."""
     alike: dict[int, list[tuple[int, ...]]] = {}
     for cell, value in costs.items():
         alike.setdefault(value, []).append(cell)
@@ -313,8 +318,10 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 
 
 def _presence(model: Model, produced: int, whens: list[Literals]) -> Factor:
-    """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
-    no cell for an absent tensor, and one that does not gains nothing by reading.)"""
+    """A table by which the tensor is absent exactly where none of its makers exists.
+
+    Readers need no such table: a reader that exists has no cell for an absent tensor, and another one gains nothing by reading.
+    """
     over = _asked(model, [pair for when in whens for pair in when])
     states = itertools.product(*(names for _, _, names in over))
     taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
@@ -342,8 +349,9 @@ def _domain(graph: Graph, formats: tuple[Key, ...], used: set[Key], there: bool)
 
 
 def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> None:
-    """What the formats read at `slots` cost beyond the one produced: one table for two slots that are free to differ,
-    else a variable for the set made, which each slot's format must be in."""
+    """Adds the cost of making the formats read at `slots` from the one produced: one table for two slots that are free to
+    differ, else a variable for the set made, which must contain each slot's format.
+    """
 
     def masks(v: int) -> np.ndarray:
         return np.array([0 if f is None else copies.mask([f]) for f in model.domains[v]], np.int64)
@@ -395,14 +403,14 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
 
 
 def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The readers of a tensor, those together that never exist together: each joins the first slot where that is so."""
+    """Groups a tensor's readers into slots of readers that never exist together: each joins the first slot where this holds."""
     slots: list[list[tuple[int, int]]] = []
     named: dict[str, dict[frozenset[str], set[int]]] = {}  # group -> options of it -> the slots of readers that want these
     for i, k in readers:
         when = graph.choices[i].when
         wants = {group: frozenset(o for g, o in when if g == group) for group, _ in when}
         others = (found for g, mine in wants.items() for options, found in named.get(g, {}).items() if not mine & options)
-        for s in sorted(set().union(*others)):  # of those with a reader that excludes this one, one where all do
+        for s in sorted(set().union(*others)):  # a slot whose readers all exclude this one
             if all(exclusive(when, graph.choices[j].when) for j, _ in slots[s]):
                 break
         else:

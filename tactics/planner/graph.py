@@ -1,7 +1,7 @@
-"""What may run, as the planner sees it: ops with their entries, tensors with their formats, fusion options; and a plan of it.
+"""The planner's view of a network: ops with their entries, tensors with their formats, fusion options; and a plan of it.
 
-Of keys it asks only which are equal, of tactics their names, which break ties. A tensor is produced once, in one format; its
-other formats are made by reformats (tactics.planner.reformats).
+The planner compares keys for equality only, and tactics by name only, to break ties. A tensor is produced once, in one format;
+its other formats are made by reformats (tactics.planner.reformats).
 
 A time is a float of microseconds everywhere else, as it is measured, predicted and shown. Here it is an integer of picoseconds:
 sums of integers are exact, so ties are ties, and a proof holds to the last digit. `to_ps` and `to_us` alone convert.
@@ -40,9 +40,10 @@ def to_us(ps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to run an op; without a tactic, nothing is launched. `ins`: one per input position. (tactic, ins, out) is unique.
-    `time_ps`: what a plan pays for it, of which `premium_ps` for the doubt about a predicted time; not `timed`: it may take
-    longer.
+    """One way to run an op; without a tactic, nothing is launched.
+
+    `ins`: one key per input position; (tactic, ins, out) is unique. `time_ps`: its cost in a plan, of which `premium_ps` for
+    the doubt about a predicted time; not `timed`: it may take longer.
     """
 
     tactic: Tactic | None
@@ -55,23 +56,23 @@ class Entry:
 
     @property
     def us(self) -> float:
-        """Its time, without the premium."""
+        """Its time in microseconds, without the premium."""
         return to_us(self.time_ps - self.premium_ps)
 
     @property
     def name(self) -> str:
-        """The tactic's name."""
+        """The tactic's name, or IN_PLACE."""
         return IN_PLACE if self.tactic is None else str(self.tactic)
 
     def precedes(self, other: Entry) -> bool:
-        """Is it to be taken rather than another one in the same formats? The faster one; ties: dense first, then by name."""
+        """Whether to prefer this entry to another one in the same formats: the faster one; ties: dense first, then by name."""
         mine, its = (self.time_ps, self.sparse), (other.time_ps, other.sparse)
         return mine < its or (mine == its and self.name < other.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An op that is in the plan when all literals (group, option) of `when` hold; two of one group mean either.
+    """An op that is in the plan when all literals (group, option) of `when` hold; two options of one group mean either.
 
     Choices that never hold together may share a name, and may produce the same tensor.
     """
@@ -85,11 +86,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What may run. A tensor whose producer is not in the plan is absent, and so must be all its readers.
+    """The ops that may run. A tensor whose producer is not in the plan is absent, and so must be all its readers.
 
-    `groups`: (fusion group, options), exactly one option taken. `pinned`: the format in which a network input exists
-    (all are pinned), and in which a network output must be delivered (else: as it is produced). `formats`: per tensor
-    those it may take; entries with others are left out. `reformat_ps(tensor, src, dst)`: NEVER or None: there is none.
+    `groups`: (fusion group, options), exactly one option taken. `pinned`: the format in which a network input exists (all are
+    pinned), and in which a network output must be delivered (else: as it is produced). `formats`: the formats that each tensor
+    may take; entries with others are left out. `reformat_ps(tensor, src, dst)`: NEVER or None if there is no such reformat.
     """
 
     choices: tuple[Choice, ...]
@@ -125,7 +126,7 @@ class Plan:
 
     @property
     def us(self) -> float:
-        """Its time, without the premiums."""
+        """Its time in microseconds, without the premiums."""
         return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
 
@@ -137,17 +138,17 @@ class Impossible(ValueError):
 
 
 def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
-    """Is, for each group named in `when`, one of the options named there taken?"""
+    """Whether, for each group named in `when`, one of the options named there is taken."""
     return {g for g, _ in when} == {g for g, o in when if options[g] == o}
 
 
 def exclusive(a: Literals, b: Literals) -> bool:
-    """Can the two never hold together? (Some group allows them different options only.)"""
+    """Whether a and b can never hold together, because some group allows them different options only."""
     return any(not {o for h, o in a if h == g} & {o for h, o in b if h == g} for g in {g for g, _ in a} & {g for g, _ in b})
 
 
 def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool:
-    """Does at least one of `whens` hold whatever options of the `groups` are taken?"""
+    """Whether at least one of `whens` holds under all combinations of options of the `groups`."""
     if () in whens:
         return True
     over = sorted({g for when in whens for g, _ in when})
@@ -160,12 +161,12 @@ def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool
 
 
 def cells_of(graph: Graph, choice: Choice) -> dict[Cell, Entry]:
-    """(ins, out) -> its cheapest usable entry; ties: dense first, then by name."""
+    """Returns (ins, out) -> the cheapest usable entry; ties: dense first, then by name."""
     return _cells(choice.entries, [formats_of(graph, t) for t in (*choice.inputs, choice.output)])
 
 
 def all_cells(graph: Graph) -> list[dict[Cell, Entry]]:
-    """`cells_of` every choice; one table for all choices with the same tuple of entries over the same formats."""
+    """Returns `cells_of` every choice; choices with the same tuple of entries over the same formats share one table."""
     formats = {t: formats_of(graph, t) for t in tensors_of(graph)}
     known: dict[tuple, dict[Cell, Entry]] = {}
     found = []
@@ -202,7 +203,7 @@ def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
 
 
 def worst_ps(graph: Graph) -> int:
-    """More than any plan can cost."""
+    """A time that is greater than any plan's."""
     total = 0
     most: dict[int, int] = {}
     for c in graph.choices:
@@ -243,7 +244,9 @@ def why_none(graph: Graph) -> str:
 
 
 def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
-    """The options (group -> option) of ops that wait for each other in a ring under these options; None: there is none."""
+    """Returns the options (group -> option) of ops that wait for each other in a cycle under these options; None without a
+    cycle.
+    """
     maker = {c.output: c for c in graph.choices if holds(c.when, options)}
     waits = {t: [i for i in c.inputs if i in maker] for t, c in maker.items()}
     try:
@@ -254,13 +257,13 @@ def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def may_close(graph: Graph) -> bool:
-    """Is there an op that reads what an op named after it makes? Where not, no options close a ring."""
+    """Whether an op reads the output of an op listed after it. If not, no options can close a cycle."""
     last = {c.output: i for i, c in enumerate(graph.choices)}
     return any(last.get(t, -1) >= i for i, c in enumerate(graph.choices) for t in c.inputs)
 
 
 def check(graph: Graph) -> None:
-    """ValueError with a sentence where the graph contradicts itself."""
+    """Raises ValueError with a sentence where the graph contradicts itself."""
     _check_ends(graph)
     _check_choices(graph)
     _check_tensors(graph)

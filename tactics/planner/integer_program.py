@@ -1,4 +1,4 @@
-"""The least sum of tables by HiGHS, for what elimination leaves because its tables would be too large."""
+"""The least sum of tables by HiGHS, for the variables whose elimination would need too large tables."""
 
 import math
 from collections.abc import Sequence
@@ -48,9 +48,11 @@ def solve(sizes: Sequence[int], factors: list[Factor], quantum: int, seconds: fl
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An integer program in coordinate form: `rows`, `columns`, `data` of the constraints, which equal `right`; `cost` of each
-    column, in thousands of quanta above `floor` quanta; `first[v]`: the column of the first state of variable v, of which
-    there are `num_states` in all, before the cells'."""
+    """An integer program in coordinate form: `rows`, `columns`, `data` of the constraints, which equal `right`.
+
+    `cost`: of each column, in thousands of quanta above `floor` quanta; `first[v]`: the column of the first state of variable
+    v; the first `num_states` columns are states, the others cells.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
@@ -97,7 +99,7 @@ def _program(sizes: Sequence[int], factors: list[Factor], quantum: int) -> Progr
 
 
 def _absorb(factors: list[Factor], sizes: Sequence[int]) -> list[Factor]:
-    """Add each table into one whose variables include its own: fewer columns and a tighter relaxation."""
+    """Adds each table to one whose variables include its own: fewer columns and a tighter relaxation."""
     kept: list[Factor] = []
     for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f[0])):
         for i, (wide, _) in enumerate(kept):

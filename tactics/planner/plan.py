@@ -1,7 +1,7 @@
 """The fastest plan: one tactic per op, one format per tensor, one option per fusion group, reformats included.
 
-In: every entry (tactic x formats) with its time. Out: the assignment with the least serial sum, proven minimal for
-those times or marked with the gap that remains.
+In: every entry (tactic x formats) with its time. Out: the assignment with the least serial sum, proven minimal for those times
+or marked with the gap that remains.
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ from tactics.planner.graph import (
 from tactics.planner.reformats import cost
 
 F = TypeVar("F")
-Rival = Callable[[Graph], Plan | None]  # what stands in for a plan where HiGHS finds none
+Rival = Callable[[Graph], Plan | None]  # makes a plan where HiGHS finds none
 MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the other
 
 # ---- solving
 
 
 def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_000, milp_seconds: float = 60.0) -> Plan:
-    """The plan with the least total time; ties go to fewer launches, then fewer sparse tactics, then a fixed order.
+    """Returns the plan with the least total time; ties go to fewer launches, then fewer sparse tactics, then a fixed order.
 
-    `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops
-    must be forced in each of their names. Where more than `max_cells` table cells were needed at once, the graph is split by
-    the options of a few groups, and where that does not help, HiGHS takes over; its proof is exact up to its own
-    floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by then
-    depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
+    `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops must be
+    forced in each of their names. Where more than `max_cells` table cells were needed at once, the graph is split by the
+    options of a few groups, and where that does not help, HiGHS takes over; its proof is exact up to its own floating-point
+    bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds`, the plan found by then depends on the
+    machine's speed. Raises ValueError if the graph is malformed, or no plan exists (it names the op).
     """
     check(graph)
     return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_key))
 
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]) -> Plan:
-    """By elimination if it can; else for each option of a few groups, if these make it narrow enough; else by HiGHS."""
+    """Solves by elimination if possible; else for each option of a few groups, if these make it narrow enough; else by
+    HiGHS.
+    """
     model = formulation.model_of(graph)
     plan = _without_rings(model, max_cells, None, rivals)
     if plan is not None:
@@ -81,9 +83,11 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Riva
 def _without_rings(
     model: formulation.Model, max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]
 ) -> Plan | None:
-    """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
-    plan with it is cyclic, so the first plan without a cycle is the best of those that can run. `milp_seconds` None: None where
-    elimination cannot do it."""
+    """Solves again while the plan has a cycle, each time with its combination of fusions forbidden.
+
+    Fusions that are legal alone may close a cycle together. Every plan with such a combination is cyclic, so the first plan
+    without a cycle is the best that can run. With `milp_seconds` None, returns None where elimination cannot do it.
+    """
     closed: list[dict[str, str]] = []
     while True:
         plan = _solve_once(model, closed, max_cells, milp_seconds, rivals)
@@ -106,8 +110,11 @@ def _solve_once(
     milp_seconds: float | None,
     rivals: tuple[Rival, ...],
 ) -> Plan | None:
-    """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
-    worse one. None: elimination cannot do it, and HiGHS has no `milp_seconds`."""
+    """Solves with the combinations of options in `closed` forbidden; `rivals` stand in where HiGHS found no plan or a worse
+    one.
+
+    None: elimination cannot do it, and HiGHS has no `milp_seconds`.
+    """
     graph, scale = model.graph, model.costs.scale
     factors = [*model.factors, *(formulation.forbidden(graph, ring) for ring in closed)]
     found = eliminate.minimise(model.sizes, factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
@@ -137,10 +144,12 @@ def _solve_once(
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The best plan with one layer forced, as the change that it makes in the best plan. `before`, `after`: the entries of the
-    layer's ops in the two. `speedup`: by what factor all of the forced kernels of that layer would have to be faster, all else
-    as it is, for such a plan to cost no more than the best one; inf: none would do. `flipped`: the entries of the layer's ops
-    in that plan, with the times that they have."""
+    """The best plan with one layer forced, as the change from the best plan.
+
+    `before`, `after`: the entries of the layer's ops in the two plans. `speedup`: the factor by which all forced kernels of the
+    layer would have to be faster, all else unchanged, for such a plan to cost no more than the best one; inf: no factor
+    suffices. `flipped`: the entries of the layer's ops in that plan, with their times.
+    """
 
     change: Change
     before: tuple[Entry, ...]
@@ -156,13 +165,15 @@ class Forced:
 def forced(
     graph: Graph, best: Plan, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000
 ) -> list[Forced | None]:
-    """For each (ops, sparse): the best plan when these ops, wherever they exist, run only sparse (or only dense) entries;
-    None where that is impossible. `best`: the plan without force. `ops`: the alternatives of one layer, of which every plan
-    has some; siblings that a plan may merge are several at once where they are apart.
+    """For each (ops, sparse), returns the best plan in which these ops, wherever they exist, run only sparse (or only dense)
+    entries.
 
-    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as
-    the part of the plan that it changes. Where the tree is too wide, the graph is split; where that does not help, or such a
-    plan has a cycle, the layer is solved alone, and `speedup` is an upper bound.
+    None where that is impossible. `best`: the plan without force. `ops`: the alternatives of one layer, of which every plan has
+    some; siblings that a plan may merge are several at once where they are not merged.
+
+    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as the
+    part of the plan that it changes. Where the tree is too wide, the graph is split; where that does not help, or such a plan
+    has a cycle, the layer is solved alone, and `speedup` is an upper bound.
     """
     check(graph)
     wanted = list(wanted)
@@ -180,7 +191,7 @@ def forced(
 
 
 def _least_forced(found: list[Forced]) -> Forced | None:
-    """The best of the best plans in all parts of a graph, and the smallest speedup that would make one of them so."""
+    """The best of the best plans in all parts of a graph, and the smallest speedup at which one of them breaks even."""
     if not found:
         return None
     first = min(found, key=lambda f: f.speedup)
@@ -188,7 +199,7 @@ def _least_forced(found: list[Forced]) -> Forced | None:
 
 
 def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question | None:
-    """None: elimination would need larger tables, or the graph has no plan."""
+    """Prepares counterfactuals; None if elimination would need larger tables, or the graph has no plan."""
     graph = model.graph
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
     if tree is None or tree.cost >= NEVER:
@@ -206,7 +217,7 @@ def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What all counterfactuals have in common; `usual`: the plan of the tree, which is `best` unless cycles were forbidden."""
+    """The data that all counterfactuals share; `usual`: the plan of the tree, which is `best` unless cycles were forbidden."""
 
     graph: Graph
     best: Plan
@@ -224,13 +235,15 @@ class _Question:
         return self.may_close and cycle(self.graph, {**self.usual.plan.options, **change.options}) is not None
 
     def break_even(self, change: Change, names: tuple[str, ...]) -> float:
-        """How much faster these ops must be for the plan to cost what the best one does; inf also where it cannot run."""
+        """The factor by which these ops must be faster for the plan to cost as much as the best one; inf also where it has a
+        cycle.
+        """
         left = _break_even(self.after(change, names), change.total_ps, self.best)
         return math.inf if left < math.inf and self.cyclic(change) else left
 
 
 def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool) -> Forced | None:
-    """`mine`: the choices that have these names."""
+    """Solves one counterfactual; `mine`: the choices with these names."""
     if not mine or q.model.blocks & set(mine):  # none: a part of a graph may lack all of them
         return _forced_alone(q.graph, q.best, names, sparse)
     cells = {i: _only(q.graph, i, sparse) for i in mine}
@@ -271,7 +284,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
 
 
 def _only(graph: Graph, i: int, sparse: bool) -> dict[Cell, Entry]:
-    """The cells of choice i with its sparse, or its dense, entries alone."""
+    """The cells of choice i with only its sparse, or only its dense, entries."""
     c = graph.choices[i]
     return cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
 
@@ -292,8 +305,9 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
 
 
 def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Per formats only the cheapest dense and the cheapest sparse entry: the same plans, also when one forces dense or
-    sparse, in less time per solve."""
+    """Keeps per formats only the cheapest dense and the cheapest sparse entry: the same plans, also with a layer forced, in
+    less time.
+    """
     best: dict[tuple[Cell, bool], Entry] = {}
     for e in entries:
         kind = (e.ins, e.out), e.sparse
@@ -306,7 +320,7 @@ def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def greedy(graph: Graph) -> Plan:
-    """Each op's fastest entry and each group's fastest option by that rule, then whatever reformats that takes."""
+    """Each op's fastest entry and each group's fastest option by that rule, with the reformats that these need."""
     check(graph)
     fastest: list[Entry | None] = []
     known: dict[int, Entry | None] = {}
@@ -344,7 +358,7 @@ def _fastest(entries: Collection[Entry]) -> Entry | None:
 
 
 class _Live:
-    """The ops that exist under some options, and what they come to; another option of one group changes a few of them."""
+    """The ops that exist under some options, and their total; another option of one group changes a few of them."""
 
     def __init__(self, graph: Graph, fastest: list[Entry | None]):
         self.graph, self.fastest = graph, fastest
@@ -353,7 +367,7 @@ class _Live:
         self.missing = sum(t not in self.made for t in self.read)  # tensors that are read, and nothing makes them
 
     def switch(self, i: int, by: int) -> None:
-        """Let op i exist (+1), or no longer (-1)."""
+        """Makes op i exist (+1), or no longer (-1)."""
         c, entry = self.graph.choices[i], self.fastest[i]
         self.count += by
         if entry is None:
@@ -366,7 +380,7 @@ class _Live:
             self.missing += self.read[t] > 0 and self.made[t] == 0
 
     def take(self, options: dict[str, str], group: str, option: str, deciding: Iterable[int]) -> None:
-        """Take an option of a group; `deciding`: the ops that the group decides about."""
+        """Takes an option of a group; `deciding`: the ops that the group decides about."""
         before = [holds(self.graph.choices[i].when, options) for i in deciding]
         options[group] = option
         for i, was in zip(deciding, before, strict=True):
@@ -379,8 +393,8 @@ class _Live:
 
 
 def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, ...]]]) -> tuple[F, Plan] | None:
-    """(format, plan): the best plan in which every tensor has one and the same format wherever its ops allow; None if there
-    is none.
+    """Returns (format, plan): the best plan in which every tensor has the same format wherever its ops allow; None if there is
+    none.
 
     `names`: format -> {tensor: its keys in that format}, as one format has different keys on different tensors, and in
     different places.
@@ -405,14 +419,14 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
 
 
 def best_single_key(graph: Graph) -> Plan | None:
-    """The same where each key is a format."""
+    """`best_single_format` with each key as a format; None if there is no such plan."""
     every = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
     found = best_single_format(graph, {key: dict.fromkeys(tensors_of(graph), (key,)) for key in every})
     return found and found[1]
 
 
 def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
-    """The entries that have most tensors in the formats wanted."""
+    """The entries with the most tensors in the wanted formats."""
     fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
     best = max(fit, default=0)
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)

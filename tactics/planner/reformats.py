@@ -1,6 +1,6 @@
-"""Reformats: what it takes to have a tensor in several formats, and what a plan with them costs.
+"""Reformats: the cost of having a tensor in several formats, and of a plan with its reformats.
 
-A tensor is produced in one format, and its others are made from that or from one made before, so a chain's first hop serves
+A tensor is produced in one format, and its others are made from this one or from one made before, so a chain's first hop serves
 every reader of that format. Each (tensor, target format) is made and charged once, however many ops read it.
 """
 
@@ -21,7 +21,8 @@ from tactics.planner.graph import Choice, Entry, Graph, Hop, formats_of, holds, 
 def cost(
     graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], copies: Mapping[str, Copies] | None = None
 ) -> tuple[int, tuple[Hop, ...]]:
-    """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do.
+    """Returns (total_ps, reformats): the least cost of these entries, with the reformats for it. Raises ValueError if none
+    suffice.
 
     `copies`: the tables of all tensors' reformats, where they are known already.
     """
@@ -41,7 +42,7 @@ def cost(
 
 
 def _wanted(graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, Key]) -> dict[str, set[Key]]:
-    """Tensor -> the formats in which it is read, or bound as an output, of those that are."""
+    """Returns tensor -> the formats in which it is read, or bound as an output, for the tensors that exist."""
     reads = [(t, f) for c in live for t, f in zip(c.inputs, entries[c.name].ins, strict=True)]
     if lost := [t for t in (*(t for t, _ in reads), *graph.outputs) if t not in made]:
         raise ValueError(f"tensor {lost[0]} is read, but no op in the plan produces it")
@@ -52,7 +53,7 @@ def _wanted(graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made
 
 
 def hop_ps(graph: Graph, hop: Hop) -> int:
-    """The time of a reformat that is in a plan, and so exists."""
+    """The time of a reformat in a plan. Raises ValueError where no kernel does it."""
     time = graph.reformat_ps(*hop)
     if time is None:
         raise ValueError(f"reformat of {hop[0]} from {hop[1]} to {hop[2]}: no kernel does it")
@@ -61,10 +62,10 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A tensor's reformats, costs by sets of formats (bit i: formats[i]) and by the produced format p.
+    """A tensor's reformats: costs by sets of formats (bit i: formats[i]) and by the produced format p.
 
-    `step[a, b]`: one hop. `near[A, f]`: cheapest hop into f from a member of A. `exact[A, p]`: making exactly the set
-    A, which holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that no op reads.
+    `step[a, b]`: one hop. `near[A, f]`: cheapest hop into f from a member of A. `exact[A, p]`: making exactly the set A, which
+    holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that no op reads.
     """
 
     formats: tuple[Key, ...]
@@ -80,7 +81,7 @@ class Copies:
         return mask
 
     def hops(self, produced: Key, wanted: Iterable[Key]) -> list[tuple[Key, Key]] | None:
-        """Cheapest (src, dst) list that makes `wanted` out of `produced`, sources first; None: impossible."""
+        """Returns the cheapest list of (src, dst) that makes `wanted` out of `produced`, sources first; None: impossible."""
         p, need = self.formats.index(produced), self.mask(wanted)
         least = int(self.serve[need, p])
         if least >= NEVER:
@@ -101,8 +102,10 @@ class Copies:
 
 
 def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict[str, Copies]:
-    """The reformat tables of these tensors, a hop costing its picoseconds * scale + launch. All tensors with the same
-    number of formats are computed in one go, as arrays with the tensor in front."""
+    """Computes the reformat tables of these tensors, a hop costing its picoseconds * scale + launch.
+
+    All tensors with the same number of formats are computed together, as arrays with the tensor in front.
+    """
     found: dict[str, Copies] = {}
     by_size: dict[int, list[str]] = {}
     for t in tensors:
@@ -133,7 +136,7 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
 
 @cache
 def _sets_by_size(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(sets of k of n formats as bit masks, the k members of each) for k = 2 to n."""
+    """Returns (sets of k of n formats as bit masks, the k members of each) for k = 2 to n."""
     chosen = [np.array([*itertools.combinations(range(n), k)]) for k in range(2, n + 1)]
     return [((1 << members).sum(axis=1), members) for members in chosen]
 

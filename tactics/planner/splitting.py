@@ -1,6 +1,6 @@
-"""A graph whose tables are too wide, as narrower ones: one for each option of a few fusion groups.
+"""Splits a graph whose tables are too wide into narrower ones: one for each option of a few fusion groups.
 
-The best plan of the graph is the best of those of its parts, since exactly one option of a group is taken. One group is often
+The best plan of the graph is the best of its parts' plans, since exactly one option of a group is taken. One group is often
 enough: an option that moves many tensors to other channels brings together the formats of all of them.
 """
 
@@ -19,8 +19,10 @@ _Part = tuple[Model, list[int]]  # and the variables that elimination leaves bec
 
 
 def parts(model: Model, max_cells: int) -> list[Model]:
-    """Graphs that elimination can solve with tables of at most `max_cells`: each plan of this one is a plan of exactly one of
-    them. None where MOST_GROUPS groups do not suffice."""
+    """Returns graphs that elimination can solve with tables of at most `max_cells`; [] where MOST_GROUPS groups do not suffice.
+
+    Each plan of this graph is a plan of exactly one of them.
+    """
     found = [_part(model, max_cells)]
     for _ in range(MOST_GROUPS):
         each = [_split(part, max_cells) if part[-1] else [part] for part in found]
@@ -33,7 +35,7 @@ def parts(model: Model, max_cells: int) -> list[Model]:
 
 
 def restricted(graph: Graph, group: str, option: str) -> Graph | None:
-    """The graph with one option of a group alone; None where an op is then to read what nothing makes."""
+    """Returns the graph with only one option of a group; None where an op would read a tensor that nothing makes."""
     groups = tuple((g, (option,) if g == group else names) for g, names in graph.groups)
     choices = []
     for c in graph.choices:
@@ -52,7 +54,9 @@ def _part(model: Model, max_cells: int) -> _Part:
 
 
 def _split(part: _Part, max_cells: int) -> list[_Part] | None:
-    """The parts with a plan by the group that leaves the least to other means; None if no group can be split."""
+    """Splits by the group that leaves the fewest variables uneliminated, and returns the parts with a plan; None if no group
+    can be split.
+    """
     (model, core), tried = part, list[tuple[int, int, list[Graph]]]()
     for group in _candidates(model, core)[:MOST_TRIED]:
         options = dict(model.graph.groups)[group]
@@ -70,8 +74,9 @@ def _split(part: _Part, max_cells: int) -> list[_Part] | None:
 
 
 def _left(model: Model, group: str, state: int, max_cells: int) -> int:
-    """About how many variables elimination leaves where a group has one state: tensors keep the formats of its other options,
-    whose ops are gone."""
+    """Estimates how many variables elimination leaves where a group has one state: tensors keep the formats of its other
+    options, whose ops are gone.
+    """
     v, _ = model.groups[group]
     sizes = [1 if u == v else n for u, n in enumerate(model.sizes)]
     factors = [(scope, table.take([state], scope.index(v)) if v in scope else table) for scope, table in model.factors]
@@ -79,7 +84,7 @@ def _left(model: Model, group: str, state: int, max_cells: int) -> int:
 
 
 def _candidates(model: Model, core: Collection[int]) -> Sequence[str]:
-    """The groups with several options that decide about ops of these variables, those of most ops first."""
+    """The groups with several options that decide about ops of these variables, those with most ops first."""
     graph = model.graph
     inside, counts = set(core), dict.fromkeys((g for g, names in graph.groups if len(names) > 1), 0)
     for i, c in enumerate(graph.choices):

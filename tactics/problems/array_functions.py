@@ -1,8 +1,8 @@
-"""Rare operators as one plain function each over arrays of NumPy or CuPy: `xp` is the module that the arrays belong to.
+"""Rare operators, each one plain function over arrays of NumPy or CuPy; `xp` is the module that the arrays belong to.
 
-Arrays come in ONNX's order and shapes, floating-point ones as FP32 (None: an absent input); attributes are ONNX's, by name.
-A function returns its output, or a tuple of them. What it means is the ONNX operator of its name. Nothing here waits for
-the device: sizes come from shapes and attributes, never from values.
+Arrays come in ONNX's order and shapes, floating-point ones as FP32 (None: an absent input); attributes are ONNX's, by name. A
+function returns its output, or a tuple of outputs, as the ONNX operator of its name defines them. No function waits for the
+device: sizes come from shapes and attributes, never from values.
 """
 
 import itertools
@@ -22,7 +22,9 @@ Function = Callable[..., Any]  # (xp, arrays, attributes by name) -> an array, o
 
 
 def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Callable:
-    """(xp, arrays as they lie in memory) -> output number `part` of a function in FUNCTIONS with these attributes."""
+    """Binds attributes to a function in FUNCTIONS: returns a function (xp, input arrays) -> output number `part`. It computes
+    in FP32.
+    """
 
     def run(xp: ModuleType, arrays: Array) -> Array:
         wide = [a.astype(xp.float32) if a is not None and a.dtype.kind == "f" else a for a in arrays]
@@ -37,7 +39,7 @@ def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Cal
 
 
 def lrn(xp: ModuleType, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
-    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
+    """Divide by the neighbouring channels: x / (bias + alpha / size * sum of squares over `size` channels) ** beta."""
     channels = x.shape[1]
     before, behind = min((size - 1) // 2, channels - 1), min(size // 2, channels - 1)  # there is nothing further away
     squares = xp.pad(x * x, [(0, 0), (before, behind)] + [(0, 0)] * (x.ndim - 2))
@@ -57,7 +59,9 @@ class Windows(NamedTuple):
 
 
 def _framed(xp: ModuleType, x: Array, windows: Windows, value: float = 0) -> Array:
-    """`x` with the rows, columns, ... of `value` before and behind that windows reach; a negative pad is that many cut off."""
+    """Pads x [N,C,*sizes] with `value` as far as the windows reach before and behind it; a negative pad cuts rows or columns
+    off.
+    """
     kernel_shape, out, strides, pads, dilations = windows
     before = pads[: len(out)]
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
@@ -67,7 +71,9 @@ def _framed(xp: ModuleType, x: Array, windows: Windows, value: float = 0) -> Arr
 
 
 def conv(xp: ModuleType, x: Array, w: Array, b: Array | None = None, *, group: int = 1, **attributes: Sizes) -> Array:
-    """A convolution whose weights [K,C/g,...] are computed; `attributes`: of Windows."""
+    """Convolves x [N,C,*sizes] with computed weights w [K,C/g,*kernel_shape] and bias b [K] to [N,K,*out]; `attributes`: of
+    Windows.
+    """
     kernel_shape, out, strides, _, dilations = windows = Windows(**attributes)
     x = _framed(xp, x, windows)
     x, w = x.reshape(x.shape[0], group, -1, *x.shape[2:]), w.reshape(group, -1, *w.shape[1:])
@@ -82,7 +88,7 @@ def conv(xp: ModuleType, x: Array, w: Array, b: Array | None = None, *, group: i
 
 
 def lp_pool(xp: ModuleType, x: Array, *, p: float = 2, **attributes: Sizes) -> Array:
-    """The p-norm of each window; `attributes`: of Windows."""
+    """The p-norm of each window: x [N,C,*sizes] -> [N,C,*out]. `attributes`: of Windows."""
     windows = Windows(**attributes)
     total = _framed(xp, abs(x) ** p, windows)
     for axis in reversed(range(len(windows.out))):  # one by one: the sum of the window's sizes in steps, not their product
@@ -92,14 +98,18 @@ def lp_pool(xp: ModuleType, x: Array, *, p: float = 2, **attributes: Sizes) -> A
 
 
 def _taps(axis: int, windows: Windows) -> list[tuple[slice, ...]]:
-    """The slices of an array [N, C, ...] that hold the first element of each window along `axis`, the second, ..."""
+    """Returns, for each position in a window along `axis`, the slices of [N,C,...] that select this element of every window.
+
+    With kernel 3, out 2, stride 2, dilation 1: elements 0 and 2, elements 1 and 3, elements 2 and 4.
+    """
     size, o, s, d = (row[axis] for row in (windows.kernel_shape, windows.out, windows.strides, windows.dilations))
     return [(slice(None),) * (2 + axis) + (slice(i * d, i * d + (o - 1) * s + 1, s),) for i in range(size)]
 
 
 def max_pool(xp: ModuleType, x: Array, *, storage_order: int = 0, **attributes: Sizes) -> tuple[Array, ...]:
-    """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
-    pixels of a channel are numbered column by column. `attributes`: of Windows."""
+    """Returns (maximum of each window, its flat index in x), both [N,C,*out]; of equal elements the first counts. With
+    storage_order 1 the index counts the pixels of a channel column by column. `attributes`: of Windows.
+    """
     windows = Windows(**attributes)
     n, sizes = len(windows.out), x.shape[2:]
     padded = _framed(xp, x, windows, -np.inf)
@@ -126,7 +136,7 @@ def global_lp_pool(xp: ModuleType, x: Array, *, p: float = 2) -> Array:
 
 
 def top_k(xp: ModuleType, x: Array, *, k: int, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, ...]:
-    """(values, indices) of the k largest or smallest, in order; of equal ones the first come first."""
+    """Returns (values, indices) of the k largest or smallest along `axis`, in order; of equal elements the first come first."""
     order = xp.argsort(-x if largest else x, axis=axis, kind="stable")
     chosen = xp.take(order, xp.arange(k), axis=axis)
     return xp.take_along_axis(x, chosen, axis=axis), chosen.astype(xp.int64)
@@ -148,7 +158,10 @@ def arg_min(xp: ModuleType, x: Array, **attributes: Any) -> Array:
 def grid_sample(
     xp: ModuleType, x: Array, grid: Array, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
 ) -> Array:
-    """x [N,C,*sizes] at the points grid [N,*out,len(sizes)], whose last axis names the last axis of x first, -1 to 1."""
+    """Samples x [N,C,*sizes] at the points of grid [N,*out,len(sizes)] -> [N,C,*out].
+
+    A point's last coordinate belongs to the first of `sizes` (x, y for height, width); -1 and 1 are the ends of an axis.
+    """
     sizes, n = x.shape[2:], x.shape[0]
     points = []
     for size, g in zip(sizes, (grid[..., i] for i in reversed(range(len(sizes)))), strict=True):
@@ -179,7 +192,7 @@ def grid_sample(
 
 
 def _inside(xp: ModuleType, at: Array, size: int, padding_mode: str, align_corners: int) -> Array:
-    """Coordinates brought back into the image, where `padding_mode` does so."""
+    """Brings coordinates outside an axis of `size` pixels back into it, if `padding_mode` is border or reflection."""
     if padding_mode == "border":
         return xp.clip(at, 0, size - 1)
     if padding_mode != "reflection":
@@ -199,7 +212,7 @@ def _linear_taps(xp: ModuleType, at: Array) -> Taps:
 
 
 def _cubic_taps(xp: ModuleType, at: Array, a: float = -0.75) -> Taps:
-    """Keys' cubic convolution over four neighbours."""
+    """The four neighbours of each coordinate and their weights by Keys' cubic convolution."""
     first = xp.floor(at)
     index, t = first.astype(xp.int64), at - first
 
@@ -224,7 +237,9 @@ def gather_elements(xp: ModuleType, x: Array, indices: Array, *, axis: int = 0) 
 
 
 def _along(xp: ModuleType, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Where the elements stand that `indices` name along one axis and its own place along the others."""
+    """The full index of the elements that `indices` select along `axis`: on the other axes an element keeps its own
+    position.
+    """
     axis %= x.ndim
     rows = xp.ogrid[tuple(slice(d) for d in indices.shape)]
     rows = list(rows) if isinstance(rows, (list, tuple)) else [rows]
@@ -270,7 +285,7 @@ def where(xp: ModuleType, condition: Array, x: Array, y: Array) -> Array:
 
 
 def cast(xp: ModuleType, x: Array, *, to: str) -> Array:
-    """`to`: float32, int32, int64 or bool; what is no integer is cut off towards zero."""
+    """Casts to `to`: float32, int32, int64 or bool. Fractions are cut off towards zero."""
     return x != 0 if to == "bool" else x.astype(to)
 
 
@@ -290,7 +305,7 @@ def mod(xp: ModuleType, a: Array, b: Array, *, fmod: int = 0) -> Array:
 
 
 def div(xp: ModuleType, a: Array, b: Array) -> Array:
-    """Of integers, cut off towards zero."""
+    """Divides integers and cuts the quotient off towards zero."""
     return xp.sign(a) * xp.sign(b) * (abs(a) // abs(b))
 
 
@@ -300,7 +315,7 @@ def clip(xp: ModuleType, x: Array, low: Array | None = None, high: Array | None 
 
 
 def power(xp: ModuleType, a: Array, b: Array) -> Array:
-    """Of integers: exact where the exponent is not negative, else 1 / a ** -b, cut off towards zero."""
+    """a ** b. Of integers the result is exact; with a negative exponent it is 1 / a ** -b, cut off towards zero."""
     if b.dtype.kind == "f":
         return xp.power(a.astype(xp.float64), b)
     odd = 1 - 2 * (b % 2)
@@ -315,7 +330,7 @@ def concat(xp: ModuleType, *arrays: Array, axis: Array) -> Array:
 
 
 def slice_(xp: ModuleType, x: Array, *, axes: Sizes, starts: Sizes, counts: Sizes, steps: Sizes) -> Array:
-    """Along each of `axes`, `counts` elements from `starts` on, every `steps`."""
+    """Takes `counts` elements from `starts` on, every `steps`, along each of `axes`."""
     for axis, start, count, step in zip(axes, starts, counts, steps, strict=True):
         x = xp.take(x, start + step * xp.arange(count), axis=axis)
     return x

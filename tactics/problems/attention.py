@@ -1,6 +1,6 @@
-"""Attention: softmax of the products of queries and keys, times values; every operand read where it lies. Frozen, hashable.
+"""Attention as a problem: softmax(queries x keys) x values, with every operand read from its place in a larger tensor.
 
-As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
+As in `problem`: records are frozen and hashable, `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,12 @@ Place = tuple[int, int, int]  # image, channel, pixel
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Where four indices lie in a tensor whose elements are counted row-major: element `start` + the sum of index * step.
+    """A strided view with four indices into a tensor: element (i, j, k, l) lies at `start` + the sum of index * step,
+    row-major.
 
-    `tensor`: which of the problem's inputs it is. So the queries of one product that gives queries, keys and values are a part
-    of its output, and heads that a transposition brings forward are steps of another size. A step of 0 repeats. Each index
-    runs along one axis of the tensor (images, channels, pixels), which it does not leave: so it has steps in every layout.
+    `tensor`: the number of the problem's input. The queries in a joint product of queries, keys and values are such a view, and
+    so are heads that a transposition brings forward. A step of 0 repeats an element. Each index moves along one axis of the
+    tensor (images, channels or pixels) and never leaves it, so the view has steps in every layout.
     """
 
     tensor: int
@@ -34,8 +35,10 @@ class Operand:
         return f"t{self.tensor}+{self.start}:{','.join(map(str, self.step))}"
 
     def along(self, sizes: Sequence[int], shape: Shape4) -> tuple[Place, tuple[tuple[int, int], ...]] | None:
-        """(image, channel and pixel of the first element; of each index the axis of these three, and how far it goes there);
-        None where one leaves its axis, or the tensor."""
+        """Returns the first element's (image, channel, pixel) and, for each index, (axis of these three, step along it).
+
+        None where an index leaves its axis, or the tensor.
+        """
         n, c, height, width = shape
         pixels = height * width
         units, room = (c * pixels, pixels, 1), (n, c, pixels)
@@ -50,7 +53,7 @@ class Operand:
         return (first, tuple(steps)) if inside else None
 
     def seen(self, flat: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        """The operand in a contiguous array of the tensor's elements, as a view."""
+        """The operand, of shape `sizes`, as a view of the tensor's elements in a contiguous one-dimensional array."""
         strides = tuple(s * flat.itemsize for s in self.step)
         return np.lib.stride_tricks.as_strided(flat[self.start :], tuple(sizes), strides)
 
@@ -137,11 +140,11 @@ class AttentionProblem(Problem):
         return prod(self.score_sizes) * (self.inner + self.width)
 
     def span(self, axes: str) -> Shape4:
-        """The shape of a constant over the scores that spans `axes`."""
+        """The shape of a constant that spans `axes` of the scores and has size 1 along the others."""
         return spanned(self.score_sizes, axes)
 
     def reference(self, *tensors: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """FP32 arrays of in_shapes; scale [heads], bias with as many values as it spans; FP32 out."""
+        """Computes attention of FP32 arrays of in_shapes, in FP32; scale [heads], bias of the elements of span(self.bias)."""
         flat = [np.ascontiguousarray(x, np.float32).reshape(-1) for x in tensors]
         q, k, v = (o.seen(flat[o.tensor], sizes) for name, o, sizes in self.operands() if name in "qkv")
         if self.unit:

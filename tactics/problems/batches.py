@@ -1,4 +1,4 @@
-"""The same computation on another number of images: what a batch that is computed in pieces is made of."""
+"""The same computation on another number of images, for batches that are computed in pieces."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,9 +12,10 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True, slots=True)
 class PiecesProblem(Problem):
-    """A tensor's images as pieces of these `sizes`, or, not `apart`, the pieces as one tensor again. Nothing is launched:
-    images follow each other in memory. `us`: what DRAM takes for what L2 cannot hold of the whole tensor. Only the planner has
-    this problem; in engines each piece is a Gather, and all of them are joined by a Concat.
+    """Splits a tensor's images into pieces of these `sizes` (`apart`), or joins the pieces to one tensor again.
+
+    Nothing is launched: images follow each other in memory. `us`: microseconds that DRAM takes for the part of the whole tensor
+    that L2 cannot hold. Only the planner has this problem; in engines each piece is a Gather, and a Concat joins them.
     """
 
     shape: Shape4
@@ -35,7 +36,7 @@ class PiecesProblem(Problem):
 
 
 def sizes_of(images: int, pieces: int) -> tuple[int, ...]:
-    """As many images in so many pieces, whose sizes differ by one at most, the larger ones first.
+    """Splits a number of images into `pieces`, whose sizes differ by at most one, the larger ones first.
 
     >>> sizes_of(50, 4)
     (13, 13, 12, 12)
@@ -45,8 +46,9 @@ def sizes_of(images: int, pieces: int) -> tuple[int, ...]:
 
 
 def at_batch(problem: P, n: int) -> P | None:
-    """The problem for `n` images instead of as many as its tensors have; None where an image's result depends on others, or a
-    tensor belongs to all of them."""
+    """Returns the problem for `n` images; None where an image's result depends on other images, or a tensor has no axis of
+    images.
+    """
     kind, images = type(problem), problem.out_shape[0]
     if any(shape[0] != images for shape in problem.all_shapes):
         return None

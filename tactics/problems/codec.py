@@ -1,4 +1,4 @@
-"""Problems as JSON and back, by the rules of tactics.codec: {"type": "ConvProblem", field: value, ...}."""
+"""Writes problems as JSON and reads them, by the rules of tactics.codec: {"type": "ConvProblem", field: value, ...}."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ def to_json(problem: Problem) -> dict[str, Any]:
 
 
 def from_json(data: object) -> Problem:
-    """The inverse of to_json. Raises ValueError with a sentence for what no problem is."""
+    """Reads a problem that to_json wrote. Raises ValueError with a sentence for data that describes no problem."""
     problem: Problem = codec.from_json(AnyProblem, data)  # type: ignore[arg-type]
     return problem

@@ -1,4 +1,4 @@
-"""Convolutions and pools as problems (problem.py says what those are)."""
+"""Convolutions and pools as problems (problem.py says what problems are)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -18,7 +18,7 @@ MOST_GATHERED = 1 << 21  # elements of the columns of window_sums at a time: 8 M
 
 
 def key(problem: Problem, kind: str) -> str:
-    """A problem on one line: its kind, and every field that is not what it mostly is."""
+    """The key of a problem on one line: its kind, its sizes, and the other fields that differ from their defaults."""
     return " ".join((kind, *_parts(problem)))
 
 
@@ -51,7 +51,7 @@ class ConvProblem(Problem):
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
     `pad` = top, left, bottom, right. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
-    `prologue`, `epilogue`: what the same kernel does before and after.
+    `prologue`, `epilogue`: the steps of the same kernel before and after the convolution.
     """
 
     TYPE: ClassVar[str] = "conv"
@@ -134,8 +134,8 @@ class ConvProblem(Problem):
         scales: Given = None,
         shifts: Given = None,
     ) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c], gate
-        [n,c,1,1], scales, shifts [k]), FP32 out. What is [k] belongs to the channels before depth-to-space.
+        """Computes the convolution and its epilogue in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the
+        output; bias, slope, scales, shifts [k], counted before depth-to-space; scale, shift [c]; gate [n,c,1,1].
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
@@ -154,14 +154,14 @@ class ConvProblem(Problem):
         return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
-        """The epilogue's pool over the convolution's result."""
+        """Applies the epilogue's pool to the convolution's result [n,k,p,q]."""
         r, s, stride_h, stride_w, top, left, high, wide = self.epilogue.pool
         pool = PoolProblem(self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0))
         return pool.reference(y)
 
 
 def with_epilogue(problem: ConvProblem, **changes: Any) -> ConvProblem:
-    """The problem with other values of its epilogue's fields."""
+    """Returns the problem with some fields of its epilogue changed."""
     return replace(problem, epilogue=replace(problem.epilogue, **changes))
 
 
@@ -184,11 +184,12 @@ def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeProblem(Problem):
-    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], outputs first.
+    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], output channels
+    first.
 
-    Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top,
-    left (whatever lies outside `out` is cut). `sparse24`, `epilogue` as in ConvProblem, the latter with no more than bias,
-    residual and activation.
+    Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top, left
+    (sums that fall outside `out` are cut off). `sparse24`, `epilogue` as in ConvProblem; the epilogue has only bias, residual,
+    activations, and scale and shift.
     """
 
     TYPE: ClassVar[str] = "conv_transpose"
@@ -246,7 +247,7 @@ class ConvTransposeProblem(Problem):
         scales: Given = None,
         shifts: Given = None,
     ) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors [k]), FP32 out."""
+        """Computes in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors [k]."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
         high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
@@ -266,7 +267,8 @@ class ConvTransposeProblem(Problem):
 class PoolProblem(OneTensor):
     """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
 
-    An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
+    An average divides by the window's size with `count_pad` (clipped to the padded image), else by the number of its valid
+    pixels.
     """
 
     TYPE: ClassVar[str] = "pool"
@@ -306,7 +308,9 @@ class PoolProblem(OneTensor):
         return x if self.kind == "max" else x / np.maximum(np.outer(rows, columns), 1)
 
     def _along(self, x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """(maxima or sums of the windows along one axis of pixels, how many pixels each has that count)."""
+        """Pools along one axis of pixels (0 rows, 1 columns): returns (maxima or sums, number of pixels counted in each window
+        [out]).
+        """
         size, window, along = (self.h, self.w)[axis], (self.r, self.s)[axis], axis + 2
         first = np.arange(self.out[axis]) * self.stride[axis] - self.pad[axis]
         shape = (*x.shape[:along], len(first), *x.shape[along + 1 :])
@@ -329,9 +333,10 @@ class PoolProblem(OneTensor):
 def window_sums(
     x: np.ndarray, w: np.ndarray, out: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
 ) -> np.ndarray:
-    """The sums of a convolution in FP32: windows gathered as the columns of a matrix (im2col), then products of matrices.
+    """Convolves in FP32: gathers windows as the columns of a matrix (im2col), then multiplies matrices.
 
-    x [n,c,h,w] with its padding and w [k,c/groups,r,s] in, [n,k,*out] out; pixel i reads from i*stride on."""
+    x [n,c,h,w], already padded, and w [k,c/groups,r,s] -> [n,k,*out]; output pixel i reads x from row i*stride on.
+    """
     (n, c), (k, cg, r, s), (p, q) = x.shape[:2], w.shape, out
     groups = c // cg
     reach = (p - 1) * stride[0] + (r - 1) * dilation[0] + 1, (q - 1) * stride[1] + (s - 1) * dilation[1] + 1

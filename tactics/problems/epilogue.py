@@ -1,4 +1,4 @@
-"""What a convolution's kernel does to its sums before it stores them."""
+"""The steps that a convolution's kernel applies to its sums before it stores them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from cuda_kernels.hashed import Hashed
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature
 
-Given = np.ndarray | None  # an array of the problem's, or none
+Given = np.ndarray | None  # an optional weight or tensor of a problem
 AFFINE = ("scales", "shifts")  # the weights of Epilogue.affine
 VECTORS = ("b", "slope", *AFFINE)  # every weight that has an element for each output channel
 
@@ -20,14 +20,14 @@ def _column(v: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue(Hashed):
-    """What a convolution does to its sums before it stores them: + bias, + residual, activation, then a pool or a reordering.
+    """The steps between a convolution's sums and its stores: + bias, + residual, activation, then a pool or a reordering.
 
-    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: what
-    the activation gives is scaled and shifted per channel, before such a residual; `last`: an activation behind all that. With
-    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd);
-    a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
-    `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
-    output's (u = d2s, or any u without depth-to-space).
+    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: a scale
+    and shift per channel follow the activation, before such a late residual; `last`: an activation behind all of these. With
+    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd); a
+    residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows. `up` = u >
+    1: the residual has 1/u of the output's height and width, and each of its pixels is added to u x u pixels of the output (u =
+    d2s, or any u without depth-to-space).
     """
 
     bias: bool = False
@@ -63,17 +63,23 @@ class Epilogue(Hashed):
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The names of the weights [k] that kernels read beside the products', the bias always."""
+        """The names of the weights [k] that the kernel reads in addition to the products' weights; the bias "b" is always among
+        them.
+        """
         return ("b", *(["slope"] if self.act.name == "prelu" else []), *(AFFINE if self.affine else ()))
 
     def finish(
         self, y: np.ndarray, bias: Given, residual: Given, slope: Given, scales: Given = None, shifts: Given = None
     ) -> np.ndarray:
-        """The sums [n,k,p,q] with the vectors [k] and the residual, of the same pixels: what a pool or a reordering is of."""
+        """Applies bias, activations, residual, scale and shift to the sums y [n,k,p,q]; a pool or a reordering is left to the
+        caller.
+
+        Vectors are [k], the residual [n,k,p,q].
+        """
         y = y if bias is None else y + _column(bias)
         y = self.act.apply(y if residual is None or self.act_first else y + residual, slope)
         y = y if scales is None or shifts is None else y * _column(scales) + _column(shifts)
         return self.last.apply(y if residual is None or not self.act_first else y + residual)
 
 
-RELU = Epilogue(bias=True, act=Activation("relu"))  # that of most convolutions
+RELU = Epilogue(bias=True, act=Activation("relu"))  # most convolutions have this one

@@ -1,4 +1,4 @@
-"""Problems of data movement that tables describe: views, gathers along every axis, resizing. Frozen, hashable, NCHW shapes.
+"""Data movement that tables describe, as problems: views, gathers along every axis, resizing. Frozen, hashable, NCHW shapes.
 
 As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from tactics.problems.protocol import OneTensor, Problem, Shape4
 
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
-MOST_SCALE = 1 << 24  # of a resize, and of what else places its pixels: coordinates then fit 64 bits, and weights are finite
+MOST_SCALE = 1 << 24  # of a resize's scale and coordinates, which then fit 64 bits, with finite weights
 MOST_TAPS = 1 << 16  # along an axis: with antialiasing a small scale has many
-Scale = float | np.float32 | Fraction  # of a resize: as the model gives it, or the ratio of its sizes
+Scale = float | np.float32 | Fraction  # of a resize: the model's number, or the ratio of the sizes
 
 
 def _text(table: tuple) -> str:
@@ -32,7 +32,7 @@ def _dims(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ViewProblem(Problem):
-    """The same elements, row-major, under another shape: `shape` -> `out`. Never a kernel: linear memory stays as it is."""
+    """The same elements, row-major, under another shape: `shape` -> `out`. No kernel runs: linear memory stays as it is."""
 
     TYPE: ClassVar[str] = "view"
     shape: Shape4
@@ -59,10 +59,10 @@ class ViewProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class GatherProblem(Problem):
-    """Output axis a walks input axis perm[a], at index[a][i] for its i-th element; () is every index in order.
+    """Permutes axes, and selects indices along each: output axis a takes input axis perm[a] at the indices index[a].
 
-    Index -1 gives `fill`. So this is Transpose, Slice with any steps, Pad in every mode, Gather along an axis by constants,
-    Tile, Expand, and nearest Resize in every coordinate mode, alone or composed.
+    An empty index[a] takes every index in order; index -1 gives `fill`. So this is Transpose, Slice with any steps, Pad in
+    every mode, Gather along an axis by constants, Tile, Expand, and nearest Resize in every coordinate mode, alone or composed.
     """
 
     TYPE: ClassVar[str] = "gather"
@@ -94,7 +94,7 @@ class GatherProblem(Problem):
 
     @property
     def is_images(self) -> bool:
-        """Whether the output is nothing but some neighbouring images of the input."""
+        """Whether the output is a contiguous range of the input's images, otherwise unchanged."""
         table, *others = self.index
         first = table[0] if table else -1
         alike = table == tuple(range(first, first + len(table))) and not any(others)
@@ -120,8 +120,8 @@ class GatherProblem(Problem):
 class ResizeProblem(OneTensor):
     """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
 
-    `coordinate_mode`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start
-    and end of rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
+    `coordinate_mode`: ONNX's coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`:
+    start and end of rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
     """
 
     TYPE: ClassVar[str] = "resize"
@@ -163,15 +163,15 @@ class ResizeProblem(OneTensor):
         return max(1.0, 1.0 / self.scale[axis]) if self.antialias else 1.0
 
     def num_taps(self, axis: int) -> int:
-        """T of `taps`."""
+        """The number T of taps of each output pixel along rows (axis 0) or columns (1)."""
         return max(1, math.ceil(2 * (1 if self.mode == "linear" else 2) * self._stretch(axis)))
 
     def taps(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """(index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): each output pixel is the sum of
-        weight * input[index]. A row of indices -1 lies outside the image and is `extrapolation`.
+        """Returns (index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): an output pixel is the sum of
+        weight * input[index]. A row of indices -1 lies outside the image and gives `extrapolation`.
 
-        Formulas: ONNX operator Resize-19; linear weighs by 1 - |distance|, cubic by Keys' kernel with coefficient
-        `cubic_a`; antialias widens the kernel by 1/scale where the image shrinks.
+        Formulas: ONNX operator Resize-19; linear weighs by 1 - |distance|, cubic by Keys' kernel with coefficient `cubic_a`;
+        antialias widens the kernel by 1/scale where the image shrinks.
         """
         size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
         x = COORDINATES[self.coordinate_mode](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis :][:2])
@@ -183,7 +183,7 @@ class ResizeProblem(OneTensor):
         if self.exclude_outside:
             weight = np.where((index >= 0) & (index < size), weight, 0)
         sums = weight.sum(axis=1, keepdims=True)
-        weight = weight / np.where(sums, sums, 1)  # of no tap in the image, none
+        weight = weight / np.where(sums, sums, 1)  # without a tap in the image all weights stay 0
         index = np.clip(index, 0, size - 1)
         if self.coordinate_mode == "tf_crop_and_resize":
             index[(x < 0) | (x > size - 1)] = -1
@@ -209,7 +209,9 @@ def _keys(far: np.ndarray, a: float) -> np.ndarray:
 
 
 def _over(i: np.ndarray, scale: Scale) -> np.ndarray:
-    """Of a ratio rounded once: a coordinate on a pixel, or exactly between two, is exact."""
+    """Divides by the scale. With a Fraction the quotient is rounded once, so a coordinate on a pixel, or midway between two, is
+    exact.
+    """
     return i * scale.denominator / scale.numerator if isinstance(scale, Fraction) else i / scale
 
 
@@ -218,7 +220,7 @@ def _half_pixel(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[
 
 
 def _half_pixel_symmetric(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
-    """The output's length is floor(size * scale): the part that is lost is taken from both ends alike."""
+    """Half-pixel coordinates of an output of floor(size * scale) pixels: the lost fraction is taken from both ends alike."""
     return size / 2 * (1 - out / (scale * size)) + _over(i + 0.5, scale) - 0.5
 
 
@@ -253,10 +255,11 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def nearest(
     size: int, out: int, scale: Scale, coordinate_mode: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
 ) -> tuple[int, ...]:
-    """The input index of each of `out` pixels of a nearest Resize; -1 outside the image, with tf_crop_and_resize.
+    """Returns the input index of each of `out` pixels of a nearest Resize along an axis of `size`; -1: outside, in
+    tf_crop_and_resize.
 
-    A ratio of sizes places a coordinate that is exactly between two pixels, or on one, exactly there. With a scale that the
-    model gives it is computed in FP32, as other runtimes do, and falls to the same side.
+    A Fraction, the ratio of two sizes, gives exact coordinates on a pixel or midway between two. A scale that the model gives
+    is applied in FP32, as other runtimes do, so that ties fall to the same side.
     """
     exact = isinstance(scale, Fraction)
     i = np.arange(out, dtype=np.float64 if exact else np.float32)

@@ -1,7 +1,7 @@
-"""Intervals of numbers, what functions make of them, and cliffs: where rounding the operand of a function ruins its result.
+"""Intervals of numbers, their images under functions, and cliffs: operands at which rounding ruins a function's result.
 
-A function has a cliff at the edges of its domain and at its poles: FP16 rounds 3e-5 - 3e-8 and 3e-5 to the same number, and
-the reciprocal of their difference, 3e7 in FP32, becomes infinite.
+A function has a cliff at the edges of its domain and at its poles: FP16 rounds 3e-5 - 3e-8 and 3e-5 to the same number, and the
+reciprocal of their difference, 3e7 in FP32, becomes infinite.
 
 An Interval holds all values that a number can have; its ends may be infinite, and both are included. An image is a function
 (interval of v, interval of the operand or of the scalar in its place, parameters) -> interval of the result.
@@ -32,7 +32,7 @@ class Interval:
         return Interval(min(self.low, other.low), max(self.high, other.high))
 
     def stored(self) -> Interval:
-        """In FP16: rounding keeps the order of numbers, so the ends are where the rounded ends are."""
+        """The interval after rounding to FP16. Rounding keeps the order of numbers, so the ends are rounded."""
         with np.errstate(over="ignore"):
             return Interval(*(float(np.float16(v)) for v in (self.low, self.high)))
 
@@ -43,15 +43,18 @@ ANY, POSITIVE = Interval(), Interval(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """`edges`: values of the base at which the function is infinite or ceases to be a number. `closed`: the interval, if any,
-    up to whose ends it has finite values, so that rounding to them is no harm. `of_operand`: the base is the operand, not v."""
+    """The places where rounding the base ruins a function's result. The base is v, or the operand if `of_operand`.
+
+    `edges`: values of the base at which the function is infinite or undefined. `closed`: an interval on which the function is
+    finite, ends included, so that rounding to an end is harmless; None without one.
+    """
 
     edges: tuple[float, ...]
     closed: tuple[float, float] | None = None
     of_operand: bool = False
 
     def clear(self, base: Interval) -> bool:
-        """Whether the base is known to stay away: at least NEAR from every edge, or where the function is closed."""
+        """Whether every value of `base` is safe: inside `closed`, or at least NEAR away from every edge."""
         if self.closed and self.closed[0] <= base.low and base.high <= self.closed[1]:
             return True
         return all(base.low - edge >= NEAR or edge - base.high >= NEAR for edge in self.edges)
@@ -61,7 +64,7 @@ ZERO, ROOT, DIVISOR = Cliff((0.0,)), Cliff((0.0,), (0.0, INF)), Cliff((0.0,), of
 
 
 def at_power(b: Interval) -> Cliff | None:
-    """The cliff of a power, by its exponent: whole and not negative, fractional, or another."""
+    """The cliff of v ** b, by its exponent: None for whole b >= 0, ROOT for fractional b >= 0, else ZERO."""
     if b.low == b.high and b.low >= 0:
         return None if b.low == int(b.low) else ROOT
     return ZERO
@@ -71,7 +74,7 @@ def at_power(b: Interval) -> Cliff | None:
 
 
 def rising(f: Callable[..., float]) -> Image:
-    """Of a function that never falls; parameters follow its argument."""
+    """The image of a function that never falls; parameters follow its argument."""
 
     def image(v: Interval, b: Interval, *params: float) -> Interval:
         return Interval(f(v.low, *params), f(v.high, *params))
@@ -85,12 +88,12 @@ def within(low: float, high: float) -> Image:
 
 
 def dips_to(low: float) -> Image:
-    """Of a function like SiLU: never below `low`, and at most v where v is positive."""
+    """The image of a function like SiLU: never below `low`, and at most v where v is positive."""
     return lambda v, *_: Interval(low, max(v.high, 0.0))
 
 
 def corners(op: Callable[[float, float], float]) -> Image:
-    """Of an operation that is monotone in each of its arguments; anything where a corner is NaN."""
+    """The image of an operation that is monotone in each of its two arguments; ANY where the value at a corner is NaN."""
 
     def image(v: Interval, b: Interval, *_: float) -> Interval:
         found = [op(x, y) for x in (v.low, v.high) for y in (b.low, b.high)]
@@ -100,7 +103,7 @@ def corners(op: Callable[[float, float], float]) -> Image:
 
 
 def bounded(f: Callable[..., float]) -> Callable[..., float]:
-    """`f` with an infinite end for what a double cannot hold."""
+    """Wraps `f` so that overflow of a double gives infinity, not an OverflowError."""
 
     def value(*args: float) -> float:
         try:
@@ -153,6 +156,6 @@ def square(v: Interval, *_: float) -> Interval:
 
 
 def leaky(v: Interval, b: Interval, *_: float) -> Interval:
-    """v where v >= 0, else v times the slope."""
+    """The image of leaky ReLU: v where v >= 0, else v times the slope."""
     below = times(Interval(min(v.low, 0.0), min(v.high, 0.0)), b)
     return Interval(max(v.low, 0.0), max(v.high, 0.0)).hull(below)

@@ -1,4 +1,4 @@
-"""What a library function computes, as a problem like others: frozen, hashable; `str()` the key, `reference()` the meaning."""
+"""One output of a library function as a problem: frozen, hashable; `str()` the key, `reference()` the meaning."""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from tactics.format import DTYPES
 from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.protocol import Problem, Shape4
 
-FLOAT = "fp16"  # what floating-point tensors are in memory
-MOST_TAPS = 1 << 16  # elements of a window along an axis, of a Conv in all: one pass over the output for each
+FLOAT = "fp16"  # the type of floating-point tensors in memory
+MOST_TAPS = 1 << 16  # elements of a window along an axis (of a Conv: in all); each is one pass over the output
 LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
-EXACT = ("int32", "int64", "bool")  # what others may be: as they are
+EXACT = ("int32", "int64", "bool")  # types of other tensors, kept as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class LibraryProblem(Problem):
     """Output `part` of a function in FUNCTIONS over whole tensors, each in its ONNX shape.
 
     `arguments`: in the function's order, "t<i>" for input i, "c<i>" for weight c<i>, "" for an absent one. `shapes`, `dtypes`:
-    of the inputs; `shape`, `dtype`: of the output; a dtype is FLOAT or one of EXACT. `constants`: shape and NumPy type of
-    each weight. `attributes`: by name, as the function takes them. `shapes4`: of the inputs, then of the output, as NCHW.
+    of the inputs; `shape`, `dtype`: of the output; a dtype is FLOAT or one of EXACT. `constants`: shape and NumPy type of each
+    weight. `attributes`: by name, as the function takes them. `shapes4`: the inputs' shapes as NCHW, then the output's.
     """
 
     TYPE: ClassVar[str] = "library"
@@ -48,7 +48,9 @@ class LibraryProblem(Problem):
                 raise ValueError(f"library: {shape} and {shape4} have different numbers of elements")
 
     def excess(self) -> str:
-        """What of the attributes would take a function time or memory out of all proportion to its tensors, or ""."""
+        """Names attributes with which the function would take unreasonable time or memory for tensors of these sizes; ""
+        without any.
+        """
         given: dict[str, Any] = dict(self.attributes)
         numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
         if any(abs(v) > LARGEST for v in numbers):
@@ -87,7 +89,9 @@ class LibraryProblem(Problem):
         return self.shapes4[-1]
 
     def reference(self, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """Arrays of in_shapes, floating-point ones FP32, and weights c0, c1, ...; an array of out_shape."""
+        """Computes the output from arrays of in_shapes, floating-point ones FP32, and weights c0, c1, ...; returns an array of
+        out_shape.
+        """
         given = {f"t{i}": np.asarray(x).reshape(s) for i, (x, s) in enumerate(zip(tensors, self.shapes, strict=True))}
         for i, dtype in enumerate(self.dtypes):
             given[f"t{i}"] = given[f"t{i}"].astype(np.float32 if dtype == FLOAT else DTYPES[dtype])

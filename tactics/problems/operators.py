@@ -1,5 +1,6 @@
-"""ONNX's operators that a network may have: how the channels of inputs and outputs belong together, and the stages that
-elementwise ones are. An operator is a row of pointwise_ops, a function of array_functions, or a name here.
+"""The ONNX operators that a network may have, by how their channels pass, and the pointwise stages of elementwise operators.
+
+An operator is a row of pointwise_ops, a function of array_functions, or a name here.
 """
 
 from collections.abc import Mapping

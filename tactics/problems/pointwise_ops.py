@@ -1,4 +1,4 @@
-"""Elementwise functions: a row each, with all that is known of it outside of the kernels.
+"""Elementwise functions: a row each, with everything that the code outside the kernels knows about it.
 
 A convolution's epilogue applies one Activation. A pointwise chain applies stages: activations, the further functions of
 FUNCTIONS, and OPERATIONS, which take an operand too. A new function is a row here, and its enumerator with its line in
@@ -24,11 +24,11 @@ Meaning = Callable[..., np.ndarray]
 class Pointwise:
     """An elementwise function of v and its parameters, or an operation of v and an operand.
 
-    `meaning`: over FP32 arrays. `image`: of intervals (intervals.py). `instructions`: of one element. `onnx`: the operator that
+    `meaning`: over FP32 arrays. `image`: of intervals (intervals.py). `instructions`: per element. `onnx`: the operator that
     computes it, if any; `parameters`: the operator's attributes, with ONNX's defaults. `spelled`: the parameters with which
-    exporters write it in several nodes, which are recognised then; None if they do not. `cliff`: of an interval of the operand;
-    None where there is no cliff. `pole`: of v itself, as of a reciprocal, whose result may leave FP16's range near it.
-    `homogeneous`: f(s v) = s f(v) for s > 0.
+    exporters write the function as several nodes, to be recognised; None if they do not. `cliff`: interval of the operand ->
+    Cliff, None where there is no cliff. `pole`: v itself has a pole, as a reciprocal has, near which the result may leave
+    FP16's range. `homogeneous`: f(s v) = s f(v) for s > 0.
     """
 
     meaning: Meaning
@@ -118,7 +118,7 @@ FUNCTIONS: dict[str, Pointwise] = {
     ),
 }
 
-# Of v and its operand; rsub, rdiv and rpow have them the other way round. Order: include/stages.cuh.
+# Functions of v and its operand; rsub, rdiv and rpow swap the two. Order: include/stages.cuh.
 OPERATIONS: dict[str, Pointwise] = {
     "add": Pointwise(np.add, intervals.plus, onnx="Add"),
     "sub": Pointwise(np.subtract, intervals.minus, onnx="Sub"),
@@ -135,7 +135,7 @@ OPERATIONS: dict[str, Pointwise] = {
     "prelu": Pointwise(_prelu, intervals.leaky, onnx="PRelu", homogeneous=True),
 }
 POINTWISE = ACTIVATIONS | FUNCTIONS | OPERATIONS
-# The numbers that the kernels know them by; those of ACTIVATIONS are below the others.
+# The kernels' number of each function; the numbers of ACTIVATIONS are below the others.
 FIRST_OPERATION, FIRST_FUNCTION = 20, 40
 ACTIVATION_CODES = {name: i for i, name in enumerate(ACTIVATIONS)}
 CODES = {
@@ -163,7 +163,7 @@ class Activation:
         return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
 
     def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
-        """FP32 NCHW in, FP32 out; `slope` is [C], for prelu."""
+        """Applies the activation to v, FP32 NCHW, in FP32; `slope` [C] is prelu's."""
         if self.name == "prelu":
             return _prelu(v, np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
         with np.errstate(over="ignore"):
@@ -177,8 +177,8 @@ NONE = Activation()
 class Stage:
     """One step of a pointwise chain; prints as `relu`, `clip(0,6)`, `add(t1)` or `mul(0.5)`.
 
-    `op`: a name in POINTWISE. An operation's `operand` is tensor "t<i>" or constant "c<i>" of its problem, or "" for the scalar
-    that is its one parameter.
+    `op`: a name in POINTWISE. An operation's `operand` is tensor "t<i>" or constant "c<i>" of its problem, or "", and then the
+    scalar operand is its one parameter.
     """
 
     op: str
@@ -197,19 +197,19 @@ class Stage:
         return self.op + (f"({','.join(inside)})" if inside else "")
 
     def apply(self, v: np.ndarray, operand: np.ndarray | None = None) -> np.ndarray:
-        """FP32 arrays that broadcast against each other."""
+        """Applies the stage to FP32 arrays that broadcast against each other."""
         return POINTWISE[self.op].meaning(v, *([operand] if self.operand else map(np.float32, self.params)))
 
     def interval(self, v: Interval, operand: Interval | None = None) -> Interval:
-        """Of the result. `operand`: what is known of an operand that is no scalar."""
+        """The interval of the result for v in an interval; `operand`: the interval of an operand that is a tensor, if known."""
         return POINTWISE[self.op].image(v, self._known(operand), *(() if self.operand else self.params))
 
     def cliff(self, operand: Interval | None = None) -> Cliff | None:
-        """Where rounding ruins the stage."""
+        """The stage's cliff, where rounding its base ruins the result; None without one. `operand` as in `interval`."""
         return POINTWISE[self.op].cliff(self._known(operand))
 
     def base(self, v: Interval, operand: Interval | None = None) -> Interval:
-        """The interval that the stage's cliff is about."""
+        """The interval in which the base of the stage's cliff lies: the operand's or v's."""
         cliff = self.cliff(operand)
         return self._known(operand) if cliff is not None and cliff.of_operand else v
 
@@ -218,5 +218,5 @@ class Stage:
 
 
 def stage_of(act: Activation, slope: str = "") -> tuple[Stage, ...]:
-    """An activation as a stage (prelu: with the name of its slope); nothing for none."""
+    """An activation as a chain of one stage (prelu's operand is `slope`, its constant's name); () for no activation."""
     return () if act == NONE else (Stage(act.name, slope if act.name == "prelu" else "", act.params),)

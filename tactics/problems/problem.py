@@ -1,6 +1,7 @@
-"""What is to be computed, without how: frozen, hashable records. `str()` is the key of caches; `reference()` the meaning.
+"""Problems: computations without their method, as frozen, hashable records. `str()` is the cache key, `reference()` the
+meaning.
 
-Shapes are NCHW. Tensors are FP16 in memory, or what a tactic's formats say; arithmetic is FP32 inside one problem and rounded
+Shapes are NCHW. Tensors are FP16 in memory unless a tactic's formats differ; arithmetic is FP32 inside one problem and rounded
 once at its end.
 """
 
@@ -24,9 +25,9 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 class PointwiseProblem(OneTensor):
     """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
 
-    `tensors` and `constants`: along which axes each one spans the output; along the others it has size 1 and is repeated
-    (NumPy's broadcasting). "nchw" is a whole tensor, "nc" one value per image and channel, "hw" one per pixel, "" one.
-    Tensor i is "t<i>" to a stage and an input; constant i is "c<i>" to a stage and a weight of that name.
+    `tensors` and `constants`: the axes that each one spans; along the others it has size 1 and is repeated (NumPy's
+    broadcasting). "nchw" is a whole tensor, "nc" one value per image and channel, "hw" one per pixel, "" one value. Stages read
+    input i as "t<i>", and constant i as "c<i>", which is also the name of its weight.
     """
 
     TYPE: ClassVar[str] = "pointwise"
@@ -57,7 +58,7 @@ class PointwiseProblem(OneTensor):
         return tuple(self.span(axes) for axes in self.tensors)
 
     def reference(self, *tensors: np.ndarray, **constants: np.ndarray) -> np.ndarray:
-        """FP32 arrays of in_shapes, and constants c0, c1, ... as many values as they span; FP32 out."""
+        """Computes the chain in FP32 from FP32 arrays of in_shapes and constants c0, c1, ... of as many values as they span."""
         operands = {f"t{i}": np.asarray(x, np.float32) for i, x in enumerate(tensors)}
         for i, axes in enumerate(self.constants):
             operands[f"c{i}"] = np.asarray(constants[f"c{i}"], np.float32).reshape(self.span(axes))
@@ -69,7 +70,9 @@ class PointwiseProblem(OneTensor):
 
 
 class _Pair(Problem):
-    """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
+    """Two convolutions, `first` and `second`, in one kernel. Its launch describes itself by the input of the first and the
+    output of the second.
+    """
 
     __slots__ = ()
     PARTS: ClassVar[tuple[str, ...]] = ("first", "second")
@@ -89,7 +92,7 @@ class _Pair(Problem):
 
     @property
     def sparse24(self) -> bool:
-        """Whether both fit 2:4; their one kernel is dense all the same."""
+        """Whether the weights of both fit 2:4; their joint kernel is dense all the same."""
         return self.first.sparse24 and self.second.sparse24
 
     @property
@@ -99,7 +102,7 @@ class _Pair(Problem):
 
 @dataclass(frozen=True, slots=True)
 class BackToBackProblem(_Pair):
-    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; only the second may have a residual."""
 
     TYPE: ClassVar[str] = "conv"
     first: ConvProblem
@@ -117,14 +120,16 @@ class BackToBackProblem(_Pair):
         return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
     def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second."""
+        """Computes both in FP32, of FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the
+        second.
+        """
         z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
         return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
 
 
 @dataclass(frozen=True, slots=True)
 class SqueezeExciteProblem(_Pair):
-    """second(first(average(x))): a global average and two 1x1 convolutions of it."""
+    """second(first(average(x))): a global average pool and two 1x1 convolutions."""
 
     TYPE: ClassVar[str] = "squeeze_excite"
     PARTS: ClassVar[tuple[str, ...]] = ("average", "first", "second")
@@ -149,14 +154,16 @@ class SqueezeExciteProblem(_Pair):
         return self.first
 
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
+        """Computes all three in FP32, of FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second
+        convolution.
+        """
         hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
         return self.second.reference(hidden, weights["w2"], weights.get("b2"))
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledConvProblem(_Pair):
-    """act(y * second(y)) of y = first(x): a convolution whose output squeeze-excite scales."""
+    """act(y * second(y)) with y = first(x): a convolution whose output is scaled by squeeze-excite."""
 
     TYPE: ClassVar[str] = "conv"
     only_dense: ClassVar[bool] = True
@@ -189,7 +196,9 @@ class ScaledConvProblem(_Pair):
         return self.second.judged
 
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights of the convolution, then, with a 2 behind their names, of squeeze-excite."""
+        """Computes in FP32, of FP32 arrays; the convolution's weights "w", "b", "slope", squeeze-excite's with a 2 behind their
+        names.
+        """
         y = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
         scale = self.second.reference(y, **{name[:-1]: w for name, w in weights.items() if name in ("w2", "b2", "w22", "b22")})
         return self.act.apply(y * scale)
@@ -197,7 +206,7 @@ class ScaledConvProblem(_Pair):
 
 @dataclass(frozen=True, slots=True)
 class ChainedProblem(Problem):
-    """A pool or a normalization, and the chain of elementwise stages of its output: tensor 0 of the chain."""
+    """A pool or a normalization, then a chain of elementwise stages, whose tensor 0 is the output of the first."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("first", "chain")
     first: PoolProblem | NormalizeProblem
@@ -225,7 +234,9 @@ class ChainedProblem(Problem):
         return self.first.out_shape
 
     def reference(self, x: np.ndarray, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays: the input of the first, then the chain's other tensors; weights of both by their names."""
+        """Computes in FP32, of FP32 arrays: the inputs of the first, then the chain's other tensors; weights of both by their
+        names.
+        """
         constants = {f"c{i}": weights[f"c{i}"] for i in range(len(self.chain.constants))}
         own = {name: array for name, array in weights.items() if name not in constants}
         own_inputs = len(self.first.in_shapes)
@@ -235,11 +246,14 @@ class ChainedProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class MoveProblem(OneTensor):
-    """Output elements copied from other places of the input; what lies outside the input is `fill`.
+    """Output elements copied from other places of the input; an element from outside the input is `fill`.
 
     kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
+
     kind "upsample": x[n, c, h // step_h, w // step_w] (nearest, integer factors);
+
     kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h; "s2d_dcr" / "s2d_crd" its inverse;
+
     kind "channels": a shuffle of step_h groups, out[n, j*groups + g] = x[n, g*(c/groups) + j].
     """
 
@@ -277,12 +291,12 @@ class MoveProblem(OneTensor):
 
     @property
     def is_part(self) -> bool:
-        """Whether the output is nothing but some neighbouring channels of the input."""
+        """Whether the output is a contiguous range of the input's channels, otherwise unchanged."""
         rows_and_columns = (self.start[1:], self.step, self.out[1:]) == ((0, 0), (1, 1, 1), (self.h, self.w))
         return self.kind == "window" and rows_and_columns and self.start[0] >= 0 and self.start[0] + self.out[0] <= self.c
 
     def source(self, c: np.ndarray, h: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Input coordinates of output coordinates (integer arrays that broadcast)."""
+        """Maps output coordinates to input coordinates (integer arrays that broadcast)."""
         b = self.step[1]
         if self.kind == "window":
             c, h, w = (s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
@@ -309,7 +323,7 @@ class MoveProblem(OneTensor):
 
 @dataclass(frozen=True, slots=True)
 class ConcatProblem(Problem):
-    """Inputs one after the other along `axis`: of `sizes` there, of the shape `rest` along the other three axes."""
+    """Inputs joined along `axis`: input i has size sizes[i] there, and `rest` along the other three axes."""
 
     TYPE: ClassVar[str] = "concat"
     sizes: tuple[int, ...]
@@ -406,7 +420,7 @@ class MatmulProblem(Problem):
         return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
 
 
-# Every kind: what a file may name.
+# Every kind of problem that a file may name.
 # fmt: off
 AnyProblem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ScaledConvProblem | ConvTransposeProblem | PoolProblem

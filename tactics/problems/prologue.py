@@ -1,4 +1,4 @@
-"""What a convolution's kernel does to its input before it multiplies."""
+"""The steps that a convolution's kernel applies to its input before it multiplies."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from cuda_kernels.hashed import Hashed
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature
 
-GATED_ACTS = ("none", "relu", "clip")  # what may stand between a gate and the convolution that reads the product
+GATED_ACTS = ("none", "relu", "clip")  # activations between a gate's product and the convolution
 
 
 @dataclass(frozen=True, slots=True)
 class Prologue(Hashed):
-    """What a convolution does to its input first, of 1 x 1 kernels without padding only.
+    """The steps before a convolution, for 1 x 1 kernels without padding only; at most one of the three.
 
-    `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16 values, where there is one group. `gated`: x is
-    act(x * gate), with the convolution's last input [n,c,1,1] as gate; `act`: one of GATED_ACTS. `normalized`: x is
-    (x - mean) / sqrt(variance + epsilon), mean and variance of a pixel's channels, where there is one group.
+    `scaled`: x becomes max(x * scale + shift, 0), with scale and shift [c] FP16 values (one group only). `gated`: x becomes
+    act(x * gate), where the gate is the convolution's last input [n,c,1,1]; `act`: one of GATED_ACTS. `normalized`: x becomes
+    (x - mean) / sqrt(variance + epsilon) over each pixel's channels (one group only).
     """
 
     scaled: bool = False
@@ -34,7 +34,7 @@ class Prologue(Hashed):
             raise ValueError(f"conv: expected a norm's epsilon, finite and not negative, got {self}")
 
     def normalize(self, x: np.ndarray) -> np.ndarray:
-        """[n,c,h,w], each pixel less its mean and over its standard deviation, FP32."""
+        """Normalizes x [n,c,h,w] over each pixel's channels to mean 0 and variance 1, in FP32."""
         x = np.asarray(x, np.float64)
         y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + self.epsilon)
         return np.asarray(y, np.float32)
@@ -50,7 +50,6 @@ class Prologue(Hashed):
 
     @property
     def values(self) -> dict[str, int]:
-        """What the kernels are compiled with (include/conv.cuh): PRO, or GATE, 1 a product, 2 ReLU of it, 3 a clip of it,
-        or NORM."""
+        """The kernels' compile-time values (include/conv.cuh): PRO, GATE (1: product, 2: its ReLU, 3: its clip) or NORM."""
         gate = {"GATE": 1 + GATED_ACTS.index(self.act.name)} if self.gated else {}
         return {"PRO": 1} if self.scaled else {"NORM": 1} if self.normalized else gate

@@ -1,4 +1,4 @@
-"""What every problem says of itself (`Problem`), and what one may need that not every kernel has (`Feature`)."""
+"""The interface of every problem (`Problem`), and the steps that only some kernels support (`Feature`)."""
 
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -11,14 +11,16 @@ Shape4 = tuple[int, int, int, int]
 
 
 def spanned(shape: Shape4, axes: str) -> Shape4:
-    """The shape of what spans some axes of a tensor, a substring of "nchw", and is repeated along the others."""
+    """The shape of a tensor that spans only `axes`, a substring of "nchw", of `shape`, and has size 1 along the others."""
     n, c, h, w = (d if a in axes else 1 for a, d in zip("nchw", shape, strict=True))
     return n, c, h, w
 
 
 class Feature(StrEnum):
-    """A step that a kernel has only if its row says so (`supports` in tactics.kernels); its value is what a log says of
-    a family without it, behind "no"."""
+    """A step that a kernel supports only if its row says so (`supports` in tactics.kernels).
+
+    A log says "no" and the value of a family without the step.
+    """
 
     RESIDUAL = "residual"
     UPSAMPLED_RESIDUAL = "residual with fewer pixels"
@@ -35,19 +37,19 @@ class Problem(Hashed):
     """A frozen record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
 
     __slots__ = ()
-    TYPE: ClassVar[str] = ""  # of its layers, in engines and reports; without, that of its first part
+    TYPE: ClassVar[str] = ""  # of its layers, in engines and reports; "": the type of its first part
     PARTS: ClassVar[tuple[str, ...]] = ()  # the fields that are problems, in the order in which a launch computes them
     LATER: ClassVar[str] = ""  # follows the names of the weights of each part behind the first that has any
     only_dense: ClassVar[bool] = False  # its kernels multiply zeros of 2:4 weights, too
 
     @property
     def parts(self) -> "tuple[Problem, ...]":
-        """The problems that it is made of, parts of parts included: itself, if it has none."""
+        """The problems that it is made of, nested parts resolved; without parts, itself alone."""
         return tuple(leaf for name in self.PARTS for leaf in getattr(self, name).parts) or (self,)
 
     @property
     def judged(self) -> "Problem":
-        """The part whose weights decide whether its layer is sparse."""
+        """The part whose weights decide whether the layer is sparse."""
         return self
 
     @property
@@ -60,12 +62,12 @@ class Problem(Hashed):
 
     @property
     def all_shapes(self) -> tuple[Shape4, ...]:
-        """Of the inputs, then of the output."""
+        """The shapes of the inputs, then of the output."""
         return (*self.in_shapes, self.out_shape)
 
     @property
     def needs(self) -> frozenset[Feature]:
-        """What a kernel must have beside the computation that the problem's class names."""
+        """The steps that a kernel must support in addition to the computation of the problem's class."""
         return frozenset()
 
     @property
@@ -73,12 +75,12 @@ class Problem(Hashed):
         return 0
 
     def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """The meaning: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
+        """Computes the output: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
         raise NotImplementedError
 
 
 class OneTensor(Problem):
-    """Of one tensor, whose sizes are fields; the output is as large, where a class does not say otherwise."""
+    """A problem with one input, whose sizes are fields; the output has the same shape unless a class says otherwise."""
 
     __slots__ = ()
     n: int

@@ -1,7 +1,7 @@
 """Problems over rows of a tensor: reductions, and normalizations by a row's own statistics. Frozen, hashable, NCHW shapes.
 
-A row is all elements that differ along `axes` only, a substring of "nchw". As in `problem`: `str()` is the key of caches,
-`reference()` the meaning over FP32 arrays.
+A row is a set of elements whose indices differ along `axes` only, a substring of "nchw". As in `problem`: `str()` is the key of
+caches, `reference()` the meaning over FP32 arrays.
 """
 
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ import numpy as np
 from tactics.problems.intervals import ZERO
 from tactics.problems.protocol import OneTensor, Shape4, spanned
 
-# name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of reduce.cu.
+# name -> meaning over (array, axes). reduce.cu numbers them in this order, NORMALIZATIONS after them.
 REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "sum": lambda x, a: x.sum(a, keepdims=True),
     "mean": lambda x, a: x.mean(a, keepdims=True),
@@ -28,7 +28,7 @@ REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "inv_std": lambda x, a: 1 / np.sqrt(x.var(a, keepdims=True)),  # of variance + epsilon, see ReduceProblem
 }
 NORMALIZATIONS = ("softmax", "log_softmax", "standard")
-# Of the kinds that end in a function with a cliff. (Rows that take a root or divide by a deviation have sums of squares, or a
+# Cliffs of kinds that end in a function with one. (Rows that take a root or divide by a deviation have sums of squares, or a
 # positive epsilon, as their base.)
 CLIFFS = {"log_sum": ZERO}
 
@@ -42,7 +42,7 @@ def _check(kind: str, known: Collection[str], axes: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReduceProblem(OneTensor):
-    """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS; `epsilon` is inv_std's."""
+    """One statistic of every row: the output has size 1 along `axes`. `kind`: in REDUCTIONS; `epsilon`: added by inv_std."""
 
     TYPE: ClassVar[str] = "reduce"
     n: int
@@ -52,7 +52,7 @@ class ReduceProblem(OneTensor):
     kind: str
     axes: str
     epsilon: float = 0.0
-    groups: ClassVar[int] = 1  # as of what NormalizeProblem has
+    groups: ClassVar[int] = 1  # NormalizeProblem's fields, for code that reads both
     affine: ClassVar[str] = ""
     added: ClassVar[bool] = False
 
@@ -78,8 +78,8 @@ class ReduceProblem(OneTensor):
 class NormalizeProblem(OneTensor):
     """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
-    With `groups` > 1 (and c in `axes`) the channels of a row are those of one group. `affine`: the axes that scale and bias
-    span, "" without them. `added`: of the sum of two tensors.
+    With `groups` > 1 (and c in `axes`) a row holds the channels of one group. `affine`: the axes that scale and bias span, ""
+    without them. `added`: a second input is added to the first before.
     """
 
     TYPE: ClassVar[str] = "normalize"
@@ -116,7 +116,7 @@ class NormalizeProblem(OneTensor):
         return spanned(self.out_shape, axes)
 
     def reference(self, x: np.ndarray, added: Any = None, *, scale: Any = None, bias: Any = None) -> np.ndarray:
-        """FP32 in and out; scale and bias have as many values as they span."""
+        """Normalizes in FP32, of FP32 arrays; scale and bias have as many values as they span."""
         x = np.asarray(x, np.float32)
         x = (x + added if self.added else x).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
         axes = tuple({"n": 0, "c": 2, "h": 3, "w": 4}[a] for a in self.axes)

@@ -1,4 +1,4 @@
-"""A problem's packed weights on the GPU, several times over: each launch of a sample reads a copy that no cache holds."""
+"""Several copies of a problem's packed weights on the GPU: each launch of a sample reads a copy that no cache holds."""
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,9 @@ ALIGNED = 256  # bytes
 
 @dataclass
 class Packed:
-    """One packing. `sections`: of each copy, name -> address; `ready`: whatever holds these addresses, and goes with them."""
+    """One packing. `sections`: for each copy, name -> address; `ready`: objects with these addresses in them, released with
+    it.
+    """
 
     memory: Any
     sections: list[dict[str, int]]
@@ -25,19 +27,22 @@ class Packed:
 
 
 class Copies:
-    """The packings of a problem's weights that were asked for last, as many as the budget holds."""
+    """The most recently used packings of a problem's weights, as many as the budget holds."""
 
     def __init__(self, gpu: Cuda, problem: Problem, weights: Mapping[str, np.ndarray]) -> None:
         self.gpu, self.problem, self.weights = gpu, problem, weights
-        self._held: dict[Hashable, Packed] = {}  # the one that was used last comes last
+        self._held: dict[Hashable, Packed] = {}  # the last used comes last
 
     @property
     def nbytes(self) -> int:
         return sum(packed.memory.nbytes for packed in self._held.values())
 
     def of(self, tactic: Tactic, most_bytes: float, most: int, keep: Collection[Hashable]) -> Packed:
-        """The tactic's packing; tactics that pack alike share it. A new one has up to `most` copies, no more than it takes to
-        pass `most_bytes`, and at least one, also beyond the budget: packings with the keys `keep` are not given up for it."""
+        """Returns the tactic's packing; tactics that pack alike share it.
+
+        A new packing has up to `most` copies, no more than needed to exceed `most_bytes`, and at least one, also beyond the
+        budget. Packings with the keys `keep` are not released for it.
+        """
         key = packing_key(self.problem, tactic)
         if key not in self._held:
             places, host = self._pack(tactic)
@@ -53,7 +58,7 @@ class Copies:
         return self._held[key]
 
     def _pack(self, tactic: Tactic) -> tuple[dict[str, int], np.ndarray]:
-        """(Section name -> offset, bytes of all sections)."""
+        """Returns (section name -> offset, bytes of all sections)."""
         sections = pack_weights(self.problem, tactic, self.weights)
         places, end = {}, 0
         for name, array in sections.items():

@@ -1,6 +1,6 @@
-"""Random inputs and weights for a problem, and what it makes of them: what tactics are verified and timed with.
+"""Random inputs and weights for a problem, and the expected outputs, with which tactics are verified and timed.
 
-Each kind of problem names what its values must keep away from (`INPUTS`) and which weights it has (`WEIGHTS`).
+`INPUTS` keeps the inputs of each kind of problem inside its domain, `WEIGHTS` makes its weights.
 """
 
 import zlib
@@ -35,7 +35,8 @@ Rng = np.random.Generator
 
 
 def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool] = ()) -> tuple[Arrays, Weights]:
-    """(inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the problem is).
+    """Returns (inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the
+    problem is).
 
     Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
     ReLU's output, negative values 0, where the problem's domain has a 0.
@@ -52,7 +53,7 @@ def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool]
 
 
 def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The problem's meaning over random_data's arrays: FP32 NCHW."""
+    """Computes the problem's output from random_data's arrays: FP32 NCHW."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
         more = {name: weights[name] for name in ("scale", "shift", *AFFINE) if name in weights}
@@ -62,7 +63,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
 
 
 def images(problem: Problem) -> int:
-    """How many images a problem has of which each is computed by itself, `n` of them; 0 where one may depend on others."""
+    """The number of images that are computed independently; 0 where one may depend on others."""
     if isinstance(problem, (ReduceProblem, NormalizeProblem)):
         return 0 if "n" in problem.axes else problem.n
     if isinstance(problem, PointwiseProblem):
@@ -73,7 +74,7 @@ def images(problem: Problem) -> int:
 
 
 def of_images(problem: Problem, count: int) -> Problem:
-    """The same for another number of images."""
+    """Returns the problem for `count` images."""
     sizes: dict[str, Any] = {name: of_images(getattr(problem, name), count) for name in problem.PARTS} or {"n": count}
     changed: Problem = replace(problem, **sizes)  # type: ignore[type-var]  # every problem is a dataclass
     return changed
@@ -86,7 +87,7 @@ def _normal(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _whole(x: np.ndarray) -> np.ndarray:
-    """Whole numbers that uint8 holds too."""
+    """Rounds to whole numbers that uint8 can hold too."""
     return np.round(4 * np.abs(x))
 
 
@@ -104,7 +105,7 @@ def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
 
 
 def _within(operations: set[str], inputs: Arrays) -> Arrays:
-    """The inputs, moved into the domain of all operations."""
+    """Moves the inputs into the domain of all operations."""
     if operations & POSITIVE:
         return [np.abs(x) + np.float16(0.5) for x in inputs]
     if operations & DIVISORS:
@@ -113,7 +114,7 @@ def _within(operations: set[str], inputs: Arrays) -> Arrays:
 
 
 def _reduce_inputs(p: ReduceProblem, rng: Rng, inputs: Arrays) -> Arrays:
-    """Rows of different sizes: their statistics differ by more than rounding."""
+    """Rows of different sizes, whose statistics differ by more than rounding."""
     return _within({p.kind}, [(x * rng.uniform(0.2, 2, p.out_shape)).astype(np.float16) for x in inputs])
 
 
@@ -155,7 +156,9 @@ def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weigh
 
 
 def _attention_weights(p: AttentionProblem, rng: Rng, seed: int | None) -> Weights:
-    """Scores near unit variance; of what is added, a third of the columns is out of reach, never all of a row's."""
+    """Weights that give scores near unit variance; of an added constant, a third of the columns is out of reach, never all of a
+    row.
+    """
     spread = np.sqrt(p.inner) if not p.unit else 0.1
     weights = {"scale": (rng.uniform(0.5, 2, p.heads) / spread).astype(np.float32)}
     if p.bias:

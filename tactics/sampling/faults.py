@@ -1,7 +1,7 @@
-"""Whose fault it is that a tactic could not be timed: decided here alone, for the child process that measures and its parent.
+"""Decides, for the measuring child process and its parent, whose fault it is that a tactic has no time.
 
-The tactic's: written into the cache, and the tactic is not tried again. Passing, of the machine as it was just then: told, and
-tried again by the next build. Beside that: whether the process can go on, or its CUDA context is lost.
+The tactic's fault: written into the cache, and the tactic is not tried again. Passing, caused by the machine's state just then:
+reported, and tried again by the next build. Also decided: whether the process can go on, or its CUDA context is lost.
 """
 
 import signal
@@ -12,29 +12,29 @@ from cuda_kernels.driver_errors import OUT_OF_MEMORY, code_of, fatal_code
 # Of the codes after which a context is lost, those that a kernel brings about; the others (ECC, NVLink, MPS, a device or driver
 # that is gone, or does not know why) may meet any. (CUDA Driver API, "CUresult".)
 OF_A_KERNEL = frozenset((700, 702, 710, 714, 715, 716, 717, 718, 719, 721))
-# What ends a process from outside: a user, a job's scheduler, the kernel where memory is short. A crash has other signals.
+# Signals from outside: by a user, a job's scheduler, the kernel where memory is short. A crash has other signals.
 FROM_OUTSIDE = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
 MOST_TEXT = 2000  # characters
 
 
 class Overloaded(RuntimeError):
-    """The host is too slow to time anything just now."""
+    """Raised when the host is too slow to time anything just now."""
 
 
 class Fault(NamedTuple):
-    """Why there is no time. `fatal`: the process is lost; `passing`: the tactic is not to blame."""
+    """The reason why there is no time. `fatal`: the process is lost; `passing`: the tactic is not to blame."""
 
     text: str
     fatal: bool = False
     passing: bool = False
 
     def answer(self) -> dict[str, Any]:
-        """As the child writes it."""
+        """The fault as the child writes it, for of_answer."""
         return {"error": self.text, "fatal": self.fatal, "passing": self.passing}
 
 
 def of_error(error: Exception) -> Fault:
-    """Of what was raised while a tactic was timed, each of whose launches is over before the next tactic's begins."""
+    """The fault of an exception raised while a tactic was timed; each tactic's launches end before the next tactic's begin."""
     lost = fatal_code(error)
     machine = isinstance(error, Overloaded | MemoryError) or code_of(error) == OUT_OF_MEMORY
     passing = machine if lost is None else lost not in OF_A_KERNEL
@@ -42,13 +42,15 @@ def of_error(error: Exception) -> Fault:
 
 
 def of_answer(reply: dict[str, Any]) -> Fault:
-    """Of a child's answer that has an error."""
+    """The fault in a child's answer that has an error."""
     return Fault(str(reply["error"]), bool(reply.get("fatal")), bool(reply.get("passing")))
 
 
 def of_end(code: int, told: str) -> Fault:
-    """Of a process that ended while it timed a tactic: `code` as subprocess has it, negative for a signal; `told`: the end of
-    what it wrote to standard error."""
+    """The fault of a process that ended while it timed a tactic.
+
+    `code`: as subprocess has it, negative for a signal; `told`: the end of its standard error.
+    """
     passing = code < 0 and -code in FROM_OUTSIDE
     what = f"the child process ended with code {code}" + (", from outside" if passing else "")
     return Fault(what + (f": {told}" if told else ""), True, passing)

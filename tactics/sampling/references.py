@@ -1,4 +1,4 @@
-"""What a problem's output is to be, on the GPU: what tactics are judged by before they are timed."""
+"""The expected output of a problem, on the GPU, by which tactics are judged before they are timed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as f
 def expected(
     gpu: Cuda, p: Problem, nchw: Sequence[Any], inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]
 ) -> tuple[Any, np.ndarray]:
-    """(expected FP32 NCHW on the GPU, the images it is for). `nchw`: the inputs on the GPU."""
+    """Returns (expected FP32 NCHW on the GPU, the indices of its images). `nchw`: the inputs on the GPU."""
     every = np.arange(p.out_shape[0])
     if isinstance(p, ConvProblem):
         if p.macs > SMALL_MACS:
@@ -40,8 +40,10 @@ def expected(
 
 
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
-    """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out. Reads what
-    the caller has queued on CuPy's current stream, and returns when its result is there for any."""
+    """Computes the convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out.
+
+    Reads after the work queued on CuPy's current stream, and returns when the result is ready for any stream.
+    """
     cupy = gpu.cupy
     gpu.follow()
     with gpu.current():
@@ -77,8 +79,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
 
 
 def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mapping[str, int]) -> bytes:
-    """reference_conv.cu's parameters; 0 for a pointer that is not there. `addresses`: of x, weights, residual, y, and of the
-    vectors by their names among the weights."""
+    """The bytes of reference_conv.cu's parameters; 0 for a missing pointer.
+
+    `addresses`: of x, weights, residual, y, and of the vectors by their names among the weights.
+    """
     vectors = {"bias": "b", **{name: name for name in VECTORS[1:]}}
     named = {name: addresses.get(vectors.get(name, name), 0) for name in ("x", "weights", "residual", "y", *vectors)}
     args: Args = {name: ("ptr", named[name]) for name in named if name not in AFFINE or p.epilogue.affine}

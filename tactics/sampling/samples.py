@@ -1,7 +1,7 @@
-"""Which samples count: those taken while the SM clock was as high as it is in this build. No GPU is needed here.
+"""Decides which samples count: those taken while the SM clock was as high as usual in this build. Needs no GPU.
 
-A GPU holds its clock down for some milliseconds where it draws too much power or is too warm. Rivals that are timed before
-and during such a time cannot be compared, so a sample is repeated until the clock is back, with pauses between the tries.
+A GPU lowers its clock for some milliseconds where it draws too much power or is too warm. Rivals that are timed before and
+during such a time cannot be compared, so a sample is repeated until the clock is back, with pauses between the tries.
 """
 
 import math
@@ -19,7 +19,7 @@ LASTING = 3  # slow samples in a row, about 0.7 s each: this is the clock from n
 
 
 class Sample(NamedTuple):
-    """`mhz`: the SM clock just before, None where nobody knows. `slow`: it counts although that clock is low."""
+    """A time with `mhz`, the SM clock just before, None if unknown. `slow`: it counts although its clock is low."""
 
     us: float
     mhz: float | None
@@ -27,8 +27,11 @@ class Sample(NamedTuple):
 
 
 class Steady:
-    """Takes samples at a steady clock. `mhz`: the running median clock to begin with; None: that of the first samples.
-    `patience_ms`: how long pauses may take from now on; set it again whenever they may."""
+    """Takes samples at a steady clock.
+
+    `mhz`: the running median clock to begin with; None: from the first samples. `patience_ms`: the total of pauses from now on;
+    callers set it again whenever pauses are allowed.
+    """
 
     def __init__(self, mhz: float | None = None) -> None:
         self.patience_ms = math.inf
@@ -37,16 +40,20 @@ class Steady:
 
     @property
     def mhz(self) -> float | None:
-        """The running median clock, None before the first sample. A short one, where it is higher: a clock that rises is
-        followed at once, and one that falls step by step is not taken for the usual one."""
+        """The running median clock, None before the first sample; a short median, where it is higher.
+
+        So a clock that rises is followed at once, and one that falls step by step is not taken for the usual one.
+        """
         if not self._clocks:
             return None
         clocks = list(self._clocks)
         return max(statistics.median(clocks), statistics.median(clocks[-RISING:]))
 
     def take(self, sample: Callable[[], tuple[float, float | None]], pause: Callable[[float], None]) -> Sample:
-        """A sample whose clock is not low, or the last of TRIES. `sample` -> (microseconds, MHz or None); `pause` waits for so
-        many milliseconds."""
+        """Returns a sample whose clock is not low, or the last of TRIES.
+
+        `sample` -> (microseconds, MHz or None); `pause` waits for a number of milliseconds.
+        """
         tries, wait_ms, usual = 1, PAUSE_MS, self.mhz
         while True:
             us, mhz = sample()

@@ -1,4 +1,4 @@
-"""How long work on a GPU takes, and at which clock."""
+"""Measures how long work on a GPU takes, and at which clock."""
 
 import statistics
 import time
@@ -28,7 +28,7 @@ class Spin:
             self._data = gpu.cupy.zeros(words * 16 + 16, np.uint8)
 
     def delay(self, us: float) -> None:
-        """Keep the stream busy for so long, while the host queues what follows."""
+        """Keeps the stream busy for `us` microseconds, while the host queues the work that follows."""
         self.launch(0, int(us * self.gpu.device.clock_mhz))
 
     def launch(self, words: int, clocks: int) -> None:
@@ -39,14 +39,14 @@ class Spin:
 
 
 class Stopwatch:
-    """Times what is queued on a stream of `gpu`, and the SM clock just before.
+    """Times work queued on a stream of `gpu`, and the SM clock just before.
 
     One sample: flush the L2 -> event -> spin -> event -> before() -> event -> timed() -> event. The spin is a launch of its own
     and reads nothing, so no memory bounds it: it lasts a number of SM clocks, which the kernel itself counts (clock64). The
-    clock is that number over the time between its events, less that of a launch that spins none. Events resolve 0.5 us (CUDA
-    Runtime API, cudaEventElapsedTime), 0.6 % of SPIN_US. Flush and spin last until the host has queued what follows them; where
-    they did not, the sample is thrown away and both are made longer. `overhead_us`, what an empty graph costs beside its
-    kernels, is measured at the start and subtracted.
+    clock is that number over the time between its events, less the time of a launch that spins none. Events resolve 0.5 us
+    (CUDA Runtime API, cudaEventElapsedTime), 0.6 % of SPIN_US. Flush and spin last until the host has queued the work behind
+    them; where they did not, the sample is discarded and both are made longer. `overhead_us`, the time of an empty graph beyond
+    its kernels, is measured at the start and subtracted.
     """
 
     def __init__(self, gpu: Cuda):
@@ -63,16 +63,16 @@ class Stopwatch:
         self.overhead_us = max(0.0, t1 - max(0.0, (t17 - t1) / 16))
 
     def samples(self, before: Run, timed: Run, count: int, launches: int = 1) -> list[float]:
-        """`count` times of `timed` in microseconds, each divided by the `launches` in it."""
+        """Returns `count` times of `timed` in microseconds, each divided by the `launches` in it."""
         return [self.sample(before, timed, launches)[0] for _ in range(count)]
 
     def sample(self, before: Run, timed: Run, launches: int = 1, *, flush: bool = True) -> tuple[float, float]:
-        """(microseconds of `timed` divided by the `launches` in it, MHz). Not `flush`: the L2 stays as it is."""
+        """Returns (microseconds of `timed` divided by the `launches` in it, MHz). Without `flush` the L2 stays as it is."""
         us, spun_us = self._sample(before, timed, flush=flush)
         return us / launches, self._clocks(SPIN_US) / spun_us
 
     def pause(self, ms: float) -> None:
-        """Let the GPU rest. One of its threads spins, because a GPU without any work may lower its clock."""
+        """Lets the GPU rest. One of its threads spins, because an idle GPU may lower its clock."""
         self._spin.delay(1e3 * ms)
         self.gpu.synchronize()
 
@@ -80,7 +80,7 @@ class Stopwatch:
         return int(self._slack * us * self.gpu.device.clock_mhz)
 
     def _sample(self, before: Run, timed: Run, *, spin_us: float = SPIN_US, flush: bool = True) -> tuple[float, float]:
-        """Microseconds of `timed` and of the spin. Overloaded where the GPU waited for the host each time."""
+        """Returns microseconds of `timed` and of the spin. Raises Overloaded where the GPU waited for the host each time."""
         begin, spun, start, stop = self._events
         elapsed_ms = self.gpu.cupy.cuda.get_elapsed_time
         for _ in range(TRIES):

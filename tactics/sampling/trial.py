@@ -1,4 +1,4 @@
-"""One tactic on a small problem, run on a GPU or in the emulator, and judged by the problem's reference."""
+"""Runs one tactic on a small problem, on a GPU or in the emulator, and judges it by the problem's reference."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,26 +19,27 @@ from tactics.tactic import Tactic
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
 Gpu = Cuda | Emulated
 Run = Callable[[], None]
-Around = Callable[[Gpu, Run, Run], None]  # does, once or otherwise, the launches of a tactic; poisons the output with NaN
-Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
+Around = Callable[[Gpu, Run, Run], None]  # (gpu, run launches, fill their output with NaN): runs them, once or otherwise
+Scratch = tuple[int, int, int]  # addresses of workspace, counters and the nonfinite word
 
 
 class Wrong(Exception):
-    """The kernel ran, and what it left is not what it should be; the message says what."""
+    """Raised when a kernel ran and left a wrong result; the message names it."""
 
 
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
+    """The largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
 
-    The range counts as a third of the largest value at least: FP16 rounds a lone value by up to 2^-11 of itself.
+    The range counts as at least a third of the largest value: FP16 rounds a lone value by up to 2^-11 of itself.
     """
     span = float(expected.max() - expected.min())
     return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
 
 
 def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
-    """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
-    not 0."""
+    """Allocates workspace (any content), counters and the nonfinite word (zero) for consecutive launches; the caller frees all
+    nonzero addresses.
+    """
     workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
     addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
     for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
@@ -48,7 +49,9 @@ def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch
 
 
 def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
-    """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
+    """Packs a launch's arguments, with addresses in their places, as the kernel's parameter struct; `scratch` as from
+    scratch_for.
+    """
     address = {
         "in": lambda v: ins[v],
         "out": lambda _: out,
@@ -63,7 +66,7 @@ def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: M
 def run_call(
     gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
 ) -> None:
-    """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
+    """Runs a library function on the arrays at these addresses; `nonfinite` as for `launch.call`."""
 
     def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
         (kind, value), dtype, shape = given
@@ -75,7 +78,7 @@ def run_call(
 
 
 def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
-    """The kernel of each launch; None for a library function."""
+    """Loads the kernel of each launch; None for a library function."""
     return [None if isinstance(s, Call) else gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
 
 
@@ -89,7 +92,7 @@ class Addresses(NamedTuple):
 
 
 def runner(gpu: Gpu, steps: Sequence[Launch | Call], kernels: Sequence[Kernel | None], at: Addresses) -> Run:
-    """Does the steps, with their kernels, on the arrays there."""
+    """Returns a function that runs the steps, with their kernels, on the arrays at these addresses."""
 
     def one(step: Launch | Call, kernel: Any) -> Run:
         if isinstance(step, Call):
@@ -110,7 +113,9 @@ def at_once(gpu: Gpu, run: Run, poison: Run) -> None:
 
 
 def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
-    """Captured, and replayed twice: where the graph did nothing, the poison would stay."""
+    """Captures the run in a graph, poisons the output and replays, twice: where the graph did nothing, the poison would
+    stay.
+    """
     replay = gpu.record(run)
     for _ in range(2):
         gpu.synchronize()
@@ -119,7 +124,7 @@ def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
 
 
 def trial(gpu: Gpu, problem: Problem, tactic: Tactic, around: Around = at_once) -> float:
-    """The relative error of a tactic's output on random data. Raises Wrong."""
+    """Returns the relative error of a tactic's output on random data. Raises Wrong."""
     inputs, weights = random_data(problem)
     got = execute(gpu, problem, tactic, inputs, weights, around)
     return judge(got, np.asarray(reference(problem, inputs, weights), np.float32), problem.out_shape[1])
@@ -133,8 +138,10 @@ def execute(
     weights: Mapping[str, np.ndarray],
     around: Around = at_once,
 ) -> np.ndarray:
-    """What a tactic makes of the inputs, NCHW with its padded channels; its output is poisoned with NaN before. Raises Wrong
-    where counters are not left zero, or the launch tells something else of infinity and NaN than the output holds."""
+    """Runs a tactic on the inputs, its output poisoned with NaN before; returns the output NCHW with its padded channels.
+
+    Raises Wrong where counters are not left zero, or the launch reports infinity and NaN other than the output holds.
+    """
     sections = pack_weights(problem, tactic, weights)
     images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
     nbytes, steps = num_bytes(tactic.out, problem.out_shape), launches(problem, tactic)
@@ -162,8 +169,10 @@ def execute(
 
 
 def judge(got: Any, expected: Any, channels: int, images: Any = None) -> float:
-    """The relative error of an output with its padded channels, of NumPy or CuPy; `images`: those that are expected. Raises
-    Wrong for an element that is NaN or was never written, for padding that is not zero, and above TOLERANCE."""
+    """Returns the relative error of an output with its padded channels, of NumPy or CuPy; `images`: the indices in `expected`.
+
+    Raises Wrong for an element that is NaN or was never written, for padding that is not zero, and above TOLERANCE.
+    """
     if missing := int((got != got).sum()):
         raise Wrong(f"{missing} of {got.size} elements are NaN or were never written")
     if bool((got[:, channels:] != 0).any()):

@@ -1,4 +1,6 @@
-"""Attention with few scores over long rows (cross_covariance.cu), as where channels attend to each other over all tokens."""
+"""Attention with few scores over long rows (cross_covariance.cu), such as channels that attend to each other over all
+tokens.
+"""
 
 import math
 
@@ -22,7 +24,7 @@ CASES = {"cross_covariance": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
-    """(tactic or kernel, reason against it or None)."""
+    """Yields (tactic or kernel, reason against it or None)."""
     if max(p.rows, p.columns) > MAX_DIM:
         yield "cross_covariance", unsupported(f"more than {MAX_DIM} rows or columns of scores")
         return
@@ -38,12 +40,12 @@ def _dim(p: AttentionProblem) -> int:
 
 
 def _warps(dim: int) -> tuple[int, int]:
-    """(stripes of 16 rows, warps that share one), as in cross_covariance.cu."""
+    """Returns (stripes of 16 rows, warps that share one), as in cross_covariance.cu."""
     return dim // 16, max(1, 8 // (dim // 16))
 
 
 def _stages(dim: int) -> tuple[int, int]:
-    """(elements of a row in a stage, stages)."""
+    """Returns (elements of a row in a stage, stages)."""
     return 128 if dim <= 32 else 64, 3 if dim <= 64 else 2
 
 
@@ -80,8 +82,9 @@ section_bytes = operands.section_bytes
 
 
 def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:
-    """A block reads q and k of its head whole and its part of v, some stages at once, then forms its outputs; each block of a
-    head forms the same scores."""
+    """Counts bytes and clocks: a block reads q and k of its head whole and its part of v, some stages at once, then computes
+    its outputs; all blocks of a head compute the same scores.
+    """
     (step,) = launches(p, tactic)
     dim, (blocks, _, _) = _dim(p), step.grid
     (tokens, stages), (stripes, sharing) = _stages(dim), _warps(dim)

@@ -1,4 +1,4 @@
-"""Where attention's operands lie in memory, in each format of the tensors that they are parts of; what both kernels share."""
+"""Addresses of attention's operands in each format of the tensors that they are parts of; code that both kernels share."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -13,18 +13,20 @@ from tactics.tactic import Tactic, tactic_of
 
 VECTOR = 8  # halfs of a 16-byte access
 LINEAR, LAST = Format("fp16", "chw"), Format("fp16", "hwc8")
-Lies = tuple[int, tuple[int, int, int, int]]  # the first element, and elements from one index to the next
+Lies = tuple[int, tuple[int, int, int, int]]  # the first element; the step in elements of each index
 At = tuple[Strides, ...] | None
 
 
 def formats(shape: Shape4) -> tuple[Format, ...]:
-    """The names of linear memory and of channels last, padded to vectors, for a tensor of that shape."""
+    """The names of linear memory and of channels last, padded to vectors, for a tensor of this shape."""
     wanted = {canonical(f, shape) for f in (LINEAR, LAST)}
     return tuple(f for f in representative(shape) if canonical(f, shape) in wanted)
 
 
 def known(p: AttentionProblem, tactic: Tactic, strided: At = None) -> dict[str, Lies]:
-    """Start and steps of each operand, and of "y", in the memory of the tactic's formats; `strided`: as launches take it."""
+    """Returns the start and steps of each operand, and of "y", in the memory of the tactic's formats; `strided`: as `launches`
+    takes it.
+    """
     fmts, shapes = (*tactic.ins, tactic.out), (*p.tensors, p.out)
     memory = strided or tuple(strides(f, s) for f, s in zip(fmts, shapes, strict=True))
     return {name: _lies(o, sizes, shapes[o.tensor], memory[o.tensor]) for name, o, sizes in p.operands()}
@@ -41,23 +43,26 @@ def _lies(operand: Operand, sizes: Shape4, shape: Shape4, memory: Strides) -> Li
 
 
 def aligned(tactic: Tactic, strided: At) -> bool:
-    """Whether each tensor begins at a multiple of 16 bytes: linear ones inside others may not."""
+    """Whether each tensor begins at a multiple of 16 bytes: a linear one inside another tensor may not."""
     return strided is None or not any(linear(f) for f in (*tactic.ins, tactic.out))
 
 
 def pairings(p: AttentionProblem, kernel: str) -> Iterator[Tactic]:
-    """A tactic for each combination of formats, of large numbers of tensors all alike."""
+    """Yields a tactic for each combination of formats."""
     for *ins, out in product(*(formats(shape) for shape in (*p.tensors, p.out))):
         yield tactic_of(kernel, None, tuple(ins), out)
 
 
 def padding(p: AttentionProblem, tactic: Tactic) -> int:
-    """Channels of the output's memory behind those that it has."""
+    """Padding channels of the output's memory."""
     return padded_channels(tactic.out.layout, p.out[1]) - p.out[1]
 
 
 def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
-    """Why a tactic's formats cannot be; `along`: the index of y's that is to run along its channels where these are padded."""
+    """Why a tactic's formats are impossible, or "".
+
+    `along`: the index of y that must run along its channels where these are padded.
+    """
     if why := too_large((*p.tensors, p.out), (*tactic.ins, tactic.out)):
         return why
     size, pixels = (p.rows, p.width)[along - 2], p.out[2] * p.out[3]
@@ -68,14 +73,14 @@ def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
 
 
 def vectors(at: Lies, contiguous: int, size: int) -> bool:
-    """Whether an operand is read 8 elements at a time along one of its indices, of that size."""
+    """Whether an operand can be read 8 elements at a time along index `contiguous`, of this size."""
     start, steps = at
     others = [s for i, s in enumerate(steps) if i != contiguous]
     return steps[contiguous] == 1 and not any(v % VECTOR for v in (start, size, *others))
 
 
 def operand_args(found: Mapping[str, Lies]) -> Args:
-    """The kernels' struct Operand of each, as `q_at`, ..."""
+    """The kernels' struct Operand of each operand, as `q_at`, ..."""
     args: Args = {}
     for name, (start, (batch, head, row, inner)) in found.items():
         args |= member(f"{name}_at", ints(start=start, batch=batch, head=head, row=row, inner=inner))
@@ -83,7 +88,7 @@ def operand_args(found: Mapping[str, Lies]) -> Args:
 
 
 def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Scale, and the constant that is added, FP32 in the order of their axes."""
+    """Packs the scale, and the constant that is added, as FP32 in the order of their axes."""
     return {name: np.ascontiguousarray(a, np.float32).reshape(-1) for name, a in weights.items()}
 
 

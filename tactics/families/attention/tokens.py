@@ -17,8 +17,8 @@ MAX_DIM = 128  # of q, k and of v: a warp holds 16 rows of the output
 ROWS, KEYS, THREADS = 64, 32, 128  # as in attention.cu
 NOWHERE: operands.Lies = (0, (0, 0, 0, 0))
 # Clocks of an SM's scheduler slot, of which it has four: of 16 x 16 x 16 of either product (ldmatrix, movmatrix, two products),
-# of a score (scale, maximum, exponential, sum), of one to which something is added, of an element that is copied by itself; and
-# what one turn's chain of both products and the softmax takes by itself.
+# of a score (scale, maximum, exponential, sum), of a score with an addend, of an element that is copied by itself; and
+# of one turn's chain of both products and the softmax alone.
 STEP_CLK, SCORE_CLK, ADD_CLK, ELEMENT_CLK, TURN_CLK = 14, 10, 8, 12, 500
 _Q, _K, _V = (Operand(0, first, (864, 16, 96, 1)) for first in (0, 32, 64))
 _CASE = AttentionProblem(
@@ -28,7 +28,7 @@ CASES = {"attention": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
-    """(tactic or kernel, reason against it or None)."""
+    """Yields (tactic or kernel, reason against it or None)."""
     if max(p.inner, p.width) > MAX_DIM:
         yield "attention", unsupported(f"more than {MAX_DIM} channels of a head")
         return
@@ -63,14 +63,14 @@ def launches(p: AttentionProblem, tactic: Tactic, strided: operands.At = None) -
 
 
 def _constant(p: AttentionProblem) -> operands.Lies:
-    """Where the constant that is added lies in its section."""
+    """The start and steps of the added constant in its section."""
     _, c, h, w = p.span(p.bias)
     n, head, row, column = (s if a in p.bias else 0 for a, s in zip("nchw", (c * h * w, h * w, w, 1), strict=True))
     return 0, (n, head, row, column)
 
 
 def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `operands.pack` makes, the constant that is added times log2 e: of finite numbers, finite."""
+    """Packs the weights as `operands.pack` does, but the added constant times log2 e; finite numbers stay finite."""
     sections = operands.pack(p, tactic, weights)
     if p.bias:
         bias, most = sections["bias"], np.finfo(np.float32).max
@@ -83,7 +83,9 @@ section_bytes = operands.section_bytes
 
 
 def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:
-    """A block reads its rows of q once, all keys and values of its head 32 at a time; each turn waits for the one before."""
+    """Counts bytes and clocks: a block reads its rows of q once, and all keys and values of its head 32 at a time; each turn
+    waits for the one before.
+    """
     (step,) = launches(p, tactic)
     dim, blocks, turns = _dim(p), step.grid[0], -(-p.columns // KEYS)
     resident = max(1, min(device.smem_per_sm // step.smem, device.regs_per_sm // (255 * THREADS)))

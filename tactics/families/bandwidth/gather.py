@@ -24,7 +24,7 @@ CASES = {
 
 
 def candidates(p: Gathered, device: Device) -> Candidates:
-    """(tactic, reason against it or None)."""
+    """Yields (tactic, reason against it or None)."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
         yield "gather", unsupported("joins tensors along channels, which the move kernel does")
         return
@@ -51,7 +51,7 @@ def launches(p: Gathered, tactic: Tactic, strided: tuple[Strides, ...] | None = 
 
 
 def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole: Shape4, strided: movement.At) -> Launch:
-    """The output's part that begins at `first`, from input `source`."""
+    """Launches the part of the output that begins at `first`, from input `source`."""
     x, y = tactic.ins[source], tactic.out
     n, c, h, w = p.out_shape
     covered = padded_channels(y.layout, whole[1])
@@ -84,7 +84,7 @@ def _resize(p: ResizeProblem, tactic: Tactic, strided: tuple[Strides, ...]) -> L
 
 
 def pack(p: Gathered, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tables, which the problem itself holds."""
+    """Returns the tables that follow from the problem."""
     return tables(p, tactic)
 
 
@@ -98,7 +98,7 @@ def section_bytes(p: Gathered, tactic: Tactic) -> dict[str, int]:
 
 
 def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
-    """Where each output pixel's inputs strided: sections that follow from the problem alone."""
+    """The positions of each output pixel's inputs: sections that follow from the problem alone."""
     if isinstance(p, ResizeProblem):
         (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
         tables = {"row": row, "column": column, "row_weight": row_weight, "column_weight": column_weight}
@@ -109,12 +109,12 @@ def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
 
 
 def counts(p: Gathered, tactic: Tactic, device: Device) -> Counts:
-    """Bytes over bandwidth, as all kernels that move more than they compute."""
+    """Counts bytes over bandwidth, as for all kernels that move more than they compute."""
     return movement.moved(p, tactic, device, launches(p, tactic), _per_element(p, tactic))
 
 
 def _per_element(p: Gathered, tactic: Tactic) -> float:
-    """Instructions per element beside the access itself."""
+    """Instructions per element in addition to its access."""
     if not isinstance(p, ResizeProblem):
         return 12.0
     return movement.per_window(4.0, p.num_taps(0) * p.num_taps(1), p)

@@ -56,7 +56,7 @@ CASES = {
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:
-    """(tactic, reason against it or None)."""
+    """Yields (tactic, reason against it or None)."""
     return CANDIDATES[type(problem)](problem)
 
 
@@ -67,12 +67,12 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Only a chain behind a pool has weights."""
+    """Packs the weights of a chain behind a pool; other problems have none."""
     return stages.pack(problem.chain, weights) if isinstance(problem, ChainedProblem) else {}
 
 
 def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, Reason | None]]:
-    """Any pair of formats of one vector width: pooling moves whole vectors."""
+    """Yields the pairs of formats of a pool; both must have one vector width, since pooling moves whole vectors."""
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "" if linear(x) == linear(y) else "input and output have different vector widths"
@@ -80,7 +80,9 @@ def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, Reason | None]]:
 
 
 def _pool_and_chain(p: ChainedProblem) -> Candidates:
-    """A pool's pairs, beside which the chain's other tensors are as pointwise kernels take them; nothing of another problem."""
+    """Yields a pool's pairs of formats with those of the chain's other tensors, as pointwise kernels take them; nothing for a
+    chain behind another problem.
+    """
     if not isinstance(p.first, PoolProblem):
         return
     why = "the kernel for whole images supports no fused chain" if p.first.is_global else stages.reason_against(p.chain)
@@ -149,7 +151,9 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
 
 
 def _outputs(p: PoolProblem, groups: int) -> int:
-    """Outputs below each other that a thread of pool.cu has: more where windows share rows, and threads are many anyway."""
+    """Outputs of one column that a thread of pool.cu computes: several where windows share rows and there are enough
+    threads.
+    """
     shared = p.dilation[0] == 1 and p.stride[0] < p.r and p.r * p.s <= 9  # rows; of more taps registers hold one window's
     most = (4 if p.stride[0] == 1 else 2) if shared else 1
     threads = p.n * groups * p.out[0] * p.out[1]
@@ -163,14 +167,16 @@ def _chained_pool(p: ChainedProblem, tactic: Tactic, strided: At) -> tuple[Launc
 
 
 FIXED_WINDOW = 25  # taps of a window up to which pool.cu is compiled for it
-MANY_THREADS = 128 * 1024  # that there are at least where a thread of pool.cu has more than one output
-POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
+MANY_THREADS = 128 * 1024  # the least number of threads at which one of pool.cu has more than one output
+POOL_GLOBAL_PIXELS = 256  # in flight in a thread row of pool_global.cu: 32 lanes, AHEAD loads each
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels", "part")
 
 
 def _divisors(**numbers: int) -> Args:
-    """As move.cu has them, which divides by them: each with its logarithm and reciprocal; that is 2^31 or more, unsigned."""
+    """The struct Divisor of move.cu for each number, with logarithm and reciprocal; reciprocals of 2^31 or more are
+    unsigned.
+    """
     args: Args = {}
     for name, by in numbers.items():
         shift = (by - 1).bit_length()
@@ -179,7 +185,7 @@ def _divisors(**numbers: int) -> Args:
 
 
 def _kind_args(kind: str, c: int, start: Triple, step: Triple) -> Args:
-    """Which places of the input's `c` channels a kind reads."""
+    """Arguments that say which elements of the input's `c` channels a kind reads."""
     rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
     args = _divisors(rows=rows, columns=columns, inner={"s2d_dcr": c, "channels": rows}.get(kind, rows * rows))
     if kind == "channels":
@@ -190,14 +196,14 @@ def _kind_args(kind: str, c: int, start: Triple, step: Triple) -> Args:
 
 
 def _in_eights(kind: str, c: int, part_c: int, start: Triple, step: Triple) -> bool:
-    """Whether each eight of output channels is an eight of the input's."""
+    """Whether each group of eight output channels comes from one aligned group of eight input channels."""
     if kind in ("d2s_dcr", "s2d_dcr"):
         return (part_c if kind == "d2s_dcr" else c) % 8 == 0
     return kind in ("part", "window", "upsample") and step[0] == 1 and start[0] % 8 == 0
 
 
 def _together(s: Strides, pixels: int, alone: bool) -> tuple[bool, bool]:
-    """Whether a pixel's channels lie together, and whether also at multiples of 16 bytes, each eight."""
+    """Returns (whether a pixel's channels lie together, whether each eight of them also begins at a multiple of 16 bytes)."""
     together = s.log2v == 0 and s.block == 1
     aligned = together and alone and s.n % 8 == 0 and (s.pixel % 8 == 0 or pixels == 1)
     return (True, True) if s.log2v >= 3 else (together, aligned)
@@ -224,7 +230,9 @@ class _Read(NamedTuple):
 
 
 def _move_launch(made: _Part, read: _Read, tactic: Tactic, strided: At | None) -> Launch:
-    """One launch of move.cu. `strided`: of this input and the output, None where both begin at multiples of 16 bytes."""
+    """Makes one launch of move.cu. `strided`: strides of this input and the output, None where both begin at multiples of 16
+    bytes.
+    """
     (source, in_shape, part, whole, first_c, last), (kind, start, step, fill) = made, read
     x_fmt, y_fmt = tactic.ins[source], tactic.out
     (n, c, h, w), (_, part_c, out_h, out_w) = in_shape, part
@@ -310,7 +318,7 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, step: Launch) -> Counts:
-    """The pool's window, and what a chain's stages and sources take beside it."""
+    """Counts the pool's window, and the chain's stages and sources."""
     if not isinstance(problem.first, PoolProblem):
         raise ValueError(f"pool: expected a chain behind a pool, got {problem}")
     vec, sources = 1 if linear(tactic.out) else 8, len(problem.chain.tensors) - 1 + len(problem.chain.constants)
@@ -319,7 +327,7 @@ def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, ste
 
 
 def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, step: Launch, more: float = 0.0) -> Counts:
-    """Of pool.cu: instructions of a thread, each of its loads and each of its outputs, as compiled for sm_90a, and `more`."""
+    """Counts pool.cu: instructions of a thread, of each of its loads and outputs, as compiled for sm_90a, and `more`."""
     values = dict(step.values)
     outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
     loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
@@ -332,7 +340,7 @@ def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, st
 
 
 def in_turns(device: Device, step: Launch, at_once: int, clocks: float, instructions: float) -> dict[str, float]:
-    """What bounds a launch beside its bytes: turns of `clocks` in which an SM runs `at_once` blocks, and instructions."""
+    """The limits of a launch other than bytes: turns of `clocks` in which an SM runs `at_once` blocks, and instructions."""
     turns = max(1.0, step.grid[0] / (device.num_sms * at_once))
     issue = instructions / (128 * min(device.num_sms, step.grid[0]))
     return {"latency": turns * clocks / device.clock_mhz, "issue": issue / device.clock_mhz}
@@ -341,8 +349,11 @@ def in_turns(device: Device, step: Launch, at_once: int, clocks: float, instruct
 def moved(
     problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1
 ) -> Counts:
-    """Bytes over bandwidth, bounded by what the launched threads can keep in flight, their `turns` of waiting, and by
-    `per_element` instructions. A thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
+    """Counts bytes over bandwidth, bounded by the loads in flight of the launched threads, their `turns` of waiting, and
+    `per_element` instructions.
+
+    Where only one side is linear, a thread touches 16 of a pixel's 32-byte sectors, which wastes little in L1.
+    """
     formats = (*tactic.ins, tactic.out)
     sectors = 1.3 if len({linear(f) for f in formats}) > 1 else 1.0
     *read, written = (num_bytes(f, s) * sectors for f, s in zip(formats, problem.all_shapes, strict=True))
@@ -357,7 +368,9 @@ def _instructions(fmt: Format, shape: Shape4) -> float:
 
 
 def _instructions_of_a_thread(values: Mapping[str, int]) -> int:
-    """Of move.cu, as compiled for sm_90a: of each item its place, and each side's accesses; the more the less a kind leaves."""
+    """Instructions of a thread of move.cu, as compiled for sm_90a: each item's position and accesses; more for kinds that
+    change the order more.
+    """
     kind = MOVE_KINDS[values["KIND"]]
     places = 0 if kind == "part" else 40 if kind in ("window", "upsample") else 170
     return int(values["ITEMS"] * (75 + places + 45 * (not values["IN_VEC"]) + 50 * (not values["OUT_VEC"])))

@@ -22,7 +22,9 @@ CASES = {"pointwise": (PointwiseProblem(2, 40, 5, 3, _CHAIN, ("nchw", "nchw"), (
 
 
 def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
-    """Whole tensors share the output's format; one that is broadcast may have it too, or hwc8, or chw."""
+    """Yields (tactic, reason against it or None). Whole tensors share the output's format; a broadcast one may have this
+    format, hwc8 or chw.
+    """
     for out in HALF_FORMATS:
         for ins in product(*stages.formats(problem, out)):
             why = stages.reason_against(problem) or too_large(problem.all_shapes, (*ins, out))
@@ -30,7 +32,7 @@ def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
 
 
 def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:
-    """Whether no stage asks which channel or pixel an element is, so that linear tensors are vectors of 8 all the same."""
+    """Whether no stage depends on an element's channel or pixel, so that linear tensors too are read as vectors of 8."""
     return linear(fmt) and set(p.tensors) == {"nchw"} and not p.constants and prod(p.out_shape) % 8 == 0
 
 
@@ -55,7 +57,7 @@ def launches(problem: PointwiseProblem, tactic: Tactic, strided: tuple[Strides, 
 
 
 def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Constants as FP32 in the order n, h, w, c."""
+    """Packs the constants as FP32 in the order n, h, w, c."""
     return stages.pack(problem, weights)
 
 
@@ -65,7 +67,7 @@ def section_bytes(problem: PointwiseProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(problem: PointwiseProblem, tactic: Tactic, device: Device) -> Counts:
-    """Each tensor travels once; an element costs its stages, and an access costs the more the narrower it is."""
+    """Counts each tensor once; an element costs its stages, and narrower accesses cost more."""
     elements = num_elements(tactic.out, problem.out_shape)
     single = linear(tactic.out) and not _is_flat(problem, tactic.out)
     vec, sources = 1 if single else 8, len(problem.tensors) + len(problem.constants)

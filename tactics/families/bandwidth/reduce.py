@@ -1,5 +1,6 @@
-"""The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization; behind
-these, a chain of elementwise stages."""
+"""The reduce kernel, over rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization;
+behind these, a chain of elementwise stages.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,8 +45,8 @@ L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
 # and at least so many, or joining them costs more than it saves.
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
 LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
-AHEAD, FROM_L1 = 4, 0.2  # elements that a thread has in flight (reduce.cu); what it waits for L1, in times that it waits for L2
-JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
+AHEAD, FROM_L1 = 4, 0.2  # elements that a thread has in flight (reduce.cu); its latency of L1 as a part of its latency of L2
+JOINING = 5  # L2 latencies of a block because of parts: ticket, arrival, waiting for it, reading parts, reading the row again
 # Rows that a few lanes keep in registers: so many vectors each at most, in the order in which they are preferred; threads up to
 # which scale and bias are loaded first; blocks below which blocks of fewer threads are better; instructions of a vector and of
 # a thread; clocks of a thread beside its first wait; registers as compiled for sm_90a, without and with scales loaded first.
@@ -62,7 +63,10 @@ CASES = {
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:
-    """Any pair of formats; one that has lost its channels is written as hwc8 or chw. Nothing of a chain behind a pool."""
+    """Yields (tactic, reason against it or None) for any pair of formats; an output with one channel is hwc8 or chw.
+
+    Nothing for a chain behind a pool.
+    """
     rows, chain = _split(problem)
     if rows is None:
         return
@@ -75,14 +79,14 @@ def candidates(problem: Problem, device: Device) -> Candidates:
 
 
 def _split(p: Problem) -> tuple[Rows | None, PointwiseProblem | None]:
-    """(the rows, the chain behind them): of a chain behind a pool, nothing."""
+    """Returns (the rows, the chain behind them or None); (None, None) for a chain behind a pool."""
     if not isinstance(p, ChainedProblem):
         return p, None
     return (p.first, p.chain) if isinstance(p.first, NormalizeProblem) else (None, None)
 
 
 def _rows(p: Problem) -> tuple[Rows, PointwiseProblem | None]:
-    """The same, of what this family has tactics for."""
+    """`_split` of a problem of this family. Raises ValueError for a chain behind a pool."""
     rows, chain = _split(p)
     if rows is None:
         raise ValueError(f"reduce: expected a normalization, got {p}")
@@ -102,13 +106,15 @@ def _reason(p: Rows, tactic: Tactic) -> str:
 
 
 def _vector(p: Rows, tactic: Tactic) -> int:
-    """Channels per access: vectors on both sides, none of them across two groups."""
+    """Channels per access: 8 where both sides are vectors and none spans two groups, else 1."""
     across = p.groups > 1 and p.c // p.groups % 8 and not _by_channel(p, tactic)
     return 1 if linear(tactic.ins[0]) or linear(tactic.out) or across else 8
 
 
 def _by_channel(p: Rows, tactic: Tactic) -> bool:
-    """Whether groups of channels that end within vectors, or that have padding behind them, are joined from channels."""
+    """Whether groups of channels that end within vectors, or that have padding behind them, are joined from sums of
+    channels.
+    """
     if p.groups == 1 or p.kind != "standard" or linear(tactic.ins[0]) or linear(tactic.out) or "n" in p.axes:
         return False
     if any(d > 1 and a not in p.axes for a, d in (("h", p.h), ("w", p.w))):
@@ -118,7 +124,7 @@ def _by_channel(p: Rows, tactic: Tactic) -> bool:
 
 
 def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[list[int], list[int], bool]:
-    """(how many indices each of n, c, h, w has among the rows, and inside one, whether h and w are taken apart)."""
+    """Returns (sizes along n, c, h, w of the set of rows, sizes inside a row, whether h and w are indexed separately)."""
     vec, groups = _vector(p, tactic), p.groups
     n, _, h, w = p.in_shapes[0]
     c = padded_channels(tactic.out.layout if p.out_shape[1] == p.c else tactic.ins[0].layout, p.c) // vec
@@ -139,8 +145,10 @@ def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[lis
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How rows are shared out: `lanes`, threads of one row, `step` apart; `parts`, by how many blocks each row is summed, and
-    normalized by as many others, 0: by one block for both; `count`: of blocks."""
+    """The distribution of rows: `lanes` threads of one row, `step` apart; `count` blocks.
+
+    `parts`: blocks that sum each row, and as many others that normalize it; 0: one block does both.
+    """
 
     lanes: int
     step: int
@@ -149,7 +157,9 @@ class _Blocks:
 
 
 def _blocks(p: Rows, rows: int, elements: int, inner: bool, joined: bool) -> _Blocks:
-    """Neighbouring threads read neighbouring memory (`inner`: of one row). `joined`: in parts in any case."""
+    """Distributes rows so that neighbouring threads read neighbouring memory (`inner`: of one row). `joined`: always in
+    parts.
+    """
     lanes, step = min(THREADS, 1 << (elements - 1).bit_length()), 1
     if not inner:
         lanes = min(lanes, THREADS // (NEIGHBOURS if rows >= FEW_ROWS else 2))
@@ -165,8 +175,10 @@ def _blocks(p: Rows, rows: int, elements: int, inner: bool, joined: bool) -> _Bl
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Rows in registers: each of `lanes` threads has `vectors` of a row, in `count` blocks of `threads`; `early`: scale and
-    bias are loaded first; `whole`: every vector of every lane is one of the row."""
+    """Rows that stay in registers: each of `lanes` threads has `vectors` of a row, in `count` blocks of `threads`.
+
+    `early`: scale and bias are loaded first; `whole`: every vector of every lane belongs to the row.
+    """
 
     lanes: int
     vectors: int
@@ -177,7 +189,7 @@ class _Held:
 
 
 def _held(p: Rows, tactic: Tactic, strided: tuple[Strides, ...], kept: list[int], inside: list[int]) -> _Held | None:
-    """How rows stay in registers: those of whole vectors of channels that lie one behind the other; of others None."""
+    """How rows stay in registers; None where they are not whole vectors of channels in consecutive memory."""
     rows, elements = prod(kept), inside[1]
     own = (*strided[: 1 + p.added], strided[-1])
     fits = p.c % 8 == 0 and prod(inside) == elements and all(s.block == 1 << s.log2v for s in own)
@@ -195,8 +207,9 @@ def _held(p: Rows, tactic: Tactic, strided: tuple[Strides, ...], kept: list[int]
 
 
 def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows, PointwiseProblem | None, Tactic]:
-    """The same rows read as vectors of 8, where the last axes of linear FP16 tensors make them: memory is that of an image
-    per row, whose channels are the row's elements."""
+    """The same rows read as vectors of 8, where they are the last axes of linear FP16 tensors: memory is read as an image per
+    row, whose channels are the row's elements. Other problems stay as they are.
+    """
     if not isinstance(p, NormalizeProblem) or p.groups > 1 or not "nchw".endswith(p.axes):
         return p, chain, tactic
     length = prod(p.out_shape[-len(p.axes) :])
@@ -213,7 +226,7 @@ def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows
 
 
 def _blocks_of(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> _Blocks:
-    """Of rows that do not stay in registers."""
+    """Distributes rows that do not stay in registers."""
     kept, inside, _ = _sizes(p, chain, tactic)
     inner = inside[1 if _vector(p, tactic) == 8 or not linear(tactic.ins[0]) else 3] > 1
     return _blocks(p, prod(kept), prod(inside), inner, _by_channel(p, tactic))
@@ -268,7 +281,7 @@ def _count(p: Rows) -> int:
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Scale and bias as FP32 in the order n, h, w, c, and a chain's constants."""
+    """Packs scale and bias as FP32 in the order n, h, w, c, and a chain's constants."""
     p, chain = _rows(problem)
     own = {name: constant_section(weights[name], spanned(p.in_shapes[0], p.affine)) for name in _affine(p)}
     return own | (stages.pack(chain, weights) if chain else {})
@@ -286,8 +299,10 @@ def _affine(p: Rows) -> tuple[str, ...]:
 
 
 def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
-    """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits, and in
-    parts only the last from L2."""
+    """Counts a pass over the input for each statistic and one for the result.
+
+    Passes after the first read L1 where a row fits; of rows in parts, only the last pass reads L2.
+    """
     steps, written = launches(problem, tactic), num_bytes(tactic.out, problem.out_shape)
     read = [num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True)]
     p, chain, tactic = _flat(*_rows(problem), tactic)
@@ -307,7 +322,7 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     turns = -(-alone // AHEAD) * (passes - (1 - FROM_L1) * (passes > 1))
     if steps[0].workspace:
         again, turns = 2, turns + JOINING
-        half = steps[0].grid[0] // 2  # of the blocks are at work at a time
+        half = steps[0].grid[0] // 2  # of the blocks, half at work at a time
         if _by_channel(p, tactic):  # each thread finds the groups of its channels, twice
             work += half * THREADS * 2 * vec * -(-p.c // p.groups * blocks.parts // blocks.lanes) * 15
         work *= min(device.num_sms, 2 * half) / min(device.num_sms, half)
@@ -317,7 +332,7 @@ def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _held_limits(step: Launch, device: Device, more: float) -> dict[str, float]:
-    """Of rows in registers; `more`: instructions of a chain."""
+    """The limits of rows in registers; `more`: instructions of a chain."""
     values, (threads, _, _) = dict(step.values), step.block
     held, (of_vector, of_thread) = values["HELD"], HELD_INSTRUCTIONS
     at_once = resident(device, threads, HELD_REGISTERS[held][values["EARLY"]], 0)

@@ -1,4 +1,4 @@
-"""Kernels on Hopper's asynchronous tensor cores, sm_90a alone.
+"""Kernels on Hopper's asynchronous tensor cores, for sm_90a only.
 
-Leaves: what a family has (tactics/kernels.py), of conv_dense_sm90 and conv_sparse24_sm90.
+Leaves: the functions of a family (tactics/kernels.py), for conv_dense_sm90 and conv_sparse24_sm90.
 """

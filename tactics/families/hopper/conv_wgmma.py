@@ -1,14 +1,14 @@
-"""Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a alone:
+"""Convolution on Hopper's wgmma (conv_dense_sm90.cu) and wgmma.sp (conv_sparse24_sm90.cu), operands by TMA, for sm_90a only:
 tiles, launches, packing, time.
 
-K is (tap; channel), a stage 64 channels of one tap, or, of strips, of a column of the window. Weights are packed by 64 rows
-and stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers have them. Pixels come by a
+K is (tap; channel). A stage has 64 channels of one tap, or, of strips, of a column of the window. Weights are packed by 64 rows
+and stage: dense ones as tensor cores read them from shared memory, 2:4 ones as a warp's registers hold them. Pixels come by a
 tensor map, an argument that follows from the input's place (tactics/families/hopper/maps.py).
 
-Prediction: a stage takes what tensor cores, the port of shared memory, L2 and latency take together (figures published:
-tactics/families/hopper/tiles.py), 2:4 weights what their loads take, a batch at a time. Blocks are persistent: copies of the
-next tile run during an epilogue, and with ping-pong the other warpgroup's products do, beside which outputs and residuals take
-an SM's time. What a tile's end takes, an H200 has shown.
+Prediction: a stage takes the combined time of tensor cores, the port of shared memory, L2 and latency (figures published:
+tactics/families/hopper/tiles.py); 2:4 weights take the time of their loads, a batch at a time. Blocks are persistent: copies of
+the next tile run during an epilogue, and with ping-pong so do the other warpgroup's products, while outputs and residuals take
+an SM's time. The time of a tile's end was measured on an H200.
 """
 
 import math
@@ -43,7 +43,7 @@ from tactics.tiles import in_parts
 NAMES = ("conv_dense_sm90", "conv_sparse24_sm90")
 COPYING = 128  # threads of the warpgroup that copies
 WAYS = (2, 3, 4, 6, 8, 12, 16)
-FEWEST_K = 16  # of one product: with less of it, most of a stage would be zeros
+FEWEST_K = 16  # of one product: with a smaller K, most of a stage would be zeros
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
 # Of an H200 (benchmarks/results/h200), fitted to one half of the timed problems (benchmarks/our_times.py). At the end of a tile
@@ -51,11 +51,11 @@ PORTABLE_CLUSTER = 8  # blocks
 # RESIDUAL_CLK where a residual is added: of ping-pong tiles with three parts, 64x192, the share THREE_PARTS (why is unknown;
 # both halves of the problems show it). Of one warpgroup's products OVERLAPPED stands beside that, the rest runs meanwhile.
 OUTPUT_ALONE, OUTPUT_CLK, RESIDUAL_CLK, THREE_PARTS, OVERLAPPED = 0.05, 0.145, 0.22, 0.3, 0.9
-SHARED_L2 = 1.4  # bytes that L2 delivers over what `rates` has: blocks side by side ask for the same lines
-SM_L2 = 64  # bytes a clock that an SM takes from L2 by TMA: 49 and more were seen where half of the SMs are idle
-CLUSTER_CLK = 700  # that a launch of clusters takes longer: 0.36 us in the median of 81 tactics with and without
-SAME_WEIGHTS_CLK = 1000  # beyond that, where a cluster's blocks share weights, not pixels
-START_CLK = 1000  # that a kernel with TMA takes longer to begin than others, of tactics below 7 us
+SHARED_L2 = 1.4  # bytes that L2 delivers, as a multiple of `rates`: neighbouring blocks read the same lines
+SM_L2 = 64  # bytes per clock that an SM reads from L2 by TMA: 49 and more were measured with half of the SMs idle
+CLUSTER_CLK = 700  # added to a launch of clusters: 0.36 us in the median of 81 tactics with and without
+SAME_WEIGHTS_CLK = 1000  # added to this where a cluster's blocks share weights, not pixels
+START_CLK = 1000  # added to the start of a kernel with TMA, by tactics below 7 us
 MEETING_CLK = 413  # of a cluster's blocks in its barrier: 401 to 426 on an H200 (docs/hardware.md); of these sums not timed
 SUMMED_CLK = 450  # of a load or a store of partial sums in L2, behind another one
 LEAST_HELD = 128  # pixels of a tile whose weights stay: fewer take the issue of products, which is not priced
@@ -83,7 +83,9 @@ CASES = dict.fromkeys(
 
 
 def _tiles(kernel: str) -> Iterator[Tile]:
-    """Each shape with as many stages as fit, alone and in clusters of two; 2:4 weights are in no shared memory."""
+    """Yields each shape with as many stages as fit, alone and in clusters of two; 2:4 weights are not in shared memory, so no
+    cluster shares them.
+    """
     sparse = KERNELS[kernel].sparse
     for (m, n, warps, pingpong), cluster in product(SHAPES[kernel], SHARING):
         one = Tile(m, n, K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster)
@@ -96,7 +98,7 @@ TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
 
 @lru_cache(maxsize=4096)
 def boxes(p: ConvProblem) -> tuple[tuple[int, int, int], ...]:
-    """Of images, rows and columns: of each size of the tile the one that throws away least, then that copies least."""
+    """Boxes of (images, rows, columns): for each tile size the one that discards the least work, then copies least."""
     if p.r != WINDOW_ROWS or p.groups > 1 or p.stride != (1, 1) or p.dilation != (1, 1) or p.c < K_STAGE:
         return ()
     found: dict[int, tuple[float, tuple[int, int, int]]] = {}
@@ -117,7 +119,7 @@ def num_boxes(p: ConvProblem, box: tuple[int, ...]) -> int:
 
 
 def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
-    """Tiles of boxes, alone and in clusters of two whose blocks copy half of a box each."""
+    """Yields tiles of boxes, alone and in clusters of two whose blocks each copy half of a box."""
     sparse = KERNELS[kernel].sparse
     for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS, SHARING):
         one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
@@ -128,7 +130,7 @@ def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or kernel, reason against it or None). `only`: of the tiles."""
+    """Yields (tactic or kernel, reason against it or None). `only`: restricts the tiles."""
     for kernel in NAMES:
         if why := _refused(p, kernel):
             yield kernel, why
@@ -150,7 +152,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def _refused(p: ConvProblem, kernel: str) -> Reason | None:
-    """Why no tactic of the kernel may run this problem; None: some may."""
+    """Why no tactic of the kernel may run this problem; None if some may."""
     if 1 < p.groups == p.c:
         return unsupported(f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications")
     if p.prologue.needs:
@@ -166,7 +168,7 @@ def _refused(p: ConvProblem, kernel: str) -> Reason | None:
 
 
 def _reason(p: ConvProblem, tactic: Tactic, against: str) -> str:
-    """Why the problem cannot run so, or an empty string; `against`: what its tile and output say."""
+    """Why the tactic cannot run the problem, or ""; `against`: the reason from its tile and output, if any."""
     x = tactic.ins[0]
     if linear(x):
         return "linear input: a tensor map's rows are channels"
@@ -174,7 +176,7 @@ def _reason(p: ConvProblem, tactic: Tactic, against: str) -> str:
 
 
 def _tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
-    """Why the tile cannot run, whatever the input's format, or an empty string."""
+    """Why the tile cannot run, whatever the input's format, or ""."""
     t = tactic.gemm
     if ends.part(t) < 32 and linear(tactic.out):
         return f"linear output: a warpgroup stores rows of 32 pixels, {t.n} are no multiple"
@@ -190,7 +192,7 @@ def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
 
 @lru_cache(maxsize=4096)
 def _no_map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> str:
-    """By all that decides a map: tiles have few different ones."""
+    """Why the input has no tensor map, or "". Cached by the values that decide a map, which many tiles share."""
     try:
         _mapped(p, x, pixels, across, box)
     except ValueError as e:
@@ -199,16 +201,19 @@ def _no_map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows of the product that are stored, padded channels among them; of a group."""
+    """Rows of a group's product that are stored, padded channels included."""
     m = merged(p)
     channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
     return p.epilogue.d2s**2 * channels
 
 
 def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
-    """A tile with what shares its work among blocks: persistent ones where there are more tiles than SMs, or split K where
-    there are few, or stream-K where the last round leaves a tenth of the GPU's time idle. Sums of a split K meet in clusters
-    where these all run at a time, else in memory: of the same tiles in clusters, an H200 took 2.6 to 3.8 us less."""
+    """Yields the tile with the ways to share its work: persistent blocks where there are more tiles than SMs, split K where
+    there are few, stream-K where the last round leaves a tenth of the GPU's time idle.
+
+    Sums of a split K meet in clusters where all of these run at once, else in memory: in clusters the same tiles took an H200
+    2.6 to 3.8 us less.
+    """
     t, units = tactic.gemm, _units(p, tactic)
     steps = k_stages(p) // ends.taps(t)
     blocks = math.prod(t.cluster)
@@ -228,12 +233,12 @@ def _ways(p: ConvProblem, tactic: Tactic, device: Device) -> Iterator[Tile]:
 
 
 def _alone(t: Tile) -> Tile:
-    """Without the cluster that shares K, as TILES have it."""
+    """The tile without the cluster that shares K, as in TILES."""
     return replace(t, cluster=(*t.cluster[:2], 1))
 
 
 def _units(p: ConvProblem, tactic: Tactic) -> int:
-    """Tiles of a group, of a cluster as many as it has side by side."""
+    """Units of work of a group: tiles, or clusters of neighbouring tiles."""
     t = tactic.gemm
     across, along, _ = t.cluster
     return -(-_rows(p, tactic) // (t.m * across)) * -(-_columns(p, t) // along)
@@ -289,12 +294,14 @@ def launches(
 
 
 def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
-    """For the copies of one of the blocks that have the same pixels. ValueError names the rule that it breaks."""
+    """The tensor map of the pixels that one block copies of those that its cluster shares. Raises ValueError with the broken
+    rule.
+    """
     return _mapped(p, x, t.n // t.cluster[0], t.cluster[0], t.box)
 
 
 def _mapped(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> Map:
-    """`pixels` of a block; `across`: blocks that share a box of input pixels, if there is one."""
+    """The tensor map of `pixels` of a block; `across`: blocks that share a box of input pixels, if `box` is given."""
     if not box:
         return maps.input_map(p, x, K_STAGE, pixels)
     images, rows, cols = box
@@ -302,15 +309,16 @@ def _mapped(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int
 
 
 def _model(t: Tile, sparse: bool) -> HopperTile:
-    """What tactics/families/hopper/tiles.py estimates."""
+    """The tile as tactics/families/hopper/tiles.py estimates it."""
     shared = "pixels" if t.cluster[0] > 1 else "weights" if t.cluster[1] > 1 else ""
     box = Box(*t.box) if t.box else None
     return HopperTile(t.m, t.n, sparse, "registers" if sparse else "smem", shared, ends.teams(t), t.pingpong, box=box)
 
 
 def _weights_stay(p: ConvProblem, tactic: Tactic, by_tma: bool) -> bool:
-    """Whether all tiles of a block have the same 2:4 weights, which fit its registers beside an end by TMA (threads that
-    store take more): loaded once."""
+    """Whether all tiles of a block have the same 2:4 weights, and these fit its registers with an end by TMA (threads that
+    store need more): they are then loaded once.
+    """
     t = tactic.gemm
     columns = -(-_rows(p, tactic) // (t.m * t.cluster[0]))
     same = t.persist > 0 and t.persist // math.prod(t.cluster) % columns == 0
@@ -329,9 +337,10 @@ def _rows64(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Dense weights as [count][rows / 64][stage][row][chunk of 8 channels], of which row r has chunk c where the swizzle of 128
-    bytes puts it, at c ^ r % 8. 2:4 ones as [count][rows / 64][stage][k32 step][16 rows][lane][8], metadata as [..][stage]
-    [16 rows][g][t % 2][k32 step]. Bias and slope in the same rows."""
+    """Packs dense weights as [count][rows / 64][stage][row][chunk of 8 channels], where row r has chunk c at c ^ r % 8 (the
+    swizzle of 128 bytes); 2:4 ones as [count][rows / 64][stage][k32 step][16 rows][lane][8], metadata as [..][stage][16
+    rows][g][t % 2][k32 step]. Bias and slope are in the same rows.
+    """
     stages = k_stages(p)
     flat, vectors = conv_gemm.matrix(p, tactic, weights, tap_stages(p) * K_STAGE, stages * K_STAGE, ROWS)
     if tactic.gemm.box:  # (64 channels; s; r; channel)
@@ -349,7 +358,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes, from sizes alone."""
+    """Returns the bytes of the sections that `pack` makes, from sizes alone."""
     count, rows = merged(p).count, _rows64(p, tactic)
     sections = sparse24.fragment_bytes(count, rows, k_stages(p) * K_STAGE, tactic.sparse)
     return sections | dict.fromkeys(p.epilogue.vectors, count * rows * 4)
@@ -388,13 +397,13 @@ def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
 
 
 def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
-    """One tactic for all that take the same time, TMA storing their outputs or threads."""
+    """Returns one tactic for all that take the same time and whose outputs are stored by the same means, TMA or threads."""
     same = conv_gemm.alike(p, tactic)
     return same if ends.stored_by_tma(p, same) == ends.stored_by_tma(p, tactic) else replace(same, out=tactic.out)
 
 
 def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
-    """Clocks of a stage by what bounds it, where an SM draws `per_clk` bytes from L2."""
+    """Clocks of a stage by limit, where an SM reads `per_clk` bytes per clock from L2."""
     model = _model(tactic.gemm, tactic.sparse)
     stays = _weights_stay(p, tactic, ends.stored_by_tma(p, tactic))
     at = stage(replace(model, weights="held") if stays else model, CENTRE, per_clk)
@@ -403,12 +412,12 @@ def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, floa
 
 
 def k_steps(p: ConvProblem, tactic: Tactic) -> int:
-    """Of 16 channels of a tap, in a stage: all of 2:4 weights."""
+    """Steps of 16 channels of a tap in a stage; with 2:4 weights always all of them."""
     return K_STAGE // 16 if tactic.sparse else min(K_STAGE // 16, -(-merged(p).one.c // 16))
 
 
 def _end_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, per_clk: float) -> tuple[float, float]:
-    """Clocks of a tile's end: of its own warpgroup from the last product on; of the SM, which other products share."""
+    """Clocks of a tile's end: (of its own warpgroup, from the last product on; of the SM, shared with other products)."""
     t, deep = tactic.gemm, tactic.gemm.cluster[2]
     outputs = t.m * t.n
     copied = RESIDUAL_CLK * (THREE_PARTS if t.pingpong and t.n == 3 * ends.part(t) else 1) if p.epilogue.residual else 0

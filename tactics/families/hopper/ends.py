@@ -1,8 +1,8 @@
-"""How a tile of Hopper's convolutions ends (include/tma_gemm.cuh), and the shared memory of its stages and its end.
+"""The end of a tile of Hopper's convolutions (include/tma_gemm.cuh), and the shared memory of its stages and its end.
 
 TMA stores parts of 64 channels and `part` pixels, and copies their residual, through slots that both share. Where it cannot, a
-warpgroup's threads store them: of 2-byte and FP32 outputs, planes, depth-to-space and up-sampled residuals, of groups whose
-channels are no multiple of 64, and of blocks that split K, which may have no tile to store.
+warpgroup's threads store them: 2-byte and FP32 outputs, planes, depth-to-space and up-sampled residuals, groups whose channels
+are no multiple of 64, and blocks that split K, which may have no tile to store.
 """
 
 import math
@@ -24,21 +24,21 @@ from tactics.tactic import Tactic, Tile
 ROWS = 64  # of weights, that an instruction multiplies
 MOST_STAGES = 12
 MOST_SLOTS = 8
-FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # with a residual or not, as far as FEWEST_STAGES are left
+FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # without and with a residual, as long as FEWEST_STAGES are left
 WINDOW_ROWS = 3  # of strips: taps of a stage
 # An output of an end by TMA, counted in its machine code (NVRTC 13.0). INSTRUCTIONS: of a thread, without and with a residual.
-# OF_ACTIVATION: (instructions more than a ReLU has, MUFU among them). PORT: bytes a clock that cross shared memory's port.
+# OF_ACTIVATION: (instructions more than a ReLU has, MUFU among them). PORT: bytes per clock of shared memory's port.
 # ONE_WARPGROUP: a warpgroup that ends alone waits for itself. OVER_SIMULATED: an H200's times of the ends before these over
 # their simulated times; it holds UNTIMED, by which a prediction multiplies the whole.
 INSTRUCTIONS, PORT, ONE_WARPGROUP, OVER_SIMULATED = {False: 2.9, True: 5.1}, 128, 1.4, {False: 1.25, True: 1.4}
 OF_ACTIVATION = {name: (row.instructions - 2.0, 2.0 * (row.instructions >= 6)) for name, row in POINTWISE.items()}
 OF_ACTIVATION |= {"gelu": (9.2, 1.0), "silu": (8.2, 1.5)}
-BY_STMATRIX = 0.75  # of clocks of ends by threads with movmatrix, which were timed, those with stmatrix take: by simulation
+BY_STMATRIX = 0.75  # clocks of ends by threads with stmatrix as a part of those with movmatrix, which were timed: by simulation
 BARRIERS = 16  # bytes, two of a stage or of a slot
 
 
 def taps(t: Tile) -> int:
-    """Of a stage."""
+    """Taps of a stage."""
     return WINDOW_ROWS if t.box else 1
 
 
@@ -48,12 +48,16 @@ def teams(t: Tile) -> int:
 
 
 def part(t: Tile) -> int:
-    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has one, if there are so many eights."""
+    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has one part if there are enough groups of
+    eight.
+    """
     return next(n for n in (64, 32, 16, 8) if t.n % n == 0 and (n == 8 or n * t.cluster[2] <= t.n))
 
 
 def piece(t: Tile) -> tuple[int, int, int]:
-    """Images, rows and columns of a box that one copy of a part has: of the tile's box, as much as divides the part."""
+    """The images, rows and columns of the box that one copy stores: the largest share of the tile's box that divides the
+    part.
+    """
     images, rows, cols = t.box
     of_cols = math.gcd(cols, part(t))
     of_rows = math.gcd(rows, part(t) // cols) if of_cols == cols else 1
@@ -61,26 +65,28 @@ def piece(t: Tile) -> tuple[int, int, int]:
 
 
 def stage_bytes(t: Tile, sparse: bool) -> int:
-    """Pixels, of a strip with those around, and dense weights."""
+    """Bytes of a stage: pixels, of a strip with their neighbours, and dense weights."""
     pixels = t.n + (t.box[0] * (WINDOW_ROWS - 1) * t.box[2] if t.box else 0)
     return ((0 if sparse else t.m * taps(t)) + pixels) * t.k * 2
 
 
 def rest_bytes(t: Tile) -> int:
-    """Behind the stages, where threads store: of each warpgroup a part, and a table of its pixels; barriers."""
+    """Bytes behind the stages, where threads store: for each warpgroup a part and a table of its pixels; barriers."""
     return teams(t) * part(t) * (ROWS * 2 + 4) + BARRIERS * MOST_STAGES
 
 
 def smem(tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes, where threads store, of a residual that comes when it is added."""
+    """Bytes of dynamic shared memory where threads store, with a residual that is read when it is added."""
     return tactic.gemm.stages * stage_bytes(tactic.gemm, tactic.sparse) + rest_bytes(tactic.gemm)
 
 
 def end(
     p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None
 ) -> tuple[dict[str, int], int, Mapping[str, Map]]:
-    """(compile-time values, dynamic shared memory in bytes, tensor maps by parameters' names: none where threads store) of a
-    launch whose pixels go where `store` says, of tensors with these strides (tactics.families.conv_gemm.arguments)."""
+    """Returns (compile-time values, bytes of dynamic shared memory, tensor maps by parameter: none where threads store).
+
+    `store`: the destination of the pixels; `strided`: strides of the tensors (tactics.families.conv_gemm.arguments).
+    """
     stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
     values, size = room(p, tactic, bool(stored))
     pixels = math.prod(piece(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
@@ -89,10 +95,12 @@ def end(
 
 
 def room(p: ConvProblem, tactic: Tactic, by_tma: bool) -> tuple[dict[str, int], int]:
-    """(SLOTS of a warpgroup, STAGES beside them, RES_AHEAD; dynamic shared memory in bytes). By TMA: as few slots as a residual
-    on its way needs, and more where memory is left. By threads: all of a tile's, whose residual is then copied before its
-    products; or one, for 2-byte accesses are no copies, blocks that split K may not store their tile, or fewer than
-    FEWEST_STAGES, or than those that the sums of a cluster along K lie over, would be left."""
+    """Returns ({SLOTS of a warpgroup, STAGES that remain, RES_AHEAD}, bytes of dynamic shared memory).
+
+    By TMA: as few slots as a residual on its way needs, and more where memory is left. By threads: slots for the whole tile,
+    whose residual is then copied before its products; or one slot, where copies do not help (2-byte accesses), blocks may not
+    store their tile (split K), or fewer than FEWEST_STAGES, or than the sums of a cluster along K occupy, would be left.
+    """
     t, of_stage = tactic.gemm, stage_bytes(tactic.gemm, tactic.sparse)
     of_slot = teams(t) * (part(t) * ROWS * 2 + BARRIERS * by_tma)
     rest = BARRIERS * MOST_STAGES + (0 if by_tma else teams(t) * part(t) * 4)
@@ -108,8 +116,9 @@ def room(p: ConvProblem, tactic: Tactic, by_tma: bool) -> tuple[dict[str, int], 
 
 
 def stored_by_tma(p: ConvProblem, tactic: Tactic) -> bool:
-    """Where tensors lie as their formats say: pixels in their order with all channels together, 64 channels of one group at a
-    time, by blocks that are sure to store their tile."""
+    """Whether TMA stores the tile: pixels lie in order with all channels together, 64 channels belong to one group, and every
+    block is sure to store its tile.
+    """
     t, m, layout = tactic.gemm, merged(p), LAYOUTS[tactic.out.layout]
     pixels = layout.vector >= p.k if layout.blocked else layout.vector >= 8
     rows = m.count == 1 or m.one.k % ROWS == 0
@@ -117,7 +126,7 @@ def stored_by_tma(p: ConvProblem, tactic: Tactic) -> bool:
 
 
 def clocks(p: ConvProblem, tactic: Tactic) -> tuple[float, float]:
-    """Of an end by TMA: of the tile's warpgroups, and of the SM where others multiply meanwhile. Not timed."""
+    """Clocks of an end by TMA: (of the tile's warpgroups, of the SM where others multiply meanwhile). Not timed."""
     t, acts = tactic.gemm, [act.name for act in (p.epilogue.act, p.epilogue.last)]
     issued = INSTRUCTIONS[p.epilogue.residual] + p.epilogue.affine + sum(OF_ACTIVATION[act][0] for act in acts)
     staged = (2 + 2 * p.epilogue.residual) * 2 / PORT  # bytes of FP16, written and read
@@ -127,7 +136,7 @@ def clocks(p: ConvProblem, tactic: Tactic) -> tuple[float, float]:
 
 
 def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None) -> Mapping[str, Map]:
-    """Of y and of the residual; none where one of them lies as no map has it."""
+    """The tensor maps of y and of the residual; none where one of them lies in memory as no map can describe."""
     t, channels = tactic.gemm, padded_channels(tactic.out.layout, p.out_shape[1])
     y, *others = reversed(strided or (strides(tactic.out, p.out_shape),) * (2 + p.epilogue.residual))
     views = {"y_map": (maps.Y, y), **({"r_map": (maps.RESIDUAL, others[0])} if p.epilogue.residual else {})}

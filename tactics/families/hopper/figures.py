@@ -10,11 +10,11 @@ from dataclasses import dataclass
 class Figures:
     """Bytes, clocks and shares of one SM.
 
-    `port`: bytes a clock of shared memory and L1, which are one SRAM; `l2`: bytes a clock that one SM draws; `shared_copy`: of
-    the L2 traffic of an operand that a cluster of two copies to both, each block's part; `register_port`, `write_port`: how
-    often a byte of weights that a thread loads, and one that TMA writes, crosses the port; `latency`: clocks from a copy's
-    issue to its bytes in shared memory, `register_latency`: of a thread's load of weights that the copying warpgroup has
-    prefetched to L2; `cluster_rate`, `cluster_latency`: bytes a clock and SM, and clocks, of shared memory in another block.
+    `port`: bytes per clock of shared memory and L1, which are one SRAM; `l2`: bytes per clock that one SM reads; `shared_copy`:
+    each block's part of the L2 traffic of an operand that a cluster of two copies to both; `register_port`, `write_port`: how
+    often a byte of weights crosses the port if a thread loads it, and if TMA writes it; `latency`: clocks from a copy's issue
+    to its bytes in shared memory; `register_latency`: clocks of a thread's load of weights that the copying warpgroup has
+    prefetched to L2; `cluster_rate`, `cluster_latency`: bytes per clock and SM, and clocks, of shared memory in another block.
     """
 
     port: float = 128

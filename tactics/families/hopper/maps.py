@@ -1,5 +1,5 @@
-"""Tensor maps of a convolution for sm_90a: which pixels and channels of the input a copy brings for a tap of the window, and
-which ones of the output and the residual a part of a tile has.
+"""Tensor maps of a convolution for sm_90a: the input pixels and channels that a copy brings for a tap of the window, and the
+output and residual elements of a part of a tile.
 
 A tile's pixel (n, p, q) and tap (r, s) lie at coordinates (channel, q * stride - left, p * stride - top, n) of
 `convolution_map` with offsets (s * dilation, r * dilation). The hardware goes on from pixel to pixel, row to row and image to
@@ -19,19 +19,20 @@ MOST_OFFSET = 254  # of im2col, by CUTLASS's bound (conv/collective/sm90_implici
 
 
 def input_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """Of the input, whose strides are `x`, for copies of so many pixels with so many channels. ValueError names the rule that
-    the problem breaks."""
+    """The map of the input, whose strides are `x`, for copies of `pixels` with `channels`. Raises ValueError with the broken
+    rule.
+    """
     return (pixels_map if pixels_in_order(p, x) else convolution_map)(p, x, channels, pixels)
 
 
 def pixels_in_order(p: ConvProblem, x: Strides) -> bool:
-    """Whether output pixel i takes input pixel i alone, and these lie as far apart from image to image as within one."""
+    """Whether output pixel i reads only input pixel i, and input pixels are equally far apart within and between images."""
     plain = (p.r, p.s, p.stride, p.pad) == (1, 1, (1, 1), (0, 0, 0, 0))
     return plain and (p.n == 1 or x.n == p.h * p.w * x.pixel)
 
 
 def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """[pixels of all images][channels]."""
+    """A map [pixels of all images][channels]."""
     _in_order(p.n, p.h * p.w, x)
     swizzle = _swizzle(p, x, channels)
     dims = padded_channels("hwc8", p.c), p.n * p.h * p.w
@@ -39,7 +40,9 @@ def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
 
 
 def convolution_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """[n][h][w][channels], in columns. A column's pixels begin in the box between the corners, which has p x q of them."""
+    """A map [n][h][w][channels], in im2col mode: a column's pixels begin in the box between the corners, which has p x q of
+    them.
+    """
     swizzle = _swizzle(p, x, channels)
     top, left, bottom, right = p.pad
     reach = [(size - 1) * dilation for size, dilation in zip((p.s, p.r), reversed(p.dilation), strict=True)]
@@ -60,7 +63,7 @@ def convolution_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> M
 
 
 def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]) -> Map:
-    """[n][h][w][channels], in boxes of images, rows and columns of the input, which may begin or end outside of it."""
+    """A map [n][h][w][channels], in boxes of images, rows and columns of the input, which may begin or end outside of it."""
     images, rows, cols = box
     dims, steps = (padded_channels("hwc8", p.c), p.w, p.h, p.n), (x.pixel, x.pixel * p.w, x.n)
     strides = tuple(s * HALF for s in steps)
@@ -68,8 +71,11 @@ def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]
 
 
 def stored_map(p: ConvProblem, of: Arg, y: Strides, channels: int, pixels: int, box: tuple[int, ...]) -> Map:
-    """Of the output, or of a residual that lies like it, for copies of 64 of its `channels`: of a box of images, rows and
-    columns, or without one of `pixels` in their order, which are one row. ValueError names the rule that the problem breaks."""
+    """The map of the output, or of a residual with the same layout, for copies of 64 of its `channels`.
+
+    A copy has a box of images, rows and columns, or, without `box`, `pixels` in order, as one row. Raises ValueError with the
+    broken rule.
+    """
     _together(channels, y)
     if not box:
         _in_order(p.n, p.p * p.q, y)
@@ -79,7 +85,7 @@ def stored_map(p: ConvProblem, of: Arg, y: Strides, channels: int, pixels: int, 
 
 
 def _swizzle(p: ConvProblem, x: Strides, channels: int) -> int:
-    """In bytes: a pixel's channels in shared memory are a row of its pattern."""
+    """The swizzle in bytes: a pixel's channels in shared memory are a row of its pattern."""
     _together(padded_channels("hwc8", p.c), x)
     if channels * HALF not in SWIZZLES:
         raise ValueError(f"channels: expected 16, 32 or 64 in a copy, a row of a swizzle, got {channels}")

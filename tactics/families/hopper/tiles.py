@@ -1,14 +1,14 @@
 """Tiles of Hopper kernels and the clocks of one pipeline stage: 64 of K, of the weights' m rows and the pixels' n.
 
     tensor cores   N / 2 for an m64nNk16, and for an m64nNk32 of 2:4 weights (arXiv 2402.13499, table of wgmma)
-    port           128 bytes a clock: pixels once for each 64 rows of weights, weights of shared memory or loaded to registers,
-                   and what TMA writes; of a dense instruction alone max(N / 2, (2048 + 32 N) / 128), as that table has it
-    L2             the stage's bytes, of what a cluster of two shares half
+    port           128 bytes a clock: pixels once for each 64 rows of weights, weights in shared memory or loaded to registers,
+                   and TMA's writes; for a dense instruction alone max(N / 2, (2048 + 32 N) / 128), as in that table
+    L2             the stage's bytes; half of those that a cluster of two shares
     latency        of copies that the stages do not hide; of a batch of weights on its way to registers while the one before it
                    is multiplied, and no other
 
-A block has one to three warpgroups that multiply and one that copies: 128 threads each. Its registers are shared out anew by
-setmaxnreg: 168 each of 384 threads, then 40 and 232.
+A block has one to three warpgroups that multiply and one that copies: 128 threads each. setmaxnreg redistributes its registers:
+168 each of 384 threads, then 40 and 232.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,10 @@ FEWEST_STAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A strip's pixels: `rows` x `cols` outputs of each of `images`, with the rows around them. 64 channels are copied once for
-    each of the window's `s` columns: rows of each copy are a multiple of 8 apart."""
+    """A strip's pixels: `rows` x `cols` outputs of each of `images`, with the rows around them.
+
+    64 channels are copied once for each of the window's `s` columns: rows of each copy are a multiple of 8 apart.
+    """
 
     images: int
     rows: int
@@ -41,7 +43,7 @@ class Box:
 
     @property
     def n(self) -> int:
-        """Columns of the product, with those that are thrown away between rows."""
+        """Columns of the product, including those that are discarded between rows."""
         return self.images * -(-self.rows * self.cols // 8) * 8
 
     @property
@@ -57,9 +59,12 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class HopperTile:
-    """`m` output channels x `n` pixels. `weights`: smem (SS), registers (RS, straight from L2), or held (RS, all of K,
-    loaded once for all tiles). `shared`: what a cluster of two blocks copies once: pixels, weights or nothing. `groups`:
-    warpgroups that multiply; `pingpong`: each a tile of its own. `box`: of a strip."""
+    """A tile of `m` output channels x `n` pixels.
+
+    `weights`: smem (SS), registers (RS, straight from L2), or held (RS, all of K, loaded once for all tiles). `shared`: the
+    operand that a cluster of two blocks copies once: pixels, weights or "". `groups`: warpgroups that multiply; `pingpong`:
+    each a tile of its own. `box`: of a strip.
+    """
 
     m: int
     n: int
@@ -72,18 +77,18 @@ class HopperTile:
 
     @property
     def m64(self) -> int:
-        """m64 of a warpgroup."""
+        """Blocks of 64 rows of a warpgroup."""
         return self.m // 64 // (1 if self.pingpong else self.groups)
 
     @property
     def sums(self) -> int:
-        """Registers of a thread with sums."""
+        """Registers of a thread for sums."""
         return self.m64 * self.n // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Clocks of a stage by what bounds it; bytes of shared memory of a stage; how many stages fit."""
+    """Clocks of a stage by limit, and the number of stages that fit shared memory."""
 
     tensor: float
     port: float
@@ -101,30 +106,32 @@ class Stage:
 
 
 def weight_bytes(m: int, sparse: bool) -> float:
-    """Of a stage: FP16, of 2:4 half of the values and a bit of metadata for each."""
+    """Bytes of a stage's weights: FP16, or for 2:4 half of the values and a bit of metadata for each."""
     return m * K_STAGE * (9 / 8 if sparse else 2)
 
 
 def held(tile: HopperTile) -> int:
-    """So many times 64 of K a thread's registers hold weights beside its sums."""
+    """The number of 64s of K for which a thread's registers hold weights in addition to its sums."""
     return (REGISTERS[tile.groups] - OTHERS - tile.sums) // (OF_WEIGHTS * tile.m64)
 
 
 def batch(tile: HopperTile) -> int:
-    """So many times 64 of K, whole stages, a thread loads weights together; its registers hold two batches. The larger these,
-    the less often it waits for L2's latency."""
+    """The number of 64s of K, whole stages, whose weights a thread loads together.
+
+    Its registers hold two batches. The larger these are, the less often it waits for L2's latency.
+    """
     taps = tile.box.r if tile.box else 1
     least, most = (taps, 2 * taps) if tile.box else (2, MOST_BATCH)
     return max(least, min(most, held(tile) // 2) // taps * taps)
 
 
 def copied_bytes(tile: HopperTile) -> float:
-    """Pixels that are written to shared memory in a stage."""
+    """Bytes of pixels that are written to shared memory in a stage."""
     return (tile.box.per_tap if tile.box else tile.n) * K_STAGE * 2
 
 
 def stages(tile: HopperTile) -> int:
-    """Stages that fit shared memory beside the epilogue's staging. Of a strip: taps whose pixels, and weights, are there."""
+    """Stages that fit shared memory with the epilogue's staging. For a strip: taps whose pixels and weights fit."""
     weights = weight_bytes(tile.m, tile.sparse) if tile.weights == "smem" else 0.0
     room = SMEM - BARRIERS - STAGING * tile.groups
     if not tile.box:
@@ -135,7 +142,9 @@ def stages(tile: HopperTile) -> int:
 
 @lru_cache(maxsize=65536)
 def stage(tile: HopperTile, figures: Figures, l2: float = 0.0) -> Stage:
-    """`l2`: bytes a clock of this SM where others leave it more or less than `figures` has."""
+    """The clocks of a stage. `l2`: bytes per clock that this SM reads, where other SMs leave it more or less than `figures`; 0:
+    as there.
+    """
     step = 32 if tile.sparse else 16
     blocks, steps = tile.m // 64, K_STAGE // step
     pixels, weights = copied_bytes(tile), 0.0 if tile.weights == "held" else weight_bytes(tile.m, tile.sparse)

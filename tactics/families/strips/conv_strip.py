@@ -1,12 +1,12 @@
 """Convolutions with an output of the input's size, pixels in shared memory once for all taps (conv_strip.cu, and
 conv_strip_sparse24.cu on mma.sp): tiles, launches, packing, time.
 
-The tile's pixels with those that its taps reach beyond them, a strip, lie in shared memory 64 channels at a time; a turn is one
-tap of these channels. The implicit GEMM writes a pixel there once for every tap, and draws it from L2 as often.
+A strip, the tile's pixels with their neighbours that taps reach, lies in shared memory 64 channels at a time; a turn is one tap
+of these channels. The implicit GEMM instead writes a pixel there once for every tap, and reads it from L2 as often.
 
-Prediction: that of the implicit GEMM (tactics/families/conv_gemm.py) with a strip's bytes in place of each stage's pixels. A
-turn has the share of the tensor cores' peak that is simulated for one of 3x3 taps at W = 14, where a thread copies one pixel
-of the next strip a turn at most. The first strip of a tile is waited for.
+Prediction: as for the implicit GEMM (tactics/families/conv_gemm.py), with a strip's bytes in place of each stage's pixels. A
+turn has the share of the tensor cores' peak that is simulated for one of 3x3 taps at W = 14, where a thread copies at most one
+pixel of the next strip per turn. The first strip of a tile is waited for.
 """
 
 import math
@@ -47,8 +47,8 @@ CASES = {"conv_strip": (CASE,), "conv_strip_sparse24": (CASE,)}
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """(tactic or family, reason against it or None). `only`: of the tiles."""
-    if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
+    """Yields (tactic or family, reason against it or None). `only`: restricts the tiles."""
+    if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once anyway; depthwise is no matrix product
         return
     if reason := family_reason(p) or too_large(p.all_shapes):
         yield "conv_strip", unsupported(reason)
@@ -71,8 +71,9 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] as [rows padded to 16][blocks of 64 channels, (r, s), channel] in fragment order, metadata
-    as conv_sparse24 has it; bias and slope in the same rows."""
+    """Packs weights [K,C,R,S] as [rows padded to 16][blocks of 64 channels, (r, s), channel] in fragment order, metadata as for
+    conv_sparse24; bias and slope in the same rows.
+    """
     rows, blocks = -(-p.k // 16) * 16, blocks_of_k(p)
     taps = np.zeros((rows, blocks * CHANNELS, p.r * p.s), np.float16)
     taps[: p.k, : p.c] = np.asarray(weights["w"], np.float16).reshape(p.k, p.c, -1)
@@ -81,7 +82,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes, from sizes alone."""
+    """Returns the bytes of the sections that `pack` makes, from sizes alone."""
     rows = -(-p.k // 16) * 16
     return sparse24.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 

@@ -1,4 +1,6 @@
-"""How a convolution is cut into strips, tiles and turns, what that takes of shared memory, and which it cannot be."""
+"""The geometry of strips: how a convolution is cut into strips, tiles and turns, their shared memory, and the reasons against
+them.
+"""
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
@@ -9,12 +11,12 @@ from tactics.tactic import Tactic
 
 CHANNELS = 64  # of a strip, and of a turn
 PIXEL_BYTES = 2 * CHANNELS
-ZERO_BYTES = 8 * PIXEL_BYTES  # what is read for a tap outside of its image
+ZERO_BYTES = 8 * PIXEL_BYTES  # zeros, read for a tap outside of its image
 MASK_BITS = 32  # of a register that tells which rows, or columns, of the kernel lie inside of the image (include/strip.cuh)
 
 
 def family_reason(p: ConvProblem) -> str:
-    """Why no strip serves this problem, or an empty string."""
+    """Why no strip serves this problem, or ""."""
     if p.groups > 1:
         return f"{p.groups} groups: a strip kernel supports one group only"
     if p.stride != (1, 1) or p.dilation != (1, 1):
@@ -25,7 +27,7 @@ def family_reason(p: ConvProblem) -> str:
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
-    """Why this tile cannot run the problem there, or an empty string."""
+    """Why this tile cannot run the problem on the device, or ""."""
     t = tactic.gemm
     if why := no_room(smem_bytes(p, tactic), device):
         return f"a strip of {strip_rows(p, tactic)} pixels: {why}"
@@ -37,7 +39,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
 
 
 def lane_pixels(tactic: Tactic) -> int:
-    """How many pixels of a strip a lane names per 32 (dense: 16) channels: ldmatrix reads 8 (16) of a warp's at once."""
+    """Pixels of a strip that a lane addresses per 32 (dense: 16) channels: ldmatrix reads 8 (16) of a warp's at once."""
     t = tactic.gemm
     return t.n // t.warps_n // (8 if tactic.sparse else 16)
 
@@ -56,7 +58,9 @@ def strip_rows(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def copies(p: ConvProblem, tactic: Tactic) -> int:
-    """Pixels of the next strip that a thread copies per turn at most: all are under way STAGES - 1 turns before its first."""
+    """The most pixels of the next strip that a thread copies per turn: all copies begin at least STAGES - 1 turns before its
+    first turn.
+    """
     t = tactic.gemm
     if blocks_of_k(p) == 1:
         return 0
@@ -64,13 +68,15 @@ def copies(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def weight_stage(tactic: Tactic) -> int:
-    """Bytes of a turn's weights: dense, or half the values and a metadata bit per element."""
+    """Bytes of a turn's weights: dense FP16 values, or half of them and a metadata bit per element."""
     t = tactic.gemm
     return t.m * t.k + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else t.m * t.k * 2
 
 
 def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Dynamic shared memory in bytes: zeros, one strip or two in turn, stages of weights; or the epilogue's tile over them."""
+    """Bytes of dynamic shared memory: zeros, one strip or two in turn, stages of weights; or in their place the epilogue's
+    tile.
+    """
     t = tactic.gemm
     strips = min(2, blocks_of_k(p)) * -(-strip_rows(p, tactic) // 8) * 8 * PIXEL_BYTES
     return max(ZERO_BYTES + strips + t.stages * weight_stage(tactic), t.m * t.n * 2 + t.n * 4)
