@@ -248,6 +248,14 @@ class Network:
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
+def touched(inputs: Iterable[TensorInfo], ops: Iterable[Op[Problem]]) -> dict[str, Shape4]:
+    """The inputs, then all that the ops read and give, in their order, each with its NCHW shape."""
+    found = {t.name: t.shape4 for t in inputs}
+    for op in ops:
+        found.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+    return found
+
+
 def named_shortly(network: Network) -> Network:
     """With the names that fusions and alternatives have made of many others no longer than an engine holds."""
     new = {name: short for name in _names(network) if (short := shortened(name)) != name}
@@ -305,7 +313,7 @@ class Options:
         self._of = network
         self._groups = dict(network.groups)
         self._types: dict[str, Type] = {}
-        self._now: dict[int, Op[Problem]] = {id(op): op for op in network.ops}
+        self._now: dict[int, Op[Problem] | None] = {id(op): op for op in network.ops}
         self._before: dict[int, list[Op[Problem]]] = {}
         self._behind: dict[int, list[Op[Problem]]] = {}
 
@@ -315,8 +323,8 @@ class Options:
 
     def limit(self, op: Op[Problem], group: str, *options: str) -> None:
         """Let the op exist under these options of a group only."""
-        now = self._now[id(op)]
-        self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
+        if (now := self._now[id(op)]) is not None:
+            self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
 
     def either(
         self, group: str, gone: Iterable[Op[Problem]], made: Iterable[tuple[Op[Problem], Op[Problem]]], option: str = ONE
@@ -333,6 +341,10 @@ class Options:
         """Put `new`, which gives the same tensor, in the op's place; later calls name the op by what it was."""
         self._now[id(op)] = new
 
+    def without(self, *ops: Op[Problem]) -> None:
+        """Leave ops out: others give their tensors, or nothing reads these."""
+        self._now.update((id(op), None) for op in ops)
+
     def before(self, op: Op[Problem], *new: Op[Problem]) -> None:
         self._before.setdefault(id(op), []).extend(new)
 
@@ -347,7 +359,8 @@ class Options:
         """With all that was said, without what nothing reads any more."""
         ops: list[Op[Problem]] = []
         for op in self._of.ops:
-            ops += [*self._before.get(id(op), ()), self._now[id(op)], *self._behind.get(id(op), ())]
+            now = self._now[id(op)]
+            ops += [*self._before.get(id(op), ()), *(() if now is None else (now,)), *self._behind.get(id(op), ())]
         if len(ops) == len(self._of.ops) and all(a is b for a, b in zip(ops, self._of.ops, strict=True)):
             return self._of
         tensors = {**{op.output: op.problem.out_shape for op in ops}, **self._of.tensors}
