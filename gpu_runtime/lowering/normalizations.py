@@ -6,9 +6,11 @@ groups of channels, from before GroupNormalization was one: InstanceNormalizatio
 
 import numpy as np
 
-from gpu_runtime.frontend.queries import Node, attribute, constant, operand, row, shape_of
-from gpu_runtime.lowering.pointwise import scaled_after
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, operand, per_channel, row, shape_of, single_reader
+from gpu_runtime.lowering.pointwise import Affine, steps, then
 from gpu_runtime.lowering.units import Unit, of_nodes
+
+SCALES = ("Add", "Sub", "Mul", "Div", "BatchNormalization")  # by constants
 
 
 def group_normalization_at(node: Node) -> tuple[Unit, Node] | None:
@@ -28,7 +30,7 @@ def group_normalization_at(node: Node) -> tuple[Unit, Node] | None:
     if [a.size for a in parameters] != [inside[1]] * 2:
         return None
     scale, shift = (a.repeat(shape[1] // inside[1]) for a in parameters)
-    (scale, shift), scaled = scaled_after(y, (scale, shift), 1)
+    (scale, shift), scaled = _scaled_after(y, (scale, shift), 1)
     used, weights = (*nodes, *scaled), {"scale": scale, "bias": shift}
     return (of_nodes("GroupNormalization", within, used, operand(node), weights), used[-1]) if len(used) > 1 else None
 
@@ -54,7 +56,7 @@ def normalization_at(node: Node) -> tuple[Unit, Node] | None:
     weights = {"epsilon": np.array([float(epsilon.reshape(()))], np.float64)}
     used, axis, shape = (node, less, *nodes), _affine_axis(node), shape_of(operand(node))
     if len(shape) < 5:
-        (scale, shift), scaled = scaled_after(used[-1].outputs[0], (np.ones(shape[axis]), np.zeros(shape[axis])), axis)
+        (scale, shift), scaled = _scaled_after(used[-1].outputs[0], (np.ones(shape[axis]), np.zeros(shape[axis])), axis)
         weights |= {"scale": scale, "bias": shift} if scaled else {}
         used = (*used, *scaled)
     return of_nodes("Standardize", node, used, operand(node), weights, axis), used[-1]
@@ -91,3 +93,24 @@ def _affine_axis(node: Node) -> int:
 def _axes(node: Node) -> list[int] | None:
     axes = constant(node.inputs[1]) if node.op_type == "ReduceMean" and len(node.inputs) > 1 else None
     return None if axes is None else np.sort(axes, axis=None).tolist()
+
+
+def _scaled_after(value: Value, affine: Affine, axis: int) -> tuple[Affine, tuple[Node, ...]]:
+    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
+    reads what lies between."""
+    nodes: list[Node] = []
+    while (node := single_reader(value)) is not None and (more := _with_node(affine, node, value, axis)) is not None:
+        affine, value = more, node.outputs[0]
+        nodes.append(node)
+    return affine, tuple(nodes)
+
+
+def _with_node(affine: Affine, node: Node, value: Value, axis: int) -> Affine | None:
+    """The scale and shift with those of a node that reads `value`."""
+    found = steps(node, value) if node.op_type in SCALES and shape_of(node.outputs[0]) == shape_of(value) else None
+    together: Affine | None = affine if found else None
+    for op, other, params in found or ():
+        given = np.array(params) if other is None else other
+        c = per_channel(given, shape_of(value), axis) if isinstance(given, np.ndarray) else None
+        together = None if c is None or together is None else then(together, op, c)
+    return together

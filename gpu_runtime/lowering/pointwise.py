@@ -1,21 +1,11 @@
-"""Pointwise nodes -> stages of a PointwiseProblem, and what scales and shifts behind a node are together."""
+"""Pointwise nodes -> stages of a PointwiseProblem, and what a scale and a shift are together with another operation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.frontend.queries import (
-    Node,
-    Value,
-    attribute,
-    constant,
-    operand,
-    per_channel,
-    shape_of,
-    single_reader,
-    type_of,
-)
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, operand, shape_of, type_of
 from gpu_runtime.lowering.units import Unit, of_nodes
 from tactics.problems.library_problem import FLOAT
 from tactics.problems.operators import BINARY, UNARY
@@ -23,7 +13,6 @@ from tactics.problems.pointwise_ops import FLT_MAX, Stage
 
 SWAPPED = {"sub": "rsub", "div": "rdiv", "pow": "rpow"}
 Affine = tuple[np.ndarray, np.ndarray]  # a scale and a shift
-SCALES = ("Add", "Sub", "Mul", "Div", "BatchNormalization")  # by constants
 # (operation, operand, parameters): an operand is a value of the graph or an FP64 array; without one, the parameter of an
 # operation is its scalar.
 Step = tuple[str, Value | np.ndarray | None, tuple[float, ...]]
@@ -145,24 +134,3 @@ def then(affine: Affine, op: str, c: np.ndarray) -> Affine | None:
         return scale * c, shift * c
     signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}.get(op)
     return None if signs is None else (signs[0] * scale, signs[0] * shift + signs[1] * c)
-
-
-def scaled_after(value: Value, affine: Affine, axis: int) -> tuple[Affine, tuple[Node, ...]]:
-    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
-    reads what lies between."""
-    nodes: list[Node] = []
-    while (node := single_reader(value)) is not None and (more := _with_node(affine, node, value, axis)) is not None:
-        affine, value = more, node.outputs[0]
-        nodes.append(node)
-    return affine, tuple(nodes)
-
-
-def _with_node(affine: Affine, node: Node, value: Value, axis: int) -> Affine | None:
-    """The scale and shift with those of a node that reads `value`."""
-    found = steps(node, value) if node.op_type in SCALES and shape_of(node.outputs[0]) == shape_of(value) else None
-    together: Affine | None = affine if found else None
-    for op, other, params in found or ():
-        given = np.array(params) if other is None else other
-        c = per_channel(given, shape_of(value), axis) if isinstance(given, np.ndarray) else None
-        together = None if c is None or together is None else then(together, op, c)
-    return together
