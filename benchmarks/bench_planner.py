@@ -119,7 +119,7 @@ def _solved(
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
     """One network's row."""
     target = named(device)
-    network = alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=True), shapes))))
+    network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
     graph = table.graph

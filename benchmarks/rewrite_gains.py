@@ -59,25 +59,25 @@ WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "padded_channels": ("gpu_runtime.padded_channels.padding", "offer", same),
     "padded_channels sums": ("gpu_runtime.padded_channels.padding", "summed", same),
 }
-# Those of a graph, or of its layers.
+# Those of a graph, and of the network as it is lowered and fused.
 IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "pads_into_windows": ("gpu_runtime.frontend.normalize", "pads_into_windows", same),
     "softmax_where_it_lies": ("gpu_runtime.frontend.normalize", "softmax_where_it_lies", same),
     "channels_first": ("gpu_runtime.frontend.channels_first", "products", same),
     "split_attention": ("gpu_runtime.frontend.split_attention", "of_two", same),
-    "branches": ("gpu_runtime.fusion.branches", "offer", lambda layers: (list(layers), [])),
-    "concats": ("gpu_runtime.fusion.concats", "into_convolutions", list),
-    "prologues": ("gpu_runtime.fusion.fuse", "_with_prologues", lambda layers: (layers, [])),
-    "depth to space": ("gpu_runtime.fusion.fuse", "with_depth_to_space", same),
-    "affine behind": ("gpu_runtime.fusion.fuse", "with_affine", same),
-    "second activation": ("gpu_runtime.fusion.fuse", "with_last", same),
-    "max pool": ("gpu_runtime.fusion.fuse", "_pool_after", lambda layer: None),
-    "spelled functions": ("gpu_runtime.fusion.chains", "function_of", lambda value, node=None: None),
-    "norms in nodes": ("gpu_runtime.fusion.fuse", "normalization_at", lambda node: None),
-    "group norms in nodes": ("gpu_runtime.fusion.fuse", "group_normalization_at", lambda node: None),
-    "shuffles in nodes": ("gpu_runtime.fusion.fuse", "shuffle_at", lambda node: None),
-    "moves once": ("gpu_runtime.lowering.lower", "_once", same),
-    "windows of windows": ("gpu_runtime.lowering.lower", "_compose_windows", same),
+    "branches": ("gpu_runtime.fusion.branches", "offer", same),
+    "concats": ("gpu_runtime.fusion.concats", "into_convolutions", same),
+    "prologues": ("gpu_runtime.fusion.prologues", "offer", same),
+    "depth to space": ("gpu_runtime.fusion.convolutions", "with_depth_to_space", same),
+    "affine behind": ("gpu_runtime.fusion.convolutions", "with_affine", same),
+    "second activation": ("gpu_runtime.fusion.convolutions", "with_last", same),
+    "max pool": ("gpu_runtime.fusion.epilogues", "_pool_after", lambda conv, chains: None),
+    "spelled functions": ("gpu_runtime.fusion.chains", "spelled", lambda y: None),
+    "norms in nodes": ("gpu_runtime.lowering.lower", "normalization_at", lambda node: None),
+    "group norms in nodes": ("gpu_runtime.lowering.lower", "group_normalization_at", lambda node: None),
+    "shuffles in nodes": ("gpu_runtime.lowering.lower", "shuffle_at", lambda node: None),
+    "moves once": ("gpu_runtime.fusion.moves", "once", same),
+    "windows of windows": ("gpu_runtime.fusion.moves", "windows", same),
 }
 # fmt: on
 

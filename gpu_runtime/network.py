@@ -259,6 +259,14 @@ class Network:
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
+def touched(inputs: Iterable[TensorInfo], ops: Iterable[Op[Problem]]) -> dict[str, Shape4]:
+    """Returns tensor -> NCHW shape: the inputs, then all tensors that the ops read and write, in their order."""
+    found = {t.name: t.shape4 for t in inputs}
+    for op in ops:
+        found.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+    return found
+
+
 def named_shortly(network: Network) -> Network:
     """Returns the network with long names, which fusions and alternatives made of many others, shortened to an engine's
     limit.
@@ -320,7 +328,7 @@ class Options:
         self._of = network
         self._groups = dict(network.groups)
         self._types: dict[str, Type] = {}
-        self._now: dict[int, Op[Problem]] = {id(op): op for op in network.ops}
+        self._now: dict[int, Op[Problem] | None] = {id(op): op for op in network.ops}
         self._before: dict[int, list[Op[Problem]]] = {}
         self._behind: dict[int, list[Op[Problem]]] = {}
 
@@ -330,8 +338,8 @@ class Options:
 
     def limit(self, op: Op[Problem], group: str, *options: str) -> None:
         """Limits the op to these options of a group."""
-        now = self._now[id(op)]
-        self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
+        if (now := self._now[id(op)]) is not None:
+            self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
 
     def either(
         self, group: str, gone: Iterable[Op[Problem]], made: Iterable[tuple[Op[Problem], Op[Problem]]], option: str = ONE
@@ -350,6 +358,10 @@ class Options:
         """Replaces the op by `new`, which makes the same tensor; later calls still name the original op."""
         self._now[id(op)] = new
 
+    def without(self, *ops: Op[Problem]) -> None:
+        """Leaves ops out: others make their tensors, or these have no readers."""
+        self._now.update((id(op), None) for op in ops)
+
     def before(self, op: Op[Problem], *new: Op[Problem]) -> None:
         self._before.setdefault(id(op), []).extend(new)
 
@@ -364,7 +376,8 @@ class Options:
         """Returns the network with all changes, without ops whose outputs have no readers."""
         ops: list[Op[Problem]] = []
         for op in self._of.ops:
-            ops += [*self._before.get(id(op), ()), self._now[id(op)], *self._behind.get(id(op), ())]
+            now = self._now[id(op)]
+            ops += [*self._before.get(id(op), ()), *(() if now is None else (now,)), *self._behind.get(id(op), ())]
         if len(ops) == len(self._of.ops) and all(a is b for a, b in zip(ops, self._of.ops, strict=True)):
             return self._of
         tensors = {**{op.output: op.problem.out_shape for op in ops}, **self._of.tensors}

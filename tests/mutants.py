@@ -119,7 +119,7 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
                 warnings.simplefilter("ignore")  # of values beyond FP16: a small model with one weight of 1e30 says so
                 pipeline.build(path, sparsity="force", shapes=sizes(data), device="h200")
         else:
-            lower.lower(fuse.fuse(importer.sized(importer.load(path, prune=number % 2 == 0), sizes(data))))
+            fuse.fuse(lower.lower(importer.sized(importer.load(path, prune=number % 2 == 0), sizes(data))))
     except ModelError as e:
         return f"refused\t{e}"
     return "fine\t"

@@ -111,7 +111,7 @@ def network(path, shapes=None, **options) -> Network:
             file = Path(folder) / "model.onnx"
             file.write_bytes(path.SerializeToString())
             return network(file, shapes, **options)
-    return lower(fuse(importer.sized(importer.load(path, **options), shapes)))
+    return fuse(lower(importer.sized(importer.load(path, **options), shapes)))
 
 
 def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:

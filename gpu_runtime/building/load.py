@@ -35,14 +35,14 @@ def load(
         return loaded, points
 
     before = importer.sized(loaded, points[0])
-    points[0] = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all, to warn once
+    points[0] = {name_of(v): shape_of(v) for v in before.model.graph.inputs}  # of all, to warn once
     return importer.load(source, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned), points
 
 
 def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener = ignore) -> Network:
     """Returns the network for inputs of these shapes, in FP16 types, not yet fitted."""
     progress(Progress("lower", stem_of(loaded.source)))
-    network = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+    network = fuse.fuse(lower.lower(importer.sized(loaded, shapes)))
     gc.collect(0)  # the model's graph, in cycles with its weights
     return network
 

@@ -29,7 +29,7 @@ def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an open batch: it is shown
-            return len(lower.lower(fuse.fuse(importer.read(path, shapes=shapes))).ops), ""
+            return len(fuse.fuse(lower.lower(importer.read(path, shapes=shapes))).ops), ""
     except ModelError as e:
         return 0, str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
 

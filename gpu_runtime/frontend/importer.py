@@ -71,11 +71,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A loaded model with sizes. `model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights
-    take memory. The others: as in Loaded.
-    """
+    """A loaded model with sizes. `model`: the cleaned graph, FP32 throughout. The others: as in Loaded."""
 
-    model: ir.Model | None
+    model: ir.Model
     name: str
     dtypes: Mapping[str, str]
     stored: Mapping[str, Stored] = field(default_factory=dict)

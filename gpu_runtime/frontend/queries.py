@@ -7,8 +7,9 @@ import onnx_ir as ir
 
 from tactics.problems.library_problem import EXACT, FLOAT
 
-Node = ir.Node  # the two types that lowering names; it imports no onnx of its own
+Node = ir.Node  # the three types that lowering names; it imports no onnx of its own
 Value = ir.Value
+Graph = ir.Graph
 TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 

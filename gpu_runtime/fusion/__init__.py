@@ -1,8 +1,9 @@
-"""A clean graph to layers. Read fuse.py first.
+"""A network to a network whose ops do more at once. Read fuse.py first.
 
-Enters: what frontend/ leaves, an onnx-ir graph in one spelling.
-Leaves: `fuse.Fused`: layers with weights, and fusion alternatives as groups of options. Nothing behind lowering/ sees onnx.
+Enters: what lowering/ leaves, a `Network` with one op for each node, or a few in a row, and weights as stored or FP64.
+Leaves: a `Network` of fewer ops with weights in FP32, with groups of options where there is more than one way.
 
-chains of pointwise nodes; normalizations in nodes; layers what leaves; shuffles of elements; branches that are added;
-concats of convolutions; fuse alternatives, not decisions.
+steps of a pointwise op; spelled functions; chains of ops; convolutions and what they take in; epilogues: the pass that asks
+them all; concats of convolutions; prologues; branches that are added; rounded weights; moves alike; rearranged: Concats of a
+tensor's parts as moves of it; fuse: the order of all.
 """

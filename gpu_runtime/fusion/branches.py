@@ -11,17 +11,21 @@ b = b3 + b1 + t, and y = relu(conv(x, w, b)), padded by 1.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, name_of, shape_of
-from gpu_runtime.fusion.chains import then
-from gpu_runtime.fusion.layers import Layer, Links, of_channels
-from gpu_runtime.network import APART, Group
+from gpu_runtime.fusion.convolutions import is_convolution
+from gpu_runtime.fusion.steps import UNSCALED, Step, rest, scaled, steps
+from gpu_runtime.network import Network, Op, Options, computes, unique
+from tactics.problems.convolution import ConvProblem
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
+from tactics.problems.problem import PointwiseProblem
+from tactics.problems.protocol import Shape4
 
 MERGED = "merged"
+SIGNS = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}
 MOST_MERGED = 32  # convolutions: the one's name has all of theirs
 MOST_ON_THE_WAY = 4 * MOST_MERGED  # tensors of a sum: of each branch what a convolution, a scale and an addition give
 MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a dense one of few taps would multiply
@@ -33,7 +37,7 @@ class _Linear:
     left. `terms`: how many were added; `convs`: the names of their convolutions, of so many
     `weights` in all; `via`: tensors on the way."""
 
-    x: ir.Value
+    x: str
     w: np.ndarray
     b: np.ndarray
     groups: int
@@ -42,14 +46,14 @@ class _Linear:
     terms: int = 1
     convs: tuple[str, ...] = ()
     weights: int = 0
-    via: tuple[ir.Value, ...] = ()
+    via: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A chain layer whose first `count` stages add linear branches up to `form`."""
+    """A chain whose first `count` stages add linear branches up to `form`."""
 
-    layer: Layer
+    chain: Op[Any]
     form: _Linear
     count: int
 
@@ -77,67 +81,57 @@ class Sum:
     itself: tuple[int, int] | None
 
 
-def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
-    """The layers, with each sum of branches also as one convolution, and the groups of that choice."""
-    links, groups = Links(layers), list[Group]()
-    under: dict[ir.Value, list[tuple[str, str]]] = {}  # what gives the tensor is under these options
-    behind: dict[ir.Value, list[Layer]] = {}  # what follows the last layer that gives the tensor
-    for joined in _sums(layers):
-        found = _may_be_one(joined, links)
+def offer(network: Network) -> Network:
+    """The network with each sum of branches also as one convolution."""
+    options = Options(network)
+    for joined in _sums(network):
+        found = _may_be_one(joined, network)
         if found is None:
             continue
         pads, inside = found
-        end = _end(joined, links, inside)
-        group = f"branches of {name_of(joined.layer.node)}"
-        for t in dict.fromkeys((*inside, end.output)):
-            under.setdefault(t, []).append((group, APART))
-        covered = sorted((layer for t in inside for layer in links.makers[t]), key=links.place)
-        behind.setdefault(end.output, []).extend(_convolution(joined, end, covered, pads, (group, MERGED)))
-        groups.append((group, (APART, MERGED)))
-    result = list[Layer]()
-    for layer in layers:
-        when = under.get(layer.output, ())
-        result.append(replace(layer, when=(*layer.when, *when)) if when else layer)
-        if layer.output in behind and layer is links.makers[layer.output][-1]:
-            result += behind[layer.output]
-    return result, groups
+        end = _end(joined, network, inside)
+        covered = sorted((op for t in inside for op in network.producers[t]), key=lambda op: network.place[op.output])
+        gone = [op for t in (*inside, end[0]) for op in network.producers[t]]
+        made = [(network.producers[end[0]][-1], op) for op in _convolution(joined, end, covered, pads, network)]
+        options.either(f"branches of {joined.chain.nodes[-1]}", gone, made, MERGED)
+    return options.network()
 
 
-def sums(layers: Sequence[Layer]) -> list[Sum]:
+def sums(network: Network) -> list[Sum]:
     """The sums of branches that `offer` offers as one convolution each."""
-    own = {name_of(layer.node): form for layer in layers if (form := _of_conv(layer)) is not None}
-    links, found = Links(layers), list[Sum]()
-    for joined in _sums(layers):
+    own = {op.layer: form for op in network.ops if (form := _of_conv(op)) is not None}
+    found = list[Sum]()
+    for joined in _sums(network):
         form = joined.form
-        if _may_be_one(joined, links) is None:
+        if _may_be_one(joined, network) is None:
             continue
         (top, left), parts = form.before, list[Branch]()
         for name in dict.fromkeys(form.convs):
             b = own[name]
             parts.append(Branch(name, _regrouped(b, form.groups), b.groups, (top - b.before[0], left - b.before[1])))
         itself = form.before if form.terms > len(form.convs) else None
-        found.append(Sum(name_of(joined.layer.node), tuple(parts), form.w, form.groups, itself))
+        found.append(Sum(joined.chain.nodes[-1], tuple(parts), form.w, form.groups, itself))
     return found
 
 
 # ---- what is linear in what
 
 
-def _sums(layers: Sequence[Layer]) -> list[_Joined]:
+def _sums(network: Network) -> list[_Joined]:
     """Chains that end a sum of branches: what they give is no branch of a larger one."""
-    forms: dict[ir.Value, _Linear] = {}
-    found, inner = dict[ir.Value, _Joined](), set[ir.Value]()
-    for layer in layers:
-        if (form := _of_conv(layer)) is not None:
-            forms.setdefault(layer.output, form)
-        elif (joined := _of_chain(layer, forms)) is not None:
+    forms: dict[str, _Linear] = {}
+    found, inner = dict[str, _Joined](), set[str]()
+    for op in network.ops:
+        if (form := _of_conv(op)) is not None:
+            forms.setdefault(op.output, form)
+        elif (joined := _of_chain(op, network, forms)) is not None:
             form = joined.form
-            if _is_short(form) and joined.count == len(layer.stages):
-                forms[layer.output] = replace(form, via=(*form.via, layer.output))
+            if _is_short(form) and joined.count == len(joined.chain.problem.stages):
+                forms[op.output] = replace(form, via=(*form.via, op.output))
             if form.terms > 1 and form.convs:
                 inner.update(form.via)
                 if _is_short(form):
-                    found[layer.output] = joined
+                    found[op.output] = joined
     return [joined for t, joined in found.items() if t not in inner]
 
 
@@ -146,66 +140,55 @@ def _is_short(form: _Linear) -> bool:
     return len(set(form.convs)) <= MOST_MERGED and len(form.via) <= MOST_ON_THE_WAY
 
 
-def _of_conv(layer: Layer) -> _Linear | None:
-    """A convolution of an image alone, whose window the attributes of its node say."""
-    plain = layer.op == "Conv" and "w" in layer.weights and layer.act == NONE and not (layer.residual or layer.prologue)
-    if not plain or layer.pool is not None or layer.d2s != 1 or layer.weights["w"].ndim != 4:
+def _of_conv(op: Op[Any]) -> _Linear | None:
+    """A convolution that ends with its sums."""
+    if not is_convolution(op) or not computes(op, ConvProblem):
         return None
-    node, w = layer.node, layer.weights["w"]  # FP64 from the first scale or addition on: most are not copied
-    if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or set(attribute(node, "dilations", (1, 1))) != {1}:
+    p, w = op.problem, op.weights["w"]  # FP64 from the first scale or addition on: most are not copied
+    if p.prologue.needs or replace(p.epilogue, bias=False) != Epilogue() or p.dilation != (1, 1):
         return None
-    top, left, *_ = attribute(node, "pads", (0, 0, 0, 0))
-    rows, columns = attribute(node, "strides", (1, 1))
-    b = layer.weights.get("b", np.zeros(len(w))).astype(np.float64)
-    name, y = name_of(node), layer.output
-    form = _Linear(layer.inputs[0], w, b, attribute(node, "group", 1), (rows, columns), (top, left))
-    return replace(form, convs=(name,), weights=w.size, via=(y,))
+    b = op.weights.get("b", np.zeros(len(w))).astype(np.float64)
+    form = _Linear(op.inputs[0], w, b, p.groups, p.stride, p.pad[:2])
+    return replace(form, convs=(op.layer,), weights=w.size, via=(op.output,))
 
 
-def _itself(x: ir.Value) -> _Linear | None:
-    """A tensor of images as a convolution of itself."""
-    if len(shape_of(x)) != 4:
-        return None
-    c = shape_of(x)[1]
+def _itself(x: str, network: Network) -> _Linear:
+    """A tensor as a convolution of itself."""
+    c = network.tensors[x][1]
     return _Linear(x, np.ones((c, 1, 1, 1)), np.zeros(c), c, (1, 1), (0, 0))
 
 
-def _of_chain(layer: Layer, forms: Mapping[ir.Value, _Linear]) -> _Joined | None:
+def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _Joined | None:
     """How far a chain is linear in one tensor: each of its stages scales by, adds, or subtracts what is constant or linear."""
-    if layer.op != "Chain" or len(shape_of(layer.output)) != 4 or shape_of(layer.inputs[0]) != shape_of(layer.output):
+    if not computes(op, PointwiseProblem) or op.problem.tensors[0] != "nchw":
         return None
-    tensors = {f"t{i}": t for i, t in enumerate(layer.inputs)}
-    ways = _ways(layer.inputs[0], forms)  # the first in which all branches have one source
-    count = 0
-    for stage in layer.stages:
-        further = [more for way in ways for more in _after(stage, way, tensors, layer, forms)]
+
+    def ways(t: str) -> list[_Linear]:
+        """A tensor as what it is of another one, and of itself."""
+        return [*([forms[t]] if t in forms else []), _itself(t, network)]
+
+    now, count = ways(op.inputs[0]), 0  # the first in which all branches have one source
+    for step in steps(op, op.inputs[0]) or ():
+        other = step[1] if isinstance(step[1], str) else ""
+        others = ways(other) if other and network.tensors[other] == op.problem.out_shape else []
+        further = [more for way in now for more in _after(step, way, others)]
         if not further:
             break
-        ways, count = further, count + 1
-    best = max(ways, key=lambda way: way.terms, default=None)
-    return _Joined(layer, best, count) if best is not None and count else None
+        now, count = further, count + 1
+    best = max(now, key=lambda way: way.terms, default=None)
+    return _Joined(op, best, count) if best is not None and count else None
 
 
-def _ways(t: ir.Value, forms: Mapping[ir.Value, _Linear]) -> list[_Linear]:
-    return [form for form in (forms.get(t), _itself(t)) if form is not None]
-
-
-def _after(
-    stage: Stage, form: _Linear, tensors: Mapping[str, ir.Value], layer: Layer, forms: Mapping[ir.Value, _Linear]
-) -> Iterator[_Linear]:
-    """What a stage makes of a linear form, in each way that it can be seen."""
-    if stage.op in ("add", "sub", "rsub") and stage.operand in tensors:
-        if shape_of(tensors[stage.operand]) != shape_of(layer.output):
-            return
-        for other in _ways(tensors[stage.operand], forms):
-            signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[stage.op]
-            summed = _added(_scaled(form, signs[0]), _scaled(other, signs[1]))
+def _after(step: Step, form: _Linear, others: Sequence[_Linear]) -> Iterator[_Linear]:
+    """What a step makes of a linear form, in each way that it can be seen; `others`: its operand, in each way."""
+    if step[0] in SIGNS:
+        for other in others:
+            summed = _added(*(_scaled(f, sign) for f, sign in zip((form, other), SIGNS[step[0]], strict=True)))
             if summed is not None:
                 yield summed
-    elif stage.operand not in tensors and (c := of_channels(layer, stage, shape_of(layer.output))) is not None:
-        affine = then((np.ones(1), np.zeros(1)), stage.op, c)
-        if affine is not None and np.isfinite(c).all():
-            yield _scaled(form, *affine)
+    affine = scaled(UNSCALED, step, "c", len(form.b))
+    if affine is not None and all(np.isfinite(v).all() for v in affine):
+        yield _scaled(form, *affine)
 
 
 def _scaled(form: _Linear, scale: float | np.ndarray, shift: float | np.ndarray = 0.0) -> _Linear:
@@ -215,7 +198,7 @@ def _scaled(form: _Linear, scale: float | np.ndarray, shift: float | np.ndarray 
 
 def _added(a: _Linear, b: _Linear) -> _Linear | None:
     """Both as one, of results that have the same shape; None where they read different tensors or step differently."""
-    if a.x is not b.x or len(a.w) != len(b.w) or a.stride != b.stride:
+    if a.x != b.x or len(a.w) != len(b.w) or a.stride != b.stride:
         return None
     coarse, fine = sorted((a, b), key=lambda f: f.groups)
     if fine.groups % coarse.groups or any(len(f.w) % f.groups for f in (a, b)):
@@ -246,108 +229,79 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 # ---- the one convolution
 
 
-def _may_be_one(joined: _Joined, links: Links) -> tuple[tuple[int, ...], set[ir.Value]] | None:
+def _may_be_one(joined: _Joined, network: Network) -> tuple[tuple[int, int, int, int], dict[str, None]] | None:
     """(pads of the one convolution, the tensors that do not exist with it), where there is to be one: not where it takes far
     more weights than the branches."""
-    last, form = joined.layer, joined.form
-    pads = _pads(form, shape_of(last.output)[2:])
-    most = MOST_GROWTH * form.weights
-    if pads is None or form.w.size > most:
+    last, form = joined.chain, joined.form
+    pads = _pads(form, network.tensors[form.x], last.problem.out_shape)
+    if pads is None or form.w.size > MOST_GROWTH * form.weights:
         return None
-    inside = _inside(form, last, links)
+    inside = _inside(form, last, network)
     # Fewer: a convolution's own input, which its epilogue takes in as a residual.
     return (pads, inside) if len(inside) + joined.count >= 3 else None
 
 
-def _pads(form: _Linear, image: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Top, left, bottom, right of a convolution that gives `image`; None where its window would have to end inside of `x`."""
+def _pads(form: _Linear, x: Shape4, out: Shape4) -> Shape4 | None:
+    """Top, left, bottom, right of a convolution that gives `out`; None where its window would have to end inside of `x`."""
     behind = []
-    for i, size in enumerate(shape_of(form.x)[2:]):
-        reach = (image[i] - 1) * form.stride[i] + form.w.shape[2 + i] - form.before[i]
-        if reach < size and (size + form.before[i] - form.w.shape[2 + i]) // form.stride[i] + 1 != image[i]:
+    for i, size in enumerate(x[2:]):
+        reach = (out[2 + i] - 1) * form.stride[i] + form.w.shape[2 + i] - form.before[i]
+        if reach < size and (size + form.before[i] - form.w.shape[2 + i]) // form.stride[i] + 1 != out[2 + i]:
             return None
         behind.append(max(reach - size, 0))
-    return (*form.before, *behind)
+    return *form.before, behind[0], behind[1]
 
 
-def _inside(form: _Linear, last: Layer, links: Links) -> set[ir.Value]:
-    """The tensors on the way that nothing else reads: with the one convolution they do not exist."""
-    inside = {t for t in form.via if t is not last.output and not t.is_graph_output()}
+def _inside(form: _Linear, last: Op[Any], network: Network) -> dict[str, None]:
+    """The tensors on the way that nothing else reads, in order: with the one convolution they do not exist."""
+    inside = {t: None for t in form.via if t != last.output and t not in network.output_names}
     waiting = list(inside)
     while waiting:
         t = waiting.pop()
-        if t in inside and any(r.output not in inside and r.output is not last.output for r in links.readers.get(t, ())):
-            inside.remove(t)  # so what gives it still runs, and reads what it reads
-            waiting += [u for layer in links.makers[t] for u in layer.inputs if u in inside]
+        if t in inside and any(r.output not in inside and r.output != last.output for r in network.readers[t]):
+            del inside[t]  # so what gives it still runs, and reads what it reads
+            waiting += [u for op in network.producers[t] for u in op.inputs if u in inside]
     return inside
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What follows the sum in the convolution's epilogue, up to `output`; `stages` are left for a chain behind it."""
-
-    output: ir.Value
-    act: Activation = NONE
-    slope: np.ndarray | None = None
-    stages: tuple[Stage, ...] = ()
-    tail: Layer | None = None  # the layer behind the sum that the epilogue does, too
+End = tuple[str, Activation, Op[Any] | None]  # the tensor that an epilogue ends with, its activation, a further op that it does
 
 
-def _end(joined: _Joined, links: Links, inside: set[ir.Value]) -> _End:
-    last, stages = joined.layer, joined.layer.stages[joined.count :]
+def _end(joined: _Joined, network: Network, inside: dict[str, None]) -> End:
+    """What follows the sum in the convolution's epilogue."""
+    last, stages = joined.chain, joined.chain.problem.stages[joined.count :]
     if stages:
-        act = _activation(stages)
-        return _End(last.output, act) if act else _End(last.output, stages=stages)
-    tail = links.only_reader(last.output)
-    act = _activation(tail.stages) if tail is not None and tail.op == "Chain" and len(tail.inputs) == 1 else None
-    if tail is not None and act:
-        inside.add(last.output)
-        return _End(tail.output, act, tail=tail)
-    return _End(last.output)
+        return last.output, _activation(stages), None
+    tail = network.only_reader(last.output)
+    act = _activation(tail.problem.stages) if computes(tail, PointwiseProblem) and len(tail.inputs) == 1 else NONE
+    if tail is None or act == NONE or tail.when:
+        return last.output, NONE, None
+    inside[last.output] = None
+    return tail.output, act, tail
 
 
-def _activation(stages: Sequence[Stage]) -> Activation | None:
-    """The one stage, where an epilogue has it."""
+def _activation(stages: Sequence[Stage]) -> Activation:
+    """The one stage, where an epilogue has it, else NONE."""
     if len(stages) != 1 or stages[0].operand or stages[0].op not in ACTIVATIONS:
-        return None
+        return NONE
     return Activation(stages[0].op, stages[0].params)
 
 
-def _convolution(
-    joined: _Joined, end: _End, covered: Iterable[Layer], pads: Sequence[int], literal: tuple[str, str]
-) -> list[Layer]:
+def _convolution(joined: _Joined, end: End, covered: Iterable[Op[Any]], pads: Shape4, network: Network) -> Iterator[Op[Any]]:
     """The convolution, and behind it a chain with the stages that its epilogue does not do."""
-    form, last = joined.form, joined.layer
-    convs = tuple(dict.fromkeys(form.convs))
-    x = ir.Value(name=form.x.name, shape=form.x.shape, type=form.x.type)  # as the graph's own, without a use of it
-    _, _, r, s = form.w.shape
-    window = {"kernel_shape": (r, s), "strides": form.stride, "pads": pads}
-    name = " + ".join(convs if len(convs) > 1 else (*convs, name_of(last.node)))  # no other layer's: the weights are others
-    node = ir.node("Conv", [x], {"group": form.groups, **window}, name=name)
-    used = [layer for layer in (*covered, last, end.tail) if layer is not None]
-    nodes = tuple(dict.fromkeys(n for layer in used for n in layer.nodes))
-    y, title = end.output, " + ".join(nodes)
-    if end.stages:
-        title += " (sum)" if title == last.label else ""  # the chain behind it may have that name
-        y = ir.Value(name=f"{name_of(last.output)} before {end.stages[0]}", shape=last.output.shape, type=last.output.type)
-    weights = {"w": form.w, "b": form.b} if np.any(form.b) else {"w": form.w}
-    conv = Layer(
-        "Conv",
-        node,
-        title,
-        nodes,
-        (form.x,),
-        y,
-        weights,
-        end.act,
-        when=(literal,),
-        merged=convs,
-    )
-    if not end.stages:
-        return [conv]
-    read = [f"t{i}" for i in range(1, len(last.inputs)) if any(stage.operand == f"t{i}" for stage in end.stages)]
-    renamed = {t: f"t{i}" for i, t in enumerate(read, 1)}
-    stages = tuple(replace(stage, operand=renamed.get(stage.operand, stage.operand)) for stage in end.stages)
-    kept = {name: a for name, a in last.weights.items() if any(stage.operand == name for stage in stages)}
-    inputs = (y, *(last.inputs[int(t[1:])] for t in read))
-    return [conv, replace(last, inputs=inputs, stages=stages, weights=kept, when=(literal,))]
+    form, last, (y, act, tail) = joined.form, joined.chain, end
+    convs, left = unique(form.convs), act == NONE and last.problem.stages[joined.count :]
+    name = " + ".join(convs if len(convs) > 1 else (*convs, last.nodes[-1]))  # no other layer's: the weights are others
+    nodes = unique(n for op in (*covered, last, tail) if op is not None for n in op.nodes)
+    title = " + ".join(nodes)
+    if left:
+        title += " (sum)" if title == last.name else ""  # the chain behind it may have that name
+        y = f"{last.output} before {left[0]}"
+    bias = bool(np.any(form.b))
+    weights = {"w": form.w, "b": form.b} if bias else {"w": form.w}
+    k, _, r, s = form.w.shape
+    sizes = (*network.tensors[form.x], k, r, s)
+    problem = ConvProblem(*sizes, form.stride, pads, groups=form.groups, epilogue=Epilogue(bias, act=act))
+    yield Op(title, problem, (form.x,), y, weights, nodes, layer=name, layers=convs, branches=True)
+    if left:
+        yield rest(network, last, joined.count, y)

@@ -1,46 +1,91 @@
-"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights in FP32. A tensor of rank 3 has one row of pixels."""
+"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights as stored. A tensor of rank 3 has one row of pixels."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from cuda_kernels import sparse24
-from gpu_runtime.frontend.queries import Node, attribute, constant, name_of, operand, operands, shape_of
-from gpu_runtime.fusion.layers import Layer
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, name_of, operand, operands, per_channel, shape_of
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights
+from gpu_runtime.lowering.units import Unit, of_nodes
 from gpu_runtime.progress import warn
 from tactics.problems.epilogue import VECTORS, Epilogue
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
-from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Problem, Shape4
 
+_Product = tuple[
+    Value, np.ndarray, int
+]  # what a node reads, its weights [K, ...], the output's axis along which their rows lie
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
 
-def conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    node, (n, c, h, w) = layer.node, shapes[0]
+# ---- weights and bias
+
+
+def _of_conv(node: Node) -> _Product | None:
+    w = constant(node.inputs[1])
+    return None if w is None else (operand(node), w, 1)
+
+
+def _of_conv_transpose(node: Node) -> _Product | None:
+    w, groups = constant(node.inputs[1]), attribute(node, "group", 1)
+    if w is None or w.ndim not in (3, 4) or w.shape[0] % groups:
+        return None
+    c, k, *size = w.shape
+    w = w.reshape(groups, c // groups, k, *size).swapaxes(1, 2).reshape(groups * k, c // groups, *size)
+    return operand(node), w, 1
+
+
+def _of_gemm(node: Node) -> _Product | None:
+    w, alpha = constant(node.inputs[1]), attribute(node, "alpha", 1.0)
+    if w is None or w.ndim != 2 or len(shape_of(operand(node))) != 2 or attribute(node, "transA", 0):
+        return None
+    w = w if alpha == 1 else w.astype(np.float64) * alpha
+    return operand(node), w if attribute(node, "transB", 0) else w.T, 1
+
+
+def _of_matmul(node: Node) -> _Product | None:
+    (x, y), (left, right) = operands(node), map(constant, node.inputs)
+    if left is not None and len(shape_of(y)) > 1:  # rows of the constant are output channels
+        return (y, left, len(shape_of(y)) - 2) if left.ndim == 2 else None
+    return None if right is None or right.ndim != 2 else (x, right.T, len(shape_of(x)) - 1)
+
+
+CONVOLUTIONS = {"Conv": _of_conv, "ConvTranspose": _of_conv_transpose, "Gemm": _of_gemm, "MatMul": _of_matmul}
+
+
+def product_at(node: Node) -> Unit | None:
+    """Conv, ConvTranspose, Gemm or MatMul with constant weights and bias; None if the node is no such product."""
+    third = node.inputs[2] if len(node.inputs) > 2 else None
+    found = CONVOLUTIONS[node.op_type](node) if node.op_type in CONVOLUTIONS else None
+    if found is None:
+        return None
+    x, w, axis = found
+    weights = {"w": w}
+    if third is not None:
+        bias = constant(third)
+        if bias is not None and node.op_type == "Gemm":
+            bias = per_channel(bias * attribute(node, "beta", 1.0), shape_of(node.outputs[0]))
+        if bias is None or bias.shape not in ((1,), w.shape[:1]):
+            return None
+        weights["b"] = np.broadcast_to(bias.astype(np.float64), w.shape[:1])
+    return of_nodes(node.op_type, node, [node], x, weights, axis)
+
+
+# ---- problems
+
+
+def conv(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
+    node, (n, c, h, w) = unit.node, shapes[0]
     if len(shape_of(operand(node))) == 5:
-        return _volume(layer, weights)
-    kernel, size, groups = _kernel(layer, weights, shapes[0])
+        return _volume(unit, weights)
+    kernel, size, groups = _kernel(unit, weights, shapes[0])
     stride, dilation, pad = window(node, size, (h, w))
-    weights["w"] = _single(kernel)
+    weights["w"] = kernel
     return ConvProblem(
-        n,
-        c,
-        h,
-        w,
-        kernel.shape[0],
-        *size,
-        pair(stride),
-        around(pad),
-        pair(dilation),
-        groups,
-        _fits(weights, c // groups),
-        Prologue(layer.prologue),
-        replace(_epilogue(layer, weights), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first),
+        n, c, h, w, kernel.shape[0], *size, pair(stride), around(pad), pair(dilation), groups, epilogue=_epilogue(weights)
     )
 
 
@@ -50,13 +95,13 @@ def around(pads: Sequence[int]) -> Shape4:
     return top, left, bottom, right
 
 
-def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
+def _volume(unit: Unit, weights: Weights) -> tuple[Problem, ...]:
     """A convolution of rank 5: for each image of the output's depth those that its taps along the depth read, as channels.
 
     Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
     """
-    node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(operand(layer.node)), shape_of(layer.node.outputs[0])
-    kernel, groups = layer.weights["w"], attribute(node, "group", 1)
+    node, (n, c, *image), (_, _, depth, *_) = unit.node, shape_of(operand(unit.node)), shape_of(unit.node.outputs[0])
+    kernel, groups = unit.weights["w"], attribute(node, "group", 1)
     k, share, *size = kernel.shape
     if share * groups != c or last(attribute(node, "kernel_shape", tuple(size)), 1, 3) != tuple(size):
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {[n, c, *image]}")
@@ -65,7 +110,7 @@ def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     for g in range(groups):
         rows = slice(g * k // groups, (g + 1) * k // groups)
         whole[rows, :, g * share : (g + 1) * share] = kernel[rows].swapaxes(1, 2)
-    weights["w"] = _single(np.ascontiguousarray(whole.reshape(k, size[0] * c, *size[1:])))
+    weights["w"] = whole.reshape(k, size[0] * c, *size[1:])
     at = np.arange(depth)[:, None] * stride[0] + np.arange(size[0]) * dilation[0] - pad[0]
     table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
     spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
@@ -80,46 +125,44 @@ def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
         pair(stride[1:]),
         around((*pad[1:3], *pad[4:])),
         pair(dilation[1:]),
-        sparse24=_fits(weights, size[0] * c),
-        epilogue=_epilogue(layer, weights),
+        epilogue=_epilogue(weights),
     )
     back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
     return spread, product, back
 
 
-def conv_transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+def conv_transpose(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
     convolution whose taps stand in reverse."""
-    node, (n, c, h, w) = layer.node, shapes[0]
+    node, (n, c, h, w) = unit.node, shapes[0]
     rank = len(shape_of(operand(node)))
-    if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
-        raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
-    kernel, size, groups = _kernel(layer, weights, shapes[0])
-    kernel, k = _single(kernel), kernel.shape[0]
-    weights["w"] = kernel
+    if len(shape_of(unit.output)) != rank:  # shape inference gives up on output_shape smaller than the input
+        raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(unit.output))}")
+    kernel, size, groups = _kernel(unit, weights, shapes[0])
+    weights["w"], k = kernel, kernel.shape[0]
     stride, dilation = (pair(last(attribute(node, name), 1)) for name in ("strides", "dilations"))
-    pad, to = _cropped(layer, size, (h, w), out), (out[2], out[3])
-    b, end, fits = size[0], _epilogue(layer, weights), _fits(weights, c // groups)
+    pad, to = _cropped(unit, size, (h, w), out), (out[2], out[3])
+    b, end = size[0], _epilogue(weights)
     whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and to == (h * b, w * b)
     if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
         weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
         weights.update({name: np.repeat(weights[name], b * b) for name in VECTORS if name in weights})
         end = replace(end, d2s=b, d2s_mode="crd")
-        return ConvProblem(n, c, h, w, b * b * k, 1, 1, groups=groups, sparse24=fits, epilogue=end)
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, groups=groups, epilogue=end)
     top, left = (d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True))
     bottom, right = (o - i + p for o, i, p in zip(to, (h, w), pad, strict=True))
     if stride == (1, 1) and min(top, left, bottom, right) >= 0:  # a convolution leaves out no input
         weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
         around = top, left, bottom, right
-        return ConvProblem(n, c, h, w, k, *size, pad=around, dilation=dilation, groups=groups, sparse24=fits, epilogue=end)
+        return ConvProblem(n, c, h, w, k, *size, pad=around, dilation=dilation, groups=groups, epilogue=end)
     if math.prod(stride) > MOST_PHASES:
         raise Refused(f"strides {list(stride)}; expected a product of {MOST_PHASES} at most, since each phase is a launch")
-    return ConvTransposeProblem(n, c, h, w, k, *size, to, stride, pad, dilation, groups, fits, end)
+    return ConvTransposeProblem(n, c, h, w, k, *size, to, stride, pad, dilation, groups, epilogue=end)
 
 
-def _cropped(layer: Layer, size: tuple[int, int], image: tuple[int, int], out: Shape4) -> tuple[int, int]:
+def _cropped(unit: Unit, size: tuple[int, int], image: tuple[int, int], out: Shape4) -> tuple[int, int]:
     """What a ConvTranspose takes off before rows and columns: given, or what the output's size leaves."""
-    node, rank = layer.node, len(shape_of(layer.output))
+    node, rank = unit.node, len(shape_of(unit.output))
     mode = attribute(node, "auto_pad", "NOTSET")
     if not mode.startswith("SAME") and attribute(node, "output_shape") is None:
         return pair(last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0))
@@ -130,23 +173,23 @@ def _cropped(layer: Layer, size: tuple[int, int], image: tuple[int, int], out: S
     return rows, columns
 
 
-def matmul(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
+def matmul(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
     if "w" not in weights:
-        return _product(layer) if len(layer.inputs) == 2 else _by_matrices(layer, weights)
-    shape, (n, c, h, w) = shape_of(layer.inputs[0]), shapes[0]
+        return _product(unit) if len(unit.inputs) == 2 else _by_matrices(unit, weights)
+    shape, (n, c, h, w) = shape_of(unit.inputs[0]), shapes[0]
     r, s = h, w
-    if layer.axis == len(shape) - 2:  # constant @ x: the rows of x are channels
+    if unit.axis == len(shape) - 2:  # constant @ x: the rows of x are channels
         n, c, h, w, r, s = math.prod(shape[:-2]), shape[-2], 1, shape[-1], 1, 1
     elif len(shape) != 2:
         n, c, h, w, r, s = math.prod(shape[:-1]), shape[-1], 1, 1, 1, 1
-    kernel = weights["w"] = _single(layer.weights["w"].reshape(-1, c, r, s))
-    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, sparse24=_fits(weights, c), epilogue=_epilogue(layer, weights))
+    kernel = weights["w"] = unit.weights["w"].reshape(-1, c, r, s)
+    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, epilogue=_epilogue(weights))
 
 
-def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
+def _by_matrices(unit: Unit, weights: Weights) -> tuple[Problem, ...]:
     """A product with one constant matrix, or vector, for each batch of some last axes: a group of channels each."""
-    node, shape = layer.node, shape_of(layer.inputs[0])
+    node, shape = unit.node, shape_of(unit.inputs[0])
     first = constant(node.inputs[0]) is not None
     matrices = np.asarray(constant(node.inputs[0 if first else 1]))
     if matrices.ndim == 1:
@@ -166,28 +209,17 @@ def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     else:
         raise Refused(f"expected constant matrices with the last batch dimensions of {list(shape)}, got {list(matrices.shape)}")
     w = matrices if first else matrices.swapaxes(-1, -2)
-    weights["w"] = _single(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
-    product = ConvProblem(
-        outer,
-        channels,
-        1,
-        pixels,
-        groups * m,
-        1,
-        1,
-        groups=share,
-        sparse24=_fits(weights, k),
-        epilogue=_epilogue(layer, weights),
-    )
+    weights["w"] = w.reshape(groups * m, k, 1, 1)
+    product = ConvProblem(outer, channels, 1, pixels, groups * m, 1, 1, groups=share, epilogue=_epilogue(weights))
     if first:
         return (product,)
     before = GatherProblem((1, outer * share, pixels, k), (0, 1, 3, 2))
     return before, product, GatherProblem((1, outer * groups, m, pixels), (0, 1, 3, 2))
 
 
-def _product(layer: Layer) -> MatmulProblem:
-    node = layer.node
-    a, b = (shape_of(v) for v in layer.inputs)
+def _product(unit: Unit) -> MatmulProblem:
+    node = unit.node
+    a, b = (shape_of(v) for v in unit.inputs)
     if attribute(node, "alpha", 1.0) != 1:
         raise Refused("expected alpha = 1, since both operands are computed")
     a = (1, *a) if len(a) == 1 else a
@@ -208,35 +240,24 @@ def _product(layer: Layer) -> MatmulProblem:
 # ---- what they share
 
 
-def _kernel(layer: Layer, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:
+def _kernel(unit: Unit, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:
     """(the weights as [K, C/g, R, S], R and S, the number of groups), which fit an input of that shape."""
-    rank, groups = len(shape_of(operand(layer.node))), attribute(layer.node, "group", 1)
-    computed = [v.name for v in operands(layer.node)[1:] if constant(v) is None]
+    rank, groups = len(shape_of(operand(unit.node))), attribute(unit.node, "group", 1)
+    computed = [v.name for v in operands(unit.node)[1:] if constant(v) is None]
     if computed:
         raise Refused(f"expected constant weights, got the computed {', '.join(map(repr, computed))}")
-    if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
+    if "w" not in weights or rank not in (3, 4) or unit.weights["w"].ndim != rank:
         raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
-    kernel = layer.weights["w"]
+    kernel = unit.weights["w"]
     kernel = kernel if rank == 4 else kernel[:, :, None]
     size = pair(kernel.shape[2:])
-    if kernel.shape[1] * groups != shape[1] or last(attribute(layer.node, "kernel_shape", size), 1) != size:
+    if kernel.shape[1] * groups != shape[1] or last(attribute(unit.node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shape)}")
     return kernel, size, groups
 
 
-def _single(kernel: np.ndarray) -> np.ndarray:
-    """Weights in FP32: kernels on tensor cores round them to FP16 as they are packed, those for FP32 tensors do not."""
-    with np.errstate(over="ignore"):
-        return kernel.astype(np.float32)
-
-
-def _epilogue(layer: Layer, weights: Mapping[str, np.ndarray]) -> Epilogue:
-    return Epilogue("b" in weights, layer.residual, layer.act, affine="scales" in weights, last=layer.last)
-
-
-def _fits(weights: Mapping[str, np.ndarray], group_channels: int) -> bool:
-    """Whether the weights have the 2:4 pattern."""
-    return group_channels % 4 == 0 and sparse24.is_sparse(weights["w"])
+def _epilogue(weights: Weights) -> Epilogue:
+    return Epilogue(bias="b" in weights)
 
 
 def last(values: Sequence[int] | None, default: int, count: int = 2) -> tuple[int, ...]:

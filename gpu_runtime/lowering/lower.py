@@ -1,4 +1,4 @@
-"""Layers over onnx-ir -> our own records: 4-D problems, named tensors, FP16-rounded weights. No ONNX after this.
+"""Nodes of onnx-ir -> our own records: 4-D problems, named tensors, weights as stored or FP64. No ONNX after this.
 
 Every tensor is NCHW: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]. Reshape, Flatten, Squeeze, Unsqueeze and Transpose that
 leave that shape alone are no operations, only names; Flatten before a Gemm becomes the kernel size of a convolution; any
@@ -8,89 +8,80 @@ other is a view, which linear memory takes as it is, or a gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 
-import numpy as np
-
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.queries import Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
-from gpu_runtime.fusion.fuse import Fused
-from gpu_runtime.fusion.layers import SEVERAL, Layer
+from gpu_runtime.frontend.importer import Imported
+from gpu_runtime.frontend.queries import Graph, Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
 from gpu_runtime.lowering import moves, rare_operators, reductions
-from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
-from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, compose, nchw, runs_of
-from gpu_runtime.lowering.rearranged import rearrange
-from gpu_runtime.network import Network, Op, Options, TensorInfo, Type, computes, joined, named_shortly, unique
-from tactics.problems.convolution import with_epilogue
+from gpu_runtime.lowering.convolutions import CONVOLUTIONS, around, conv, conv_transpose, last, matmul, pair, product_at, window
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, nchw, runs_of
+from gpu_runtime.lowering.normalizations import group_normalization_at, normalization_at
+from gpu_runtime.lowering.pointwise import pointwise_at
+from gpu_runtime.lowering.shuffles import shuffle_at
+from gpu_runtime.lowering.units import Unit, of_nodes, plain
+from gpu_runtime.network import Network, Op, TensorInfo, Type, computes, touched
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
 from tactics.problems.operators import VIEWS
-from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 
+SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are units of their own
 FLATTENING = {("Gemm", 0), ("MatMul", 0)}  # operands that may be images: kernels are as large as they are
 
 
-def lower(fused: Fused) -> Network:
-    """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
-    graph = fused.graph
-    views = _Views(fused)
-    ops = _lowered(fused, views)
-    _check_read(fused, ops)
-    ends = {views.name(v) for v in graph.outputs}
-    ops = _once(ops, ends)
-    names, dtypes = fused.imported.name, fused.imported.dtypes
+def lower(imported: Imported) -> Network:
+    """One op for each node, or a few in a row. Raises one ModelError that lists every node no problem can express, with its
+    reason."""
+    graph = imported.model.graph
+    units = _units(graph)
+    views = _Views(graph, units)
+    ops = _lowered(imported.name, units, views)
+    _check_read(imported, ops)
+    dtypes = imported.dtypes
     inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
     outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
-    ops += _copies(fused, views, {op.output for op in ops})
-    tensors = {t.name: t.shape4 for t in inputs}
-    for op in ops:
-        tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+    ops += _copies(imported, views, {op.output for op in ops})
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     types = {t: Type(dtype) for t, dtype in exact.items()}
-    network = Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, types)
-    return named_shortly(_compose_windows(rearrange(network)))
+    return Network(imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types)
 
 
-def _lowered(fused: Fused, views: _Views) -> list[Op[Problem]]:
-    """The ops of all layers; those of one layer's alternatives share one array of weights."""
+def _lowered(model: str, units: Iterable[Unit], views: _Views) -> list[Op[Problem]]:
     ops: list[Op[Problem]] = []
     refused: dict[str, str] = {}
-    kernels: dict[str, np.ndarray] = {}
-    for layer in fused.layers:
-        if layer.op in VIEWS and layer.node not in views.moving:
+    for unit in units:
+        if unit.op in VIEWS and unit.node not in views.moving:
             continue
         try:
-            for op in _ops(layer, views):
-                if op.layer:
-                    op = replace(op, weights={**op.weights, "w": kernels.setdefault(op.layer, op.weights["w"])})
-                ops.append(op)
+            ops += _ops(unit, views)
         except Refused as e:
-            refused.setdefault(name_of(layer.node), f"{layer.node.op_type} {layer.node.name}: {e}")
+            refused.setdefault(name_of(unit.node), f"{unit.node.op_type} {unit.node.name}: {e}")
     if refused:
         plural = "s" if len(refused) > 1 else ""
         raise ModelError(
-            f"{fused.imported.name}: {len(refused)} node{plural} used in an unsupported way:\n"
+            f"{model}: {len(refused)} node{plural} used in an unsupported way:\n"
             + "\n".join(f"  {text}" for text in refused.values())
         )
     return ops
 
 
-def _check_read(fused: Fused, ops: list[Op[Problem]]) -> None:
-    known = {name_of(v) for v in fused.graph.inputs} | {op.output for op in ops}
+def _check_read(imported: Imported, ops: list[Op[Problem]]) -> None:
+    known = {name_of(v) for v in imported.model.graph.inputs} | {op.output for op in ops}
     for op in ops:
         if absent := [t for t in op.inputs if t not in known]:
             raise ModelError(
-                f"{fused.imported.name}: {op.name} reads the constant {absent[0]!r} and could not be folded; "
+                f"{imported.name}: {op.name} reads the constant {absent[0]!r} and could not be folded; "
                 "compute its result outside the model and store it as an initializer"
             )
 
 
-def _copies(fused: Fused, views: _Views, made: set[str]) -> Iterator[Op[Problem]]:
+def _copies(imported: Imported, views: _Views, made: set[str]) -> Iterator[Op[Problem]]:
     """Copies to the outputs whose tensors bear another output's or an input's name already."""
-    for v in fused.graph.outputs:
+    for v in imported.model.graph.outputs:
         source, shape4 = views.name(v), views.shape4(v)
         if source != v.name:
             shape, kind = shape_of(v), type_of(v)
@@ -99,7 +90,34 @@ def _copies(fused: Fused, views: _Views, made: set[str]) -> Iterator[Op[Problem]
                 copy = LibraryProblem("Identity", ("t0",), (shape,), (kind,), shape, kind, (shape4, shape4))
             yield Op(f"copy to {v.name}", copy, (source,), name_of(v))
         elif source not in made:
-            raise ModelError(f"{fused.imported.name}: output {v.name!r} is not computed by any operation")
+            raise ModelError(f"{imported.name}: output {v.name!r} is not computed by any operation")
+
+
+# ---- nodes -> units
+
+
+def _units(graph: Graph) -> list[Unit]:
+    """All operators of a cleaned graph, in its order. What no rule covers is a unit of its ONNX type."""
+    position = {node: i for i, node in enumerate(graph)}
+    covered, placed = set[str](), list[tuple[int, Unit]]()
+    for node in position:
+        if name_of(node) in covered:
+            continue
+        norm = group_normalization_at(node) or normalization_at(node)
+        found = [norm] if norm is not None else [(unit, node) for unit in _units_of(node)]
+        placed += [(position[at], unit) for unit, at in found]
+        covered.update(name for unit, _ in found for name in unit.nodes)
+    return [unit for _, unit in sorted(placed, key=lambda pair: pair[0])]
+
+
+def _units_of(node: Node) -> list[Unit]:
+    """One; of an operator with several outputs one for each part or statistic that somebody wants."""
+    if node.op_type in SEVERAL:
+        wanted = [(i, y) for i, y in enumerate(node.outputs) if is_read(y)]
+        unit = of_nodes(node.op_type, node, [node], operand(node))
+        split = node.op_type == "Split"
+        return [replace(unit, label=f"{node.name} part {i}" if i or split else unit.label, output=y) for i, y in wanted]
+    return [shuffle_at(node) or product_at(node) or pointwise_at(node) or plain(node)]
 
 
 # ---- tensors: names, NCHW shapes, views
@@ -108,15 +126,14 @@ def _copies(fused: Fused, views: _Views, made: set[str]) -> Iterator[Op[Problem]
 class _Views:
     """Which value is the same tensor as which, what each tensor is called, and its NCHW shape."""
 
-    def __init__(self, fused: Fused) -> None:
-        graph = fused.graph
+    def __init__(self, graph: Graph, units: Iterable[Unit]) -> None:
         self.root: dict[Value, Value] = {}
         self.views: dict[Value, list[Value]] = {}  # root -> all that are views of it
         self.shape: dict[Value, Shape4] = {}  # network inputs that are NCHW otherwise than their own shape says
         self.moving: set[Node] = set()  # nodes whose output is a tensor of its own
-        for layer in fused.layers:
-            if layer.op in VIEWS:
-                self._follow(layer.node)
+        for unit in units:
+            if unit.op in VIEWS:
+                self._follow(unit.node)
         self.names: dict[Value, str] = {}
         for v in graph.outputs:
             root = self.root.get(v, v)
@@ -166,42 +183,38 @@ def _flattened(value: Value) -> Value | None:
     return operand(node) if shape_of(value) == (n, c * h * w) else None
 
 
-# ---- one layer -> one problem, or some in a row where it moves elements
+# ---- one unit -> one problem, or some in a row where it moves elements
 
 
-def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
-    node = layer.node
-    if rare_operators.takes(layer):
-        function, constants = rare_operators.problem(layer)
-        sources = tuple(views.name(v) for v in layer.inputs)
-        return [Op(layer.label, function, sources, views.name(layer.output), constants, layer.nodes, layer.when)]
-    if layer.op not in PROBLEMS:
-        raise Refused(WHY.get(layer.op, "this runtime has no operation that computes it"))
-    for v in (*layer.inputs, layer.output):
+def _ops(unit: Unit, views: _Views) -> list[Op[Problem]]:
+    node = unit.node
+    if rare_operators.takes(unit):
+        function, constants = rare_operators.problem(unit)
+        sources = tuple(views.name(v) for v in unit.inputs)
+        return [Op(unit.label, function, sources, views.name(unit.output), constants, unit.nodes)]
+    if unit.op not in PROBLEMS:
+        raise Refused(WHY.get(unit.op, "this runtime has no operation that computes it"))
+    for v in (*unit.inputs, unit.output):
         if type_of(v) != FLOAT:
             got = "unknown" if v.dtype is None else v.dtype.name
             raise Refused(f"{v.name!r} is of type {got}; expected floating-point tensors")
-    for more in node.outputs[1:] if layer.op not in SEVERAL else ():
+    for more in node.outputs[1:] if unit.op not in SEVERAL else ():
         if is_read(more):
             raise Refused(f"its output {more.name!r} is used; only the first is supported")
-    inputs = layer.inputs
-    if layer.op in ("Gemm", "MatMul"):
+    inputs = unit.inputs
+    if unit.op in ("Gemm", "MatMul"):
         image = _flattened(views.root.get(inputs[0], inputs[0]))
         inputs = inputs if image is None else (image, *inputs[1:])
-    shapes, out = [views.shape4(v) for v in inputs], views.shape4(layer.output)
-    with np.errstate(over="ignore"):  # refused in the next lines
-        weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
-    if not all((np.isfinite(a) | np.isneginf(layer.weights[k])).all() for k, a in weights.items()):  # -infinity as a mask
-        raise Refused("its constants are not finite after scales and shifts are folded in")
+    shapes, out, weights = [views.shape4(v) for v in inputs], views.shape4(unit.output), dict(unit.weights)
     try:
-        problem = PROBLEMS[layer.op](layer, shapes, out, weights)
+        problem = PROBLEMS[unit.op](unit, shapes, out, weights)
     except ValueError as e:  # of a problem that none of ours can be
         raise Refused(str(e)) from e
     if not all(map(math.isfinite, _numbers(problem))):
         raise Refused("one of its parameters is infinite or NaN")
     names = tuple(views.name(v) for v in inputs)
     problems = problem if isinstance(problem, tuple) else (problem,)
-    return _in_a_row(layer, problems, list(zip(names, shapes, strict=True)), (views.name(layer.output), out), weights)
+    return _in_a_row(unit, problems, list(zip(names, shapes, strict=True)), (views.name(unit.output), out), weights)
 
 
 def _numbers(value: object) -> Iterator[float]:
@@ -217,27 +230,24 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def _in_a_row(
-    layer: Layer, problems: tuple[Problem, ...], tensors: list[Tensor], result: Tensor, weights: Weights
+    unit: Unit, problems: tuple[Problem, ...], tensors: list[Tensor], result: Tensor, weights: Weights
 ) -> list[Op[Problem]]:
     """The problems one after the other, with a view wherever one names the elements by another shape.
 
     Each reads what the one before has made, then as many of `tensors` as it still takes. The weights are those of
-    the problem that computes, whose op bears the layer's name.
+    the problem that computes, whose op bears the unit's name.
     """
     ops: list[Op[Problem]] = []
     main = next((p for p in reversed(problems) if not isinstance(p, (GatherProblem, ViewProblem))), problems[-1])
 
     def add(problem: Problem, sources: tuple[str, ...], last: bool) -> Tensor:
-        i, name = len(ops), result[0] if last else f"{result[0]} ({layer.label} {len(ops)})"
+        i, name = len(ops), result[0] if last else f"{result[0]} ({unit.label} {len(ops)})"
         if problem is main:
-            identity = name_of(layer.node) if layer.op in CONVOLUTIONS and weights else ""
-            merged = layer.merged
-            ops.append(
-                Op(layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity, merged, bool(merged))
-            )
+            identity = name_of(unit.node) if unit.op in CONVOLUTIONS and weights else ""
+            ops.append(Op(unit.label, problem, sources, name, weights, unit.nodes, layer=identity))
         else:
             kind = type(problem).__name__.removesuffix("Problem").lower()
-            ops.append(Op(f"{layer.label} ({kind} {i})", problem, sources, name, {}, layer.nodes, layer.when))
+            ops.append(Op(f"{unit.label} ({kind} {i})", problem, sources, name, {}, unit.nodes))
         return name, problem.out_shape
 
     def shaped(tensor: Tensor, want: Shape4, last: bool = False) -> str:
@@ -257,49 +267,41 @@ def _in_a_row(
 
 
 Tensor = tuple[str, Shape4]
-Rule = Callable[[Layer, Shapes, Shape4, Weights], Problems]
+Rule = Callable[[Unit, Shapes, Shape4, Weights], Problems]
 
 
-def _view(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> ViewProblem:
+def _view(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> ViewProblem:
     return ViewProblem(shapes[0], out)
 
 
-def _conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    problem = conv(layer, shapes, out, weights)
-    if layer.pool is None or not isinstance(problem, ConvProblem):
-        return problem
-    q = _flat_pool(replace(layer, op="MaxPool", node=layer.pool), problem.out_shape, out)
-    return with_epilogue(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
-
-
-def _pool(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    if layer.op.startswith("Global"):
+def _pool(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
+    if unit.op.startswith("Global"):
         n, c, h, w = shapes[0]
-        return PoolProblem(n, c, h, w, _kind(layer), h, w, (1, 1))
-    rank = len(shape_of(operand(layer.node)))
+        return PoolProblem(n, c, h, w, _kind(unit), h, w, (1, 1))
+    rank = len(shape_of(operand(unit.node)))
     if rank not in (3, 4, 5):
-        raise Refused(f"expected an input of rank 3 to 5, got {list(shape_of(operand(layer.node)))}")
-    return _flat_pool(layer, shapes[0], out) if rank < 5 else _pool_of_volume(layer)
+        raise Refused(f"expected an input of rank 3 to 5, got {list(shape_of(operand(unit.node)))}")
+    return _flat_pool(unit, shapes[0], out) if rank < 5 else _pool_of_volume(unit)
 
 
-def _kind(layer: Layer) -> str:
-    return "max" if "Max" in layer.op else "avg"
+def _kind(unit: Unit) -> str:
+    return "max" if "Max" in unit.op else "avg"
 
 
-def _flat_pool(layer: Layer, shape: Shape4, out: Shape4) -> PoolProblem:
-    size = last(attribute(layer.node, "kernel_shape"), 1)
-    stride, dilation, pad = window(layer.node, size, shape[2:], crop=True)
-    count_pad = bool(attribute(layer.node, "count_include_pad", 0))
-    return PoolProblem(*shape, _kind(layer), *pair(size), pair(out[2:]), pair(stride), around(pad), pair(dilation), count_pad)
+def _flat_pool(unit: Unit, shape: Shape4, out: Shape4) -> PoolProblem:
+    size = last(attribute(unit.node, "kernel_shape"), 1)
+    stride, dilation, pad = window(unit.node, size, shape[2:], crop=True)
+    count_pad = bool(attribute(unit.node, "count_include_pad", 0))
+    return PoolProblem(*shape, _kind(unit), *pair(size), pair(out[2:]), pair(stride), around(pad), pair(dilation), count_pad)
 
 
-def _pool_of_volume(layer: Layer) -> tuple[PoolProblem, PoolProblem]:
+def _pool_of_volume(unit: Unit) -> tuple[PoolProblem, PoolProblem]:
     """One window over rows and columns and then one along the depth, which maxima and averages allow."""
-    n, c, depth, *area = shape_of(operand(layer.node))
-    (first, *rest), kind = shape_of(layer.output)[2:], _kind(layer)
-    size = last(attribute(layer.node, "kernel_shape"), 1, 3)
-    stride, dilation, pad = window(layer.node, size, (depth, *area), crop=True)
-    count_pad = bool(attribute(layer.node, "count_include_pad", 0))
+    n, c, depth, *area = shape_of(operand(unit.node))
+    (first, *rest), kind = shape_of(unit.output)[2:], _kind(unit)
+    size = last(attribute(unit.node, "kernel_shape"), 1, 3)
+    stride, dilation, pad = window(unit.node, size, (depth, *area), crop=True)
+    count_pad = bool(attribute(unit.node, "count_include_pad", 0))
     flat = PoolProblem(
         n,
         c * depth,
@@ -328,12 +330,11 @@ def _pool_of_volume(layer: Layer) -> tuple[PoolProblem, PoolProblem]:
     )
 
 
-def _chain(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> PointwiseProblem:
-    over = shape_of(layer.output)
-    constants = [name for name in weights if name != "slope"]
-    shape4, spans = _spans([*map(shape_of, layer.inputs), *(weights[name].shape for name in constants)], over)
-    count = len(layer.inputs)
-    return PointwiseProblem(*shape4, layer.stages, tuple(spans[:count]), tuple(spans[count:]))
+def _pointwise(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> PointwiseProblem:
+    over = shape_of(unit.output)
+    shape4, spans = _spans([*map(shape_of, unit.inputs), *(a.shape for a in weights.values())], over)
+    count = len(unit.inputs)
+    return PointwiseProblem(*shape4, unit.stages, tuple(spans[:count]), tuple(spans[count:]))
 
 
 def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4, list[str]]:
@@ -355,7 +356,6 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
     ]
 
 
-CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
 # fmt: off
 MOVES: Mapping[str, Rule] = {
@@ -365,12 +365,12 @@ MOVES: Mapping[str, Rule] = {
 }
 # fmt: on
 PROBLEMS: Mapping[str, Rule] = {
-    "Conv": _conv,
+    "Conv": conv,
     "ConvTranspose": conv_transpose,
     "Gemm": matmul,
     "MatMul": matmul,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pool),
-    "Chain": _chain,
+    "Pointwise": _pointwise,
     **reductions.RULES,
     **MOVES,
 }
@@ -378,38 +378,3 @@ WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
     "Dropout": "expected inference mode",
 }
-
-
-# ---- moves alike, windows of windows
-
-
-def _once(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
-    """One op of views and transpositions that do the same to the same tensor: what reads them reads one tensor then, so that
-    products of one input are known as such."""
-    same: dict[str, str] = {}
-    known: dict[tuple[Problem, tuple[str, ...]], int] = {}
-    kept: list[Op[Problem]] = []
-    for op in ops:
-        if same:
-            op = replace(op, inputs=tuple(same.get(t, t) for t in op.inputs))
-        if (computes(op, ViewProblem) or computes(op, GatherProblem)) and not op.when and op.output not in outputs:
-            at = known.setdefault((op.problem, op.inputs), len(kept))
-            if at < len(kept):
-                same[op.output] = kept[at].output
-                kept[at] = replace(kept[at], nodes=unique((*kept[at].nodes, *op.nodes)))
-                continue
-        kept.append(op)
-    return kept
-
-
-def _compose_windows(network: Network) -> Network:
-    """One op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
-    options, made = Options(network), set[int]()
-    for second in network.ops:
-        ops = network.row(second, MoveProblem, MoveProblem)
-        if not ops or id(ops[0]) in made or any(op.problem.kind != "window" for op in ops):
-            continue
-        if (both := compose(*(op.problem for op in ops))) is not None:
-            made.add(id(second))
-            options.instead(second, joined(*ops, problem=both, inputs=ops[0].inputs))
-    return options.network()

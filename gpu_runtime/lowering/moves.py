@@ -6,7 +6,7 @@ tensors have: `lower` puts views in between. So an axis of a tensor of any rank 
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpu_runtime.frontend.queries import Node, Value, attribute, constant, shape_of
-from gpu_runtime.fusion.layers import Layer
+from gpu_runtime.lowering.units import Unit
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, Scale, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -76,11 +76,11 @@ def as_shape4(sizes: Sequence[int]) -> Shape4:
     return n, c, h, w
 
 
-def constants(layer: Layer, *slots: int) -> list[list[Any]]:
+def constants(unit: Unit, *slots: int) -> list[list[Any]]:
     """The constant inputs at `slots` as lists; an empty one where absent."""
     found = []
     for i in slots:
-        v = layer.node.inputs[i] if i < len(layer.node.inputs) else None
+        v = unit.node.inputs[i] if i < len(unit.node.inputs) else None
         array = constant(v)
         if v is not None and array is None:
             raise Refused(f"its input {v.name!r} must be a constant")
@@ -126,9 +126,9 @@ def _window(table: np.ndarray, size: int) -> tuple[int, int, int] | None:
     return (start, step, len(table)) if fits else None
 
 
-def slice_(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    starts, ends, axes, steps = constants(layer, 1, 2, 3, 4)
-    shape = shape_of(layer.inputs[0])
+def slice_(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    starts, ends, axes, steps = constants(unit, 1, 2, 3, 4)
+    shape = shape_of(unit.inputs[0])
     tables: dict[int, Collection[int]] = {}
     for i, (a, b) in enumerate(zip(starts, ends, strict=True)):
         axis, step = (axes[i] if axes else i) % len(shape), steps[i] if steps else 1
@@ -136,12 +136,12 @@ def slice_(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
     return indexed(shape, tables)
 
 
-def split(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+def split(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     """One part of a Split: its sizes are those of the outputs, whatever said so."""
-    shape = shape_of(layer.inputs[0])
-    axis = attribute(layer.node, "axis", 0) % len(shape)
-    first = _starts(layer.node, axis)[layer.output]
-    return indexed(shape, {axis: range(first, first + shape_of(layer.output)[axis])})
+    shape = shape_of(unit.inputs[0])
+    axis = attribute(unit.node, "axis", 0) % len(shape)
+    first = _starts(unit.node, axis)[unit.output]
+    return indexed(shape, {axis: range(first, first + shape_of(unit.output)[axis])})
 
 
 @lru_cache(maxsize=1)
@@ -160,11 +160,11 @@ PADDING: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }
 
 
-def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    pads, value, axes = constants(layer, 1, 2, 3)
-    shape, mode = shape_of(layer.inputs[0]), attribute(layer.node, "mode", "constant")
+def pad(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    pads, value, axes = constants(unit, 1, 2, 3)
+    shape, mode = shape_of(unit.inputs[0]), attribute(unit.node, "mode", "constant")
     axes = [a % len(shape) for a in axes or range(len(shape))]
-    _check_length(*shape_of(layer.output))
+    _check_length(*shape_of(unit.output))
     tables = {}
     for i, a in enumerate(axes):
         before, after = pads[i], pads[i + len(axes)]
@@ -174,17 +174,17 @@ def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
                 raise Refused(f"its pads remove all of axis {a} of {list(shape)}, so mode {mode} has nothing to repeat")
             table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)
             tables[a] = np.where(table < 0, -1, table + first)
-    return indexed(shape, tables, _finite(layer, value[0]) if value else 0.0)
+    return indexed(shape, tables, _finite(unit, value[0]) if value else 0.0)
 
 
-def _finite(layer: Layer, value: float) -> float:
+def _finite(unit: Unit, value: float) -> float:
     """A Pad's value. Instead of an infinity FP32's largest number, where all readers make the same of both. Raises Refused."""
     if not math.isinf(value):
         return value
-    readers = [use.node.op_type for use in layer.node.outputs[0].uses()]
+    readers = [use.node.op_type for use in unit.node.outputs[0].uses()]
     allowed = OF_LOWEST if value < 0 else OF_HIGHEST
     got = [
-        *(["the model's output"] if layer.node.outputs[0].is_graph_output() else []),
+        *(["the model's output"] if unit.node.outputs[0].is_graph_output() else []),
         *(r for r in readers if r not in allowed),
     ]
     if got:
@@ -194,34 +194,34 @@ def _finite(layer: Layer, value: float) -> float:
     return math.copysign(FLT_MAX, value)
 
 
-def gather(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    node = layer.node
+def gather(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    node = unit.node
     index = constant(node.inputs[1])
-    if index is None or len(layer.inputs) != 1:
+    if index is None or len(unit.inputs) != 1:
         raise Refused("expected a computed tensor and constant indices")
-    shape = shape_of(layer.inputs[0])
+    shape = shape_of(unit.inputs[0])
     axis = attribute(node, "axis", 0) % len(shape)
     return indexed(shape, {axis: np.where(index < 0, index + shape[axis], index).reshape(-1)})
 
 
-def expand(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    shape, target = shape_of(layer.inputs[0]), shape_of(layer.output)
+def expand(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    shape, target = shape_of(unit.inputs[0]), shape_of(unit.output)
     shape = (1,) * (len(target) - len(shape)) + shape
     return indexed(shape, {a: np.broadcast_to(0, t) for a, (s, t) in enumerate(zip(shape, target, strict=True)) if s != t})
 
 
-def tile(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    (repeats,), shape = constants(layer, 1), shape_of(layer.inputs[0])
-    _check_length(*shape_of(layer.output))
+def tile(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    (repeats,), shape = constants(unit, 1), shape_of(unit.inputs[0])
+    _check_length(*shape_of(unit.output))
     return indexed(shape, {a: np.tile(np.arange(shape[a]), int(r)) for a, r in enumerate(repeats) if r != 1})
 
 
 # ---- axes that change places
 
 
-def transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> tuple[Problem, ...]:
-    shape = shape_of(layer.inputs[0])
-    perm = attribute(layer.node, "perm") or tuple(reversed(range(len(shape))))
+def transpose(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> tuple[Problem, ...]:
+    shape = shape_of(unit.inputs[0])
+    perm = attribute(unit.node, "perm") or tuple(reversed(range(len(shape))))
     if len(shape) <= 4:
         four = [0, 1, 2, 3]
         for a, p in enumerate(perm):
@@ -259,19 +259,19 @@ def _runs(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[list[int], lis
     return sizes, [starts.index(p) for p in heads]
 
 
-def shuffle(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> MoveProblem:
-    return MoveProblem(*shapes[0], layer.op, (out[1], out[2], out[3]), step=(1, layer.block, layer.block))
+def shuffle(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> MoveProblem:
+    return MoveProblem(*shapes[0], unit.op, (out[1], out[2], out[3]), step=(1, unit.block, unit.block))
 
 
-def concat(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> ConcatProblem:
-    shape = shape_of(layer.output)
-    if len(layer.inputs) != len(layer.node.inputs):
+def concat(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> ConcatProblem:
+    shape = shape_of(unit.output)
+    if len(unit.inputs) != len(unit.node.inputs):
         raise Refused("expected computed inputs, got a constant among them")
-    axis = attribute(layer.node, "axis") % len(shape)
+    axis = attribute(unit.node, "axis") % len(shape)
     whole, places = frame(shape, [axis])
     at = places[axis]
     a, b, c = whole[:at] + whole[at + 1 :]
-    return ConcatProblem(tuple(shape_of(v)[axis] for v in layer.inputs), (a, b, c), at)
+    return ConcatProblem(tuple(shape_of(v)[axis] for v in unit.inputs), (a, b, c), at)
 
 
 # ---- Resize
@@ -288,13 +288,13 @@ class _Scaling:
     changed: list[int]
 
 
-def resize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    node, shape, target = layer.node, shape_of(layer.inputs[0]), shape_of(layer.output)
-    mode, along = attribute(node, "mode", "nearest"), _scaling(layer)
+def resize(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
+    node, shape, target = unit.node, shape_of(unit.inputs[0]), shape_of(unit.output)
+    mode, along = attribute(node, "mode", "nearest"), _scaling(unit)
     if along.coordinates not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
         raise Refused(f"mode {mode} with {along.coordinates} is not known")
     if mode != "nearest":
-        return _interpolated(layer, mode, along)
+        return _interpolated(unit, mode, along)
     rounding = attribute(node, "nearest_mode", "round_prefer_floor")
     if rounding not in ROUNDINGS:
         raise Refused(f"nearest_mode {rounding} is not known")
@@ -304,10 +304,10 @@ def resize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
     return _repeated(shape, tables) or indexed(shape, tables, attribute(node, "extrapolation_value", 0.0))
 
 
-def _scaling(layer: Layer) -> _Scaling:
-    node, shape, target = layer.node, shape_of(layer.inputs[0]), shape_of(layer.output)
+def _scaling(unit: Unit) -> _Scaling:
+    node, shape, target = unit.node, shape_of(unit.inputs[0]), shape_of(unit.output)
     every = range(len(shape))
-    roi, scales, sizes = constants(layer, 1, 2, 3)
+    roi, scales, sizes = constants(unit, 1, 2, 3)
     axes = [a % len(shape) for a in attribute(node, "axes") or every]
     coordinates, policy = (
         attribute(node, name, default)
@@ -326,21 +326,21 @@ def _scaling(layer: Layer) -> _Scaling:
     return _Scaling(coordinates, scale, crop, changed)
 
 
-def _interpolated(layer: Layer, mode: str, along: _Scaling) -> tuple[Problem, ...]:
+def _interpolated(unit: Unit, mode: str, along: _Scaling) -> tuple[Problem, ...]:
     """Two axes at a time, the last ones first: interpolation is one of interpolations."""
-    shape, target, changed = shape_of(layer.inputs[0]), shape_of(layer.output), along.changed
+    shape, target, changed = shape_of(unit.inputs[0]), shape_of(unit.output), along.changed
     steps: list[Problem] = []
     while changed or not steps:
         pair, changed = changed[-2:], changed[:-2]
         shape4, at = frame(shape, pair)
-        steps += _of_two(layer, mode, along, shape4, {at[a]: a for a in pair})
+        steps += _of_two(unit, mode, along, shape4, {at[a]: a for a in pair})
         shape = tuple(target[a] if a in pair else size for a, size in enumerate(shape))
     return tuple(steps)
 
 
-def _of_two(layer: Layer, mode: str, along: _Scaling, shape4: Shape4, pair: Mapping[int, int]) -> Iterator[Problem]:
+def _of_two(unit: Unit, mode: str, along: _Scaling, shape4: Shape4, pair: Mapping[int, int]) -> Iterator[Problem]:
     """Interpolation along at most two axes, `pair`: where each stands in `shape4` -> which of the tensor's it is."""
-    node, target = layer.node, shape_of(layer.output)
+    node, target = unit.node, shape_of(unit.output)
     places = list(pair)
     order = [0, 1, 2, 3] if places == [2] else [*(a for a in range(4) if a not in places), *places]
     # One axis alone is columns, but where it is rows already; no axis is both as they are.
@@ -385,19 +385,3 @@ def _repeated(shape: tuple[int, ...], tables: Mapping[int, Sequence[int]]) -> Mo
             return None
     rows, columns = factors[2:]
     return MoveProblem(*shape4, "upsample", (shape4[1], shape4[2] * rows, shape4[3] * columns), step=(1, rows, columns))
-
-
-# ---- windows of windows
-
-
-def compose(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
-    """One window that is b of a, where there is one."""
-    for size, middle, out, s1, t1, s2, t2 in zip((a.c, a.h, a.w), a.out, b.out, a.start, a.step, b.start, b.step, strict=True):
-        j = s2 + t2 * np.arange(out)
-        source = s1 + t1 * j
-        in_middle, in_x = (j >= 0) & (j < middle), (source >= 0) & (source < size)
-        if np.any(in_x & ~in_middle) or (np.any(in_middle & ~in_x) and a.fill != b.fill):
-            return None
-    c, h, w = (s1 + t1 * s2 for s1, t1, s2 in zip(a.start, a.step, b.start, strict=True))
-    step_c, step_h, step_w = (t1 * t2 for t1, t2 in zip(a.step, b.step, strict=True))
-    return replace(b, c=a.c, h=a.h, w=a.w, start=(c, h, w), step=(step_c, step_h, step_w))

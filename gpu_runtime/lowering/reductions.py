@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of
-from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, axis4, constants, nchw, runs_of
+from gpu_runtime.lowering.units import Unit
 from tactics.problems.operators import REDUCE
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -32,10 +32,10 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
     return as_shape4([size for size, _ in runs]), "".join(letters)
 
 
-def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
-    listed = constants(layer, 1)[0]
-    if not listed and attribute(layer.node, "noop_with_empty_axes", 0):
+def reduce(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
+    shape, kind = shape_of(unit.inputs[0]), REDUCE[unit.op]
+    listed = constants(unit, 1)[0]
+    if not listed and attribute(unit.node, "noop_with_empty_axes", 0):
         if kind not in ("sum", "mean", "max", "min", "prod"):
             raise Refused("without axes, noop_with_empty_axes = 1 makes it elementwise: export it as elementwise operators")
         return PointwiseProblem(*shapes[0])
@@ -63,40 +63,40 @@ def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) 
     return tuple(problems)
 
 
-def softmax(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
-    shape = shape_of(layer.inputs[0])
-    shape4, axes = _runs(shape, {attribute(layer.node, "axis", -1) % len(shape)})
-    return NormalizeProblem(*shape4, "log_softmax" if layer.op == "LogSoftmax" else "softmax", axes)
+def softmax(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
+    shape = shape_of(unit.inputs[0])
+    shape4, axes = _runs(shape, {attribute(unit.node, "axis", -1) % len(shape)})
+    return NormalizeProblem(*shape4, "log_softmax" if unit.op == "LogSoftmax" else "softmax", axes)
 
 
-def standardize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
+def standardize(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
     """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
-    shape = shape_of(layer.inputs[0])
-    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constants(layer, 1)[0]})
-    affine = "nchw"[axis4(layer.axis, len(shape))] if "scale" in weights else ""
+    shape = shape_of(unit.inputs[0])
+    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constants(unit, 1)[0]})
+    affine = "nchw"[axis4(unit.axis, len(shape))] if "scale" in weights else ""
     return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]), affine=affine)
 
 
-def group_normalization(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
+def group_normalization(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
     """The InstanceNormalization that `normalizations` found; of groups that a Reshape before it makes, or its own."""
-    groups = attribute(layer.node, "num_groups", shape_of(operand(layer.node))[1])
-    shape4, axes, groups = _channels_in_groups(shape_of(layer.inputs[0]), groups)
-    return NormalizeProblem(*shape4, "standard", axes, groups, attribute(layer.node, "epsilon", 1e-5), "c")
+    groups = attribute(unit.node, "num_groups", shape_of(operand(unit.node))[1])
+    shape4, axes, groups = _channels_in_groups(shape_of(unit.inputs[0]), groups)
+    return NormalizeProblem(*shape4, "standard", axes, groups, attribute(unit.node, "epsilon", 1e-5), "c")
 
 
-def standard(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem | ReduceProblem:
+def standard(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem | ReduceProblem:
     """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
-    node, rank = layer.node, len(shape_of(layer.inputs[0]))
-    epsilon, of_layer = attribute(node, "epsilon", 1e-5), layer.op == "LayerNormalization"
-    shape4, axes, groups = _of_layer(layer, rank) if of_layer else _of_groups(layer)
+    node, rank = unit.node, len(shape_of(unit.inputs[0]))
+    epsilon, of_layer = attribute(node, "epsilon", 1e-5), unit.op == "LayerNormalization"
+    shape4, axes, groups = _of_layer(unit, rank) if of_layer else _of_groups(unit)
     if len(node.inputs) < 2 or any(v is not None and constant(v) is None for v in node.inputs[1:]):
         raise Refused("expected constant scale and bias")
-    if layer.output is not node.outputs[0]:  # LayerNormalization's statistics
-        mean = layer.output is node.outputs[1]
+    if unit.output is not node.outputs[0]:  # LayerNormalization's statistics
+        mean = unit.output is node.outputs[1]
         return ReduceProblem(*shape4, "mean", axes) if mean else ReduceProblem(*shape4, "inv_std", axes, epsilon)
     affine = axes if of_layer else "c"
     size = math.prod(d for a, d in zip("nchw", shape4, strict=True) if a in affine)
-    scale, bias = constants(layer, 1, 2)
+    scale, bias = constants(unit, 1, 2)
     if len(scale) != size or (bias and len(bias) != size):
         raise Refused(f"expected scale and bias of {size} values, got {len(scale)} and {len(bias)}")
     for name, slot in (("scale", 1), ("bias", 2)):
@@ -105,15 +105,15 @@ def standard(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Nor
     return NormalizeProblem(*shape4, "standard", axes, groups, epsilon, affine)
 
 
-def _of_layer(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
+def _of_layer(unit: Unit, rank: int) -> tuple[Shape4, str, int]:
     """(the tensor's shape, the axes normalized together, the number of groups of channels) of LayerNormalization."""
-    chosen = set(range(attribute(layer.node, "axis", -1) % rank, rank))
-    return *_runs(shape_of(layer.inputs[0]), chosen), 1
+    chosen = set(range(attribute(unit.node, "axis", -1) % rank, rank))
+    return *_runs(shape_of(unit.inputs[0]), chosen), 1
 
 
-def _of_groups(layer: Layer) -> tuple[Shape4, str, int]:
-    shape = shape_of(layer.inputs[0])
-    return _channels_in_groups(shape, attribute(layer.node, "num_groups", shape[1]))
+def _of_groups(unit: Unit) -> tuple[Shape4, str, int]:
+    shape = shape_of(unit.inputs[0])
+    return _channels_in_groups(shape, attribute(unit.node, "num_groups", shape[1]))
 
 
 def _channels_in_groups(shape: tuple[int, ...], groups: int) -> tuple[Shape4, str, int]:

@@ -29,7 +29,7 @@ def smaller(loaded: importer.Loaded, network: Network, images: bool) -> Network 
     quick = [shapes for shapes in tried if share * _elements(shapes) <= execution.QUICK.macs]
     for shapes, budget in [(s, execution.QUICK) for s in quick[:TRIES]] + [(s, execution.MOST) for s in tried[::-1][:TRIES]]:
         try:
-            found = lower.lower(fuse.fuse(importer.sized(loaded, shapes)))
+            found = fuse.fuse(lower.lower(importer.sized(loaded, shapes)))
         except ModelError:  # something else fixes its size
             continue
         if not execution.too_large(found, budget):

@@ -75,7 +75,7 @@ def test_light(name, tmp_path):
 def test_every_layer_with_weights_is_lowered(name, tmp_path):
     model = light(name)
     onnx.save(model, tmp_path / "m.onnx")
-    network = lower.lower(fuse.fuse(importer.read(tmp_path / "m.onnx")))
+    network = fuse.fuse(lower.lower(importer.read(tmp_path / "m.onnx")))
     assert len({op.layer for op in network.ops if op.layer}) == sum(n.op_type in ("Conv", "Gemm") for n in model.graph.node)
 
 
@@ -83,7 +83,7 @@ def test_every_layer_with_weights_is_lowered(name, tmp_path):
 def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, monkeypatch):
     """Merged siblings' too, of which several ops exist at once where they are apart: no layer is solved by itself."""
     onnx.save(light("light_inception_v1"), tmp_path / "inception.onnx")
-    network = alternatives(lower.lower(fuse.fuse(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True)))))
+    network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True)))))
     target = device.named(DEFAULT_DEVICE)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))

@@ -66,7 +66,7 @@ def lines_run(function, *args, **options) -> collections.Counter:
 
 
 def test_problems_alike_are_timed_once_and_share_their_entries(model):
-    network = alternatives(lower.lower(fuse.fuse(importer.read(model("convs", 12)))))
+    network = alternatives(fuse.fuse(lower.lower(importer.read(model("convs", 12)))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     asked, predicted = collections.Counter(), timing.predicted(DEVICE)
 
@@ -123,7 +123,7 @@ def test_sums_of_branches_are_found_in_linear_work(graph, tmp_path):
     for nodes in (40, 80, 160):
         onnx.save(graph(nodes), tmp_path / "m.onnx")
         imported = importer.read(tmp_path / "m.onnx")
-        lines = lines_run(lambda imported=imported: (fuse.fuse(imported), fuse.sums(imported)))
+        lines = lines_run(lambda imported=imported: (fuse.fuse(lower.lower(imported)), fuse.sums(imported)))
         found.append(sum(n for name, n in lines.items() if name.startswith("branches.")))
     small, middle, large = found
     assert 0 < large - middle < 2.1 * (middle - small), found
@@ -203,12 +203,12 @@ def test_a_thousand_functions_between_a_convolution_and_its_add(tmp_path):
     for i in range(1100):
         x = net.add(("Sigmoid", "Tanh")[i % 2], x)
     onnx.save(net.model(net.add("Add", x, "x")), tmp_path / "deep.onnx")
-    fused = fuse.fuse(importer.read(tmp_path / "deep.onnx"))
-    assert fused.layers[0].nodes == ("n0", "n1", "n2")
-    assert "n1101" not in fused.layers[-2].nodes  # the Add is no part of the chain
+    ops = fuse.fuse(lower.lower(importer.read(tmp_path / "deep.onnx"))).ops
+    assert ops[0].nodes == ("n0", "n1", "n2")
+    assert "n1101" not in ops[-2].nodes  # the Add is no part of the chain
 
 
 def test_no_more_siblings_are_merged_than_their_names_can_bear(model):
-    network = alternatives(lower.lower(fuse.fuse(importer.read(model("conv_fan", 80)))))
+    network = alternatives(fuse.fuse(lower.lower(importer.read(model("conv_fan", 80)))))
     merged = [op.layers for op in network.ops if len(op.layers) > 1]
     assert [*map(len, merged)] == [32, 8]

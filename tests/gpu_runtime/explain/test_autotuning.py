@@ -29,7 +29,7 @@ SHAPES = {"x": (64, 1, 8, 8)}
 
 @lru_cache(maxsize=4)
 def table(sparse=True, exhaustive=False):
-    network = shared_concats.share(lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
+    network = shared_concats.share(fuse.fuse(lower.lower(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     return tables.tabulate(
         network, DEVICE, timing.predicted(DEVICE), io=io, how=tables.Considered(sparse, exhaustive=exhaustive)

@@ -58,6 +58,13 @@ def test_the_rest_of_the_chain_stays_behind():
     assert pointwise(net) == [["add(t1)", "relu"]]
 
 
+def test_constants_of_the_rest_are_counted_from_zero_again():
+    nodes, w = split_convolution(np.random.default_rng(1))
+    behind = [node("BatchNormalization", "c g b m v", "n"), node("Add", "n z", "r"), node("Mul", "r slope", "y")]
+    net = check_against_ort(model([*nodes, *behind], {"x": (2, 12, 7, 5), "z": (2, 28, 7, 5)}, "y", w), 2e-3)
+    assert pointwise(net) == [["add(t1)", "mul(c0)"]]
+
+
 @pytest.mark.parametrize("spoilt", ["read elsewhere", "output", "activation before", "by pixel", "one twice", "pixels"])
 def test_what_cannot_move_stays(spoilt):
     nodes, w = split_convolution(np.random.default_rng(2), act="Relu" if spoilt == "activation before" else "")

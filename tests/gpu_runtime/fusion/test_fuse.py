@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gpu_runtime.errors import ModelError
 from gpu_runtime.network import exists
 from tactics.problems.problem import ConvProblem
 from tactics.problems.protocol import Feature
@@ -211,3 +212,24 @@ def test_a_residual_add_and_a_normalisation_are_chosen_apart_from_each_other():
     assert set(net.groups) == {("y", ("apart", "into a")), ("r", ("apart", "into a"))}
     both = {Feature.RESIDUAL, Feature.SCALED_INPUT}
     assert [op.problem.needs >= both for op in net.ops].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "behind", [node("Mul", "a big", "y"), node("BatchNormalization", "a ones ones ones zeros", "y", epsilon=0.0)]
+)
+def test_weights_that_folding_makes_infinite_are_refused(behind):
+    one = np.ones(4, np.float32)
+    w = {"w0": W["w0"], "big": np.float32(3e38) * one[:, None, None], "ones": one, "zeros": 0 * one}
+    with pytest.raises(
+        ModelError, match="a: its constants are not finite in FP32 after scales and shifts are folded in; expected"
+    ):
+        network(model([conv("x", "w0", "a"), behind], X, "y", w | {"w0": 100 * W["w0"]}))
+
+
+def test_what_scales_a_convolution_is_folded_in_double_precision():
+    """1e30 and 1e-30 one after the other: FP32 would hold neither the product in between nor its inverse."""
+    w = W | {"up": np.full((4, 1, 1), 1e30, np.float32), "down": np.full((4, 1, 1), 1e-30, np.float32)}
+    nodes = [conv("x", "w0", "a"), node("Mul", "a up", "b"), node("Mul", "b up", "c")]
+    nodes += [node("Mul", "c down", "d"), node("Mul", "d down", "y")]
+    (op,) = network(model(nodes, X, "y", w)).ops
+    assert np.allclose(op.weights["w"], W["w0"], rtol=1e-6)

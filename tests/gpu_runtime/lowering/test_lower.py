@@ -7,9 +7,8 @@ import pytest
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from gpu_runtime.fusion import chains
 from gpu_runtime.fusion.fuse import fuse
-from gpu_runtime.lowering import lower
+from gpu_runtime.lowering import lower, pointwise
 from tactics.problems.array_functions import FUNCTIONS
 from tactics.problems.operators import OPERATORS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
@@ -416,8 +415,8 @@ def test_every_operator_accepted_on_import_has_a_rule():
         "Swish",
         "Einsum",
     }
-    rules = set(lower.PROBLEMS) | elsewhere | chains.OPS | set(FUNCTIONS)
-    assert rules - {"Chain", "Standardize", *lower.SHUFFLES} == OPERATORS
+    rules = set(lower.PROBLEMS) | elsewhere | pointwise.OPS | set(FUNCTIONS)
+    assert rules - {"Pointwise", "Standardize", *lower.SHUFFLES} == OPERATORS
 
 
 def test_lowering_is_deterministic():
@@ -431,5 +430,5 @@ def test_lowering_is_deterministic():
 def test_stages_compose_by_hand(tmp_path):
     proto = model([node("Relu", "x", "y")], {"x": (1, 4, 3, 3)}, "y")
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    net = lower.lower(fuse(importer.read(tmp_path / "m.onnx")))
+    net = fuse(lower.lower(importer.read(tmp_path / "m.onnx")))
     assert net.name == "m" and net.tensors == {"x": (1, 4, 3, 3), "y": (1, 4, 3, 3)}

@@ -202,7 +202,7 @@ AWAY = {  # what keeps away from the cliff by itself: the range of its base is k
 def test_what_keeps_away_stays_fp16(tmp_path, name):
     proto = model(AWAY[name], {"a": SHAPE, "b": SHAPE}, "y", CONSTANTS | {"one": np.float32(1), "three": np.float32(3)})
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    network = lower(fuse(read(tmp_path / "m.onnx")))
+    network = fuse(lower(read(tmp_path / "m.onnx")))
     assert not list(cliffs.dangers(network, intervals.known(network)))
 
 

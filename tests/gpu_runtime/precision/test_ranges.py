@@ -56,7 +56,7 @@ def large(last=()):
 
 def lowered(tmp_path, proto):
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    return lower(fuse(read(tmp_path / "m.onnx")))
+    return fuse(lower(read(tmp_path / "m.onnx")))
 
 
 LAST = {

@@ -44,7 +44,7 @@ def test_a_large_network_is_run_on_smaller_inputs(declared, asked, run, tmp_path
     """By itself, where the model leaves sizes open: what overflows FP16 is stored smaller, as if it had been run as it is."""
     (tmp_path / "m.onnx").write_bytes(overflowing(declared).SerializeToString())
     loaded = load(tmp_path / "m.onnx")
-    network = lower(fuse(sized(loaded, {"x": asked})))
+    network = fuse(lower(sized(loaded, {"x": asked})))
     assert execution.multiplications(network) > execution.QUICK.macs
     begun = time.process_time()
     _, found = ranges.fit(network, None, lambda images: sample.smaller(loaded, network, images))
@@ -64,7 +64,7 @@ def test_one_image_is_run_where_a_batch_is_beyond_all_budgets(tmp_path):
     """Also of a calibration input, whose first image it is: no smaller sample is quick, since the image's size is given."""
     (tmp_path / "m.onnx").write_bytes(overflowing(("N", 3, 256, 256)).SerializeToString())
     loaded = load(tmp_path / "m.onnx")
-    network = lower(fuse(sized(loaded, {"x": (48, 3, 256, 256)})))
+    network = fuse(lower(sized(loaded, {"x": (48, 3, 256, 256)})))
     assert execution.too_large(network, execution.MOST) == "122.2 G multiplications"
 
     def smaller(images):
@@ -112,5 +112,5 @@ def test_a_model_that_refuses_smaller_sizes_is_run_as_it_is(tmp_path, monkeypatc
     proto.graph.output[0].name = "out"
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     loaded = load(tmp_path / "m.onnx")
-    network = lower(fuse(sized(loaded, {"x": (1, 3, 64, 64)})))
+    network = fuse(lower(sized(loaded, {"x": (1, 3, 64, 64)})))
     assert sample.smaller(loaded, network, False) is None

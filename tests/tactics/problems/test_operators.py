@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.fusion import chains
+from gpu_runtime.fusion import spelled
+from gpu_runtime.lowering import pointwise
 from gpu_runtime.pruning import channel_rules
 from tactics.problems import operators
 from tactics.problems.pointwise_ops import ACTIVATION_CODES, CODES, FIRST_OPERATION, POINTWISE, Stage
@@ -41,9 +42,9 @@ def test_every_function_has_its_line_in_the_kernels():
 
 def test_parameters_with_which_a_function_is_spelled_are_as_many_as_it_has():
     for name, row in POINTWISE.items():
-        assert row.spelled is None or Stage(name, params=row.spelled) in chains.SPELLED
+        assert row.spelled is None or Stage(name, params=row.spelled) in spelled.SPELLED
 
 
-@pytest.mark.parametrize("rules", [chains.OPS, {op for op in channel_rules.RULES if op not in channel_rules.SIZES}])
+@pytest.mark.parametrize("rules", [pointwise.OPS, {op for op in channel_rules.RULES if op not in channel_rules.SIZES}])
 def test_no_rule_is_of_an_operator_that_is_refused(rules):
     assert rules <= operators.OPERATORS

@@ -1,19 +1,20 @@
-"""Normalizations as exporters write them in several nodes -> one layer, with the scale and shift behind it.
+"""Normalizations as exporters write them in several nodes -> one unit, with the scale and shift behind it.
 
 (x - mean) / sqrt(variance + epsilon) in seven nodes, from before LayerNormalization was an operator; and the normalization of
 groups of channels, from before GroupNormalization was one: InstanceNormalization between two Reshapes.
 """
 
 import numpy as np
-import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, constant, operand, row, shape_of
-from gpu_runtime.fusion.chains import Affine, scaled_after
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, operand, per_channel, row, shape_of, single_reader
+from gpu_runtime.lowering.pointwise import Affine, steps, then
+from gpu_runtime.lowering.units import Unit, of_nodes
+
+SCALES = ("Add", "Sub", "Mul", "Div", "BatchNormalization")  # by constants
 
 
-def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], ir.Node] | None:
-    """(scale and shift, each [C], all nodes, the InstanceNormalization among them) of a normalization with constants in several
-    nodes that begins at `node`; None if none does.
+def group_normalization_at(node: Node) -> tuple[Unit, Node] | None:
+    """(the normalization with constants in several nodes that begins at `node`, the last of them); None if none begins there.
 
     InstanceNormalization, of groups of channels between Reshape(x) to [N, groups, ...] and a Reshape to x's shape; then scales
     and shifts per channel.
@@ -29,13 +30,14 @@ def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], 
     if [a.size for a in parameters] != [inside[1]] * 2:
         return None
     scale, shift = (a.repeat(shape[1] // inside[1]) for a in parameters)
-    affine, scaled = scaled_after(y, (scale, shift), 1)
-    used = (*nodes, *scaled)
-    return (affine, used, within) if len(used) > 1 else None
+    (scale, shift), scaled = _scaled_after(y, (scale, shift), 1)
+    used, weights = (*nodes, *scaled), {"scale": scale, "bias": shift}
+    return (of_nodes("GroupNormalization", within, used, operand(node), weights), used[-1]) if len(used) > 1 else None
 
 
-def normalization_at(node: ir.Node) -> tuple[float, tuple[ir.Node, ...]] | None:
-    """(epsilon, nodes) of the normalization that begins at the ReduceMean `node`; None if none does.
+def normalization_at(node: Node) -> tuple[Unit, Node] | None:
+    """(the normalization that begins at the ReduceMean `node`, with the scale and shift behind it, the last of its nodes); None
+    if none begins there.
 
     mean = ReduceMean(x); d = Sub(x, mean); variance = ReduceMean(d * d or Pow(d, 2)); d / Sqrt(variance + epsilon).
     """
@@ -49,10 +51,18 @@ def normalization_at(node: ir.Node) -> tuple[float, tuple[ir.Node, ...]] | None:
         return None
     add = nodes[2]
     epsilon = next((c for c in map(constant, add.inputs) if c is not None and c.size == 1), None)
-    return None if epsilon is None else (float(epsilon.reshape(())), (node, less, *nodes))
+    if epsilon is None:
+        return None
+    weights = {"epsilon": np.array([float(epsilon.reshape(()))], np.float64)}
+    used, axis, shape = (node, less, *nodes), _affine_axis(node), shape_of(operand(node))
+    if len(shape) < 5:
+        (scale, shift), scaled = _scaled_after(used[-1].outputs[0], (np.ones(shape[axis]), np.zeros(shape[axis])), axis)
+        weights |= {"scale": scale, "bias": shift} if scaled else {}
+        used = (*used, *scaled)
+    return of_nodes("Standardize", node, used, operand(node), weights, axis), used[-1]
 
 
-def _square_and_quotient(less: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+def _square_and_quotient(less: Node) -> tuple[Node, Node] | None:
     """The two nodes that read the deviation d: d * d or Pow(d, 2), and Div(d, ...)."""
     d, readers = less.outputs[0], [use.node for use in less.outputs[0].uses()]
     square = next((n for n in readers if n.op_type in ("Mul", "Pow")), None)
@@ -65,7 +75,7 @@ def _square_and_quotient(less: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     return (square, quotient) if by_two or by_itself else None
 
 
-def _means(node: ir.Node, like: ir.Node | None = None) -> bool:
+def _means(node: Node, like: Node | None = None) -> bool:
     """Whether node is a ReduceMean that keeps its dimensions, over given axes (those of `like`)."""
     axes = _axes(node)
     if axes is None or not axes or attribute(node, "keepdims", 1) != 1:
@@ -73,13 +83,34 @@ def _means(node: ir.Node, like: ir.Node | None = None) -> bool:
     return like is None or axes == _axes(like)
 
 
-def affine_axis(node: ir.Node) -> int:
+def _affine_axis(node: Node) -> int:
     """The axis along which scale and shift lie behind the normalization that begins at the ReduceMean `node`: its own if it
     goes along the last one, else the channels'."""
     rank = len(shape_of(operand(node)))
     return rank - 1 if [a % rank for a in _axes(node) or ()] == [rank - 1] else 1
 
 
-def _axes(node: ir.Node) -> list[int] | None:
+def _axes(node: Node) -> list[int] | None:
     axes = constant(node.inputs[1]) if node.op_type == "ReduceMean" and len(node.inputs) > 1 else None
     return None if axes is None else np.sort(axes, axis=None).tolist()
+
+
+def _scaled_after(value: Value, affine: Affine, axis: int) -> tuple[Affine, tuple[Node, ...]]:
+    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
+    reads what lies between."""
+    nodes: list[Node] = []
+    while (node := single_reader(value)) is not None and (more := _with_node(affine, node, value, axis)) is not None:
+        affine, value = more, node.outputs[0]
+        nodes.append(node)
+    return affine, tuple(nodes)
+
+
+def _with_node(affine: Affine, node: Node, value: Value, axis: int) -> Affine | None:
+    """The scale and shift with those of a node that reads `value`."""
+    found = steps(node, value) if node.op_type in SCALES and shape_of(node.outputs[0]) == shape_of(value) else None
+    together: Affine | None = affine if found else None
+    for op, other, params in found or ():
+        given = np.array(params) if other is None else other
+        c = per_channel(given, shape_of(value), axis) if isinstance(given, np.ndarray) else None
+        together = None if c is None or together is None else then(together, op, c)
+    return together

@@ -1,0 +1,158 @@
+"""What convolutions and chains do of the ops behind them, found in one pass from the network's inputs to its outputs.
+
+Always fused: scales and shifts by constants (BatchNormalization, Mul, Add, ...) into the convolution before them, in
+double precision, and the activation after it. A residual Add can go into either of its producers: those are
+alternatives, and the plan chooses. Each such Add is a group of options, "apart" or "into <convolution>".
+
+Depth-to-space after a convolution is that convolution's store, so that a residual Add behind it can be as well. Space-to-depth
+and channel shuffles are ops: whether weights take them is an option (rewrites.blocks, rewrites.channels).
+
+Pointwise ops that read each other only are one op, a chain: always, since apart they cost launches and bytes more.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from gpu_runtime.fusion import convolutions
+from gpu_runtime.fusion.chains import Chains
+from gpu_runtime.fusion.convolutions import Conv, followed, is_convolution, started
+from gpu_runtime.fusion.steps import Chain
+from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
+from tactics.problems.gather import ViewProblem
+from tactics.problems.pointwise_ops import NONE
+from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
+
+STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
+
+
+def fused(network: Network) -> Network:
+    """The network, one op for each node of it, with each of these ops in the epilogue or chain that takes it."""
+    return _Epilogues(network).run()
+
+
+class _Epilogues:
+    """The pass. `covered`: ids of ops whose work another one does by now; `convs`: each convolution as it comes; `ends`: what
+    they give, or a view of it; `waiting`: those that a residual Add alone reads, by the tensor they give, each with the op that
+    it was."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.chains = Chains(network)
+        self.options = Options(network)
+        self.convs = {id(op): started(network, op) for op in network.ops if is_convolution(op)}
+        self.ends = {c.output for c in self.convs.values() if all(isinstance(move.problem, ViewProblem) for move in c.tail)}
+        self.covered = {id(move) for conv in self.convs.values() for move in (*conv.head, *conv.tail)}
+        self.waiting: dict[str, tuple[Op[Any], Conv]] = {}
+
+    def run(self) -> Network:
+        for op in self.network.ops:
+            if id(op) in self.covered:
+                continue
+            if id(op) in self.convs:
+                self._convolution(self.convs[id(op)])
+            elif adds_tensors(op) and (waiting := [self.waiting[t] for t in op.inputs if t in self.waiting]):
+                self._residual(op, waiting)
+            elif computes(op, PointwiseProblem):
+                chain = self.chains.chain_at(op, self._is_taken)
+                self._place(chain, chain.ops[-1])
+        return self.options.network()
+
+    # ---- what is made
+
+    def _cover(self, *ops: Op[Any]) -> None:
+        self.covered.update(map(id, ops))
+        self.options.without(*ops)
+
+    def _place(self, chain: Chain, at: Op[Any], *when: Literal) -> None:
+        """A chain in the place of one of its ops."""
+        self._cover(*chain.ops)
+        self.options.instead(at, replace(chain.op(self.network.tensors), when=when))
+
+    # ---- rules
+
+    def _convolution(self, conv: Conv) -> None:
+        first, chains = conv.op, self.chains
+        self._cover(first, *conv.head, *conv.tail)
+        conv = convolutions.with_depth_to_space(convolutions.with_scales(conv, chains), chains)
+        if self._residual_after(conv) is not None:
+            return self._wait(first, conv)
+        before, conv = conv, convolutions.with_activation(conv, chains)
+        acts = conv is not before
+        if acts and conv.op.problem.epilogue.d2s == 1:
+            conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
+        add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
+        after = None if add is None else chains.activation_after(add.output)
+        if add is not None and (after is None or after[0].name != "prelu"):  # the last activation has no weights
+            return self._wait(first, followed(conv, (), act_first=True))
+        conv = convolutions.with_last(conv, chains) if acts else conv
+        self._cover(*conv.used)
+        pool = _pool_after(conv, chains)
+        if pool is None:
+            self.options.before(first, *conv.ops())
+        else:
+            self._pooled(conv, first, pool)
+
+    def _wait(self, first: Op[Any], conv: Conv) -> None:
+        """Until the residual Add that reads it comes."""
+        self._cover(*conv.used)
+        self.waiting[conv.output] = first, conv
+
+    def _pooled(self, conv: Conv, first: Op[Any], pool: Op[Any]) -> None:
+        """Convolution and max pool apart, and as one."""
+        option, q = f"into {conv.op.layer}", pool.problem
+        one = followed(conv, [pool], pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
+        self.options.before(first, *conv.ops((pool.name, APART)))
+        self.covered.add(id(pool))
+        self.options.either(pool.name, [pool], [(pool, op) for op in one.ops()], option)
+
+    def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
+        """An Add that convolutions wait for: apart, and into each of them."""
+        act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
+        chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
+        options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))
+        self.options.group(add.name, *options)
+        for (first, conv), option in zip(convs, options[1:], strict=True):
+            others = ((add.name, other) for other in options if other != option)
+            self.options.before(first, *followed(conv, (), act_first=False).ops(*others))
+            one = conv if slope is None else convolutions.weighted(conv, slope=convolutions.spread(conv, slope))
+            end = conv.op.problem.epilogue
+            first_act, last = (end.act, act) if end.act_first else (act, NONE)
+            one = followed(one, chain.ops, residual=True, act=first_act, last=last)
+            inputs = (one.op.inputs[0], next(t for t in add.inputs if t != conv.output))
+            self.options.before(add, *replace(one, op=replace(one.op, inputs=inputs)).ops((add.name, option)))
+        self._place(chain, add, (add.name, APART))
+
+    # ---- conditions
+
+    def _residual_after(self, conv: Conv) -> Op[Any] | None:
+        """The residual Add that alone reads the convolution, and may be done in its epilogue."""
+        add = self.chains.reader(conv.output)
+        return add if not conv.tail and adds_tensors(add) and id(add) not in self.covered else None
+
+    def _is_taken(self, op: Op[Any]) -> bool:
+        """Whether a chain leaves an op alone: it is done already, or a convolution's epilogue may do it."""
+        if id(op) in self.covered or any(t in self.waiting for t in op.inputs):
+            return True
+        return adds_tensors(op) and any(self._ends_convolution(t, (op,)) for t in op.inputs)
+
+    def _ends_convolution(self, tensor: str, readers: tuple[Op[Any], ...]) -> bool:
+        """Whether `tensor` is what a convolution ends with, all pointwise ops behind it included, and nothing else reads it."""
+        while True:
+            op = self.network.producer(tensor)
+            alone = all(any(r is reader for reader in readers) for r in self.network.readers[tensor])
+            if op is None or tensor in self.network.output_names or not alone:
+                return False
+            if tensor in self.ends:
+                return True
+            if not computes(op, PointwiseProblem) or len((chain := self.chains.chain_at(op, lambda _: False, op)).inputs) != 1:
+                return False
+            tensor, readers = chain.tensor, chain.ops
+
+
+def _pool_after(conv: Conv, chains: Chains) -> Op[Any] | None:
+    """The max pool that alone reads an image's first convolution, whose kernel may store the maxima instead."""
+    pool, p = chains.reader(conv.output), conv.op.problem
+    if not computes(pool, PoolProblem) or pool.problem.kind != "max" or not isinstance(p, ConvProblem):
+        return None
+    few = not (conv.head or conv.tail) and p.epilogue.d2s == 1 and p.groups == 1 and p.c <= STEM_CHANNELS
+    return pool if few and pool.problem.dilation == (1, 1) else None

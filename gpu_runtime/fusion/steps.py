@@ -1,0 +1,126 @@
+"""Pointwise ops as steps: what each makes of one of its inputs, and one op of the steps of several."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.lowering.pointwise import SWAPPED, Affine, then
+from gpu_runtime.network import Network, Op, computes, unique
+from tactics.problems.pointwise_ops import Stage
+from tactics.problems.problem import PointwiseProblem
+from tactics.problems.protocol import Problem, Shape4
+
+UNSCALED: Affine = (np.ones(1), np.zeros(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant operand, as stored or FP64, and its shape beside a tensor [n,c,h,w]."""
+
+    array: np.ndarray
+    shape: Shape4
+
+    def along(self, axis: str, size: int) -> np.ndarray | None:
+        """[size] or [1], where it broadcasts along that axis of nchw only ("": along none); None if it does otherwise."""
+        apart = all(d == 1 for a, d in zip("nchw", self.shape, strict=True) if a != axis)
+        return self.array.reshape(-1) if apart and self.array.size in (1, size) else None
+
+
+# (operation, operand, parameters): an operand is a tensor's name or a constant; without one, the parameter of an operation is
+# its scalar.
+Step = tuple[str, str | Constant | None, tuple[float, ...]]
+
+
+def steps(op: Op[Problem] | None, tensor: str) -> list[Step] | None:
+    """What an op makes of `tensor`, one of its inputs; None if that is not pointwise, or if it is neither the first of them nor
+    the other operand of its one stage."""
+    if not computes(op, PointwiseProblem):
+        return None
+    stages = op.problem.stages
+    if op.inputs[0] == tensor:
+        return [(stage.op, _operand(op, stage), () if stage.operand else stage.params) for stage in stages]
+    if len(stages) != 1 or stages[0].op == "prelu" or stages[0].operand != "t1" or op.inputs[1] != tensor:
+        return None
+    return [(SWAPPED.get(stages[0].op, stages[0].op), op.inputs[0], ())]
+
+
+def _operand(op: Op[PointwiseProblem], stage: Stage) -> str | Constant | None:
+    if not stage.operand:
+        return None
+    i = int(stage.operand[1:])
+    if stage.operand.startswith("t"):
+        return op.inputs[i]
+    return Constant(op.weights[stage.operand], op.problem.span(op.problem.constants[i]))
+
+
+def along(step: Step, axis: str, size: int) -> np.ndarray | None:
+    """The one constant of a step, [size] or [1] in double precision, if that is what it has."""
+    _, other, params = step
+    if isinstance(other, Constant):
+        found = other.along(axis, size)
+        return None if found is None else found.astype(np.float64)
+    return np.array(params, np.float64) if other is None and len(params) == 1 else None
+
+
+def scaled(affine: Affine, step: Step, axis: str, size: int) -> Affine | None:
+    """A scale and a shift, each [size] or [1], with those of a step; None where the step is neither."""
+    c = along(step, axis, size)
+    return None if c is None else then(affine, step[0], c)
+
+
+def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
+    """(scale and shift per channel, each [channels] or [1], FP64, of all steps of the kind that stand first; how many)."""
+    affine, count = UNSCALED, 0
+    for step in found:
+        more = scaled(affine, step, "c", channels)
+        if more is None:
+            break
+        affine, count = more, count + 1
+    return affine, count
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What `ops`, one behind the other, make of a tensor: these steps."""
+
+    tensor: str
+    ops: tuple[Op[Any], ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def output(self) -> str:
+        return self.ops[-1].output if self.ops else self.tensor
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return unique((self.tensor, *(other for _, other, _ in self.steps if isinstance(other, str))))
+
+    @property
+    def constants(self) -> list[Constant]:
+        return [other for _, other, _ in self.steps if isinstance(other, Constant)]
+
+    def op(self, tensors: Mapping[str, Shape4]) -> Op[PointwiseProblem]:
+        """As one op over tensors of these shapes, with the names and nodes of the ops."""
+        over, inputs, weights, stages = tensors[self.output], self.inputs, dict[str, np.ndarray](), list[Stage]()
+
+        def span(shape: Shape4) -> str:
+            return "nchw" if shape == over else "".join(a for a, d, o in zip("nchw", shape, over, strict=True) if d == o > 1)
+
+        for op, other, params in self.steps:
+            name = f"t{inputs.index(other)}" if isinstance(other, str) else ""
+            if isinstance(other, Constant):
+                name = f"c{len(weights)}"
+                weights[name] = other.array
+            stages.append(Stage(op, name, () if name else params))
+        read, constants = (span(tensors[t]) for t in inputs), (span(c.shape) for c in self.constants)
+        problem = PointwiseProblem(*over, tuple(stages), tuple(read), tuple(constants))
+        label, nodes = " + ".join(op.name for op in self.ops), tuple(n for op in self.ops for n in op.nodes)
+        return Op(label, problem, inputs, self.output, weights, nodes)
+
+
+def rest(network: Network, op: Op[PointwiseProblem], count: int, tensor: str) -> Op[PointwiseProblem]:
+    """What an op does behind its first `count` stages, of `tensor`, a new one of its output's shape."""
+    left = (steps(op, op.inputs[0]) or [])[count:]
+    return Chain(tensor, (op,), tuple(left)).op({**network.tensors, tensor: network.tensors[op.output]})
