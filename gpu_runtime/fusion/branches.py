@@ -33,9 +33,9 @@ MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a d
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """What a tensor is of `x`: a convolution with `w` [K, C/groups, R, S] and `b` [K], padded by `before` at the top and
-    left. `terms`: how many were added; `convs`: the names of their convolutions, of so many
-    `weights` in all; `via`: tensors on the way."""
+    """A tensor as a convolution of tensor `x`: weights `w` [K, C/groups, R, S], bias `b` [K], padded by `before` at the top and
+    left. `terms`: the number of added branches; `convs`: the names of their convolutions, which have `weights` weights in all;
+    `via`: the tensors between."""
 
     x: str
     w: np.ndarray
@@ -60,8 +60,8 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A convolution of a sum: node `conv`, of `groups`; its weights as its kernel has them, [K, C/g, r, s] with the sum's g
-    groups; their place in the window of the one convolution, (top, left)."""
+    """A convolution that is a term of a sum: node `conv` with `groups`; its weights as its kernel has them, [K, C/g, r, s] with
+    the sum's g groups; (top, left) of its window in the window of the one convolution."""
 
     conv: str
     w: np.ndarray
@@ -82,7 +82,7 @@ class Sum:
 
 
 def offer(network: Network) -> Network:
-    """The network with each sum of branches also as one convolution."""
+    """Adds to each sum of branches the option of one convolution."""
     options = Options(network)
     for joined in _sums(network):
         found = _may_be_one(joined, network)
@@ -98,7 +98,7 @@ def offer(network: Network) -> Network:
 
 
 def sums(network: Network) -> list[Sum]:
-    """The sums of branches that `offer` offers as one convolution each."""
+    """Lists the sums of branches for which `offer` has an option."""
     own = {op.layer: form for op in network.ops if (form := _of_conv(op)) is not None}
     found = list[Sum]()
     for joined in _sums(network):
@@ -118,7 +118,7 @@ def sums(network: Network) -> list[Sum]:
 
 
 def _sums(network: Network) -> list[_Joined]:
-    """Chains that end a sum of branches: what they give is no branch of a larger one."""
+    """Finds the chains that end a sum of branches, where the sum is not a branch of a larger one."""
     forms: dict[str, _Linear] = {}
     found, inner = dict[str, _Joined](), set[str]()
     for op in network.ops:
@@ -136,12 +136,12 @@ def _sums(network: Network) -> list[_Joined]:
 
 
 def _is_short(form: _Linear) -> bool:
-    """Whether it may become one convolution. Of what is too many nothing is a form: so each sum costs little."""
+    """Whether a form is small enough to become one convolution; larger forms are dropped, so that each sum costs little."""
     return len(set(form.convs)) <= MOST_MERGED and len(form.via) <= MOST_ON_THE_WAY
 
 
 def _of_conv(op: Op[Any]) -> _Linear | None:
-    """A convolution that ends with its sums."""
+    """Returns the linear form of a convolution without an epilogue, else None."""
     if not is_convolution(op) or not computes(op, ConvProblem):
         return None
     p, w = op.problem, op.weights["w"]  # FP64 from the first scale or addition on: most are not copied
@@ -153,13 +153,14 @@ def _of_conv(op: Op[Any]) -> _Linear | None:
 
 
 def _itself(x: str, network: Network) -> _Linear:
-    """A tensor as a convolution of itself."""
+    """Returns the identity: tensor `x` as a 1x1 convolution of itself."""
     c = network.tensors[x][1]
     return _Linear(x, np.ones((c, 1, 1, 1)), np.zeros(c), c, (1, 1), (0, 0))
 
 
 def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _Joined | None:
-    """How far a chain is linear in one tensor: each of its stages scales by, adds, or subtracts what is constant or linear."""
+    """Finds how many leading stages of a chain are linear in one tensor: each scales by a constant, or adds or subtracts a
+    constant or a linear form."""
     if not computes(op, PointwiseProblem) or op.problem.tensors[0] != "nchw":
         return None
 
@@ -180,7 +181,7 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
 
 
 def _after(step: Step, form: _Linear, others: Sequence[_Linear]) -> Iterator[_Linear]:
-    """What a step makes of a linear form, in each way that it can be seen; `others`: its operand, in each way."""
+    """Yields the linear forms of a form after a step. `others`: the forms of the step's operand."""
     if step[0] in SIGNS:
         for other in others:
             summed = _added(*(_scaled(f, sign) for f, sign in zip((form, other), SIGNS[step[0]], strict=True)))
@@ -197,7 +198,7 @@ def _scaled(form: _Linear, scale: float | np.ndarray, shift: float | np.ndarray 
 
 
 def _added(a: _Linear, b: _Linear) -> _Linear | None:
-    """Both as one, of results that have the same shape; None where they read different tensors or step differently."""
+    """Adds two forms with results of one shape; None where they read different tensors or their strides differ."""
     if a.x != b.x or len(a.w) != len(b.w) or a.stride != b.stride:
         return None
     coarse, fine = sorted((a, b), key=lambda f: f.groups)
@@ -214,7 +215,7 @@ def _added(a: _Linear, b: _Linear) -> _Linear | None:
 
 
 def _regrouped(form: _Linear, groups: int) -> np.ndarray:
-    """The weights over the channels of coarser groups, zeros where a channel belongs to another of the form's own."""
+    """Returns the weights over the channels of coarser groups, with zeros for channels of the form's other groups."""
     if form.groups == groups:
         return form.w
     k, share, r, s = form.w.shape
@@ -230,8 +231,8 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 
 
 def _may_be_one(joined: _Joined, network: Network) -> tuple[tuple[int, int, int, int], dict[str, None]] | None:
-    """(pads of the one convolution, the tensors that do not exist with it), where there is to be one: not where it takes far
-    more weights than the branches."""
+    """Returns (pads of the one convolution, the tensors that vanish with it); None where it takes far more weights than the
+    branches."""
     last, form = joined.chain, joined.form
     pads = _pads(form, network.tensors[form.x], last.problem.out_shape)
     if pads is None or form.w.size > MOST_GROWTH * form.weights:
@@ -242,7 +243,8 @@ def _may_be_one(joined: _Joined, network: Network) -> tuple[tuple[int, int, int,
 
 
 def _pads(form: _Linear, x: Shape4, out: Shape4) -> Shape4 | None:
-    """Top, left, bottom, right of a convolution that gives `out`; None where its window would have to end inside of `x`."""
+    """Returns (top, left, bottom, right) with which the convolution gives shape `out`; None where its window would have to end
+    inside of `x`."""
     behind = []
     for i, size in enumerate(x[2:]):
         reach = (out[2 + i] - 1) * form.stride[i] + form.w.shape[2 + i] - form.before[i]
@@ -253,7 +255,7 @@ def _pads(form: _Linear, x: Shape4, out: Shape4) -> Shape4 | None:
 
 
 def _inside(form: _Linear, last: Op[Any], network: Network) -> dict[str, None]:
-    """The tensors on the way that nothing else reads, in order: with the one convolution they do not exist."""
+    """Lists, in order, the tensors of the branches without other readers: they vanish with the one convolution."""
     inside = {t: None for t in form.via if t != last.output and t not in network.output_names}
     waiting = list(inside)
     while waiting:
@@ -268,7 +270,7 @@ End = tuple[str, Activation, Op[Any] | None]  # the tensor that an epilogue ends
 
 
 def _end(joined: _Joined, network: Network, inside: dict[str, None]) -> End:
-    """What follows the sum in the convolution's epilogue."""
+    """Returns the epilogue of the one convolution: the ops that follow the sum."""
     last, stages = joined.chain, joined.chain.problem.stages[joined.count :]
     if stages:
         return last.output, _activation(stages), None
@@ -281,14 +283,14 @@ def _end(joined: _Joined, network: Network, inside: dict[str, None]) -> End:
 
 
 def _activation(stages: Sequence[Stage]) -> Activation:
-    """The one stage, where an epilogue has it, else NONE."""
+    """Returns the only stage as an activation, if epilogues have it, else NONE."""
     if len(stages) != 1 or stages[0].operand or stages[0].op not in ACTIVATIONS:
         return NONE
     return Activation(stages[0].op, stages[0].params)
 
 
 def _convolution(joined: _Joined, end: End, covered: Iterable[Op[Any]], pads: Shape4, network: Network) -> Iterator[Op[Any]]:
-    """The convolution, and behind it a chain with the stages that its epilogue does not do."""
+    """Yields the convolution, and behind it a chain of the stages that its epilogue cannot do."""
     form, last, (y, act, tail) = joined.form, joined.chain, end
     convs, left = unique(form.convs), act == NONE and last.problem.stages[joined.count :]
     name = " + ".join(convs if len(convs) > 1 else (*convs, last.nodes[-1]))  # no other layer's: the weights are others

@@ -1,6 +1,6 @@
-"""What follows a tensor pointwise: scales and shifts, an activation, a function spelled in several ops, a chain of ops.
+"""Finds the pointwise ops behind a tensor: scales and shifts, an activation, a function spelled in several ops, a chain.
 
-A chain goes on while what it has computed is read by one pointwise op only: that saves a launch and a pass over memory.
+A chain goes on while a single pointwise op reads its result: that saves a launch and a pass over memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,27 +21,27 @@ Scale = tuple[str, np.ndarray]  # an operation with a constant
 
 
 class Chains:
-    """Questions about a network with one op for each node, no op of which depends on an option."""
+    """Answers questions about a network with one op for each node, none of which depends on an option."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._functions: dict[str, Found | None] = {}
 
     def reader(self, tensor: str) -> Op[Any] | None:
-        """The op that alone reads `tensor`, exactly once, if it is no network output."""
+        """Returns the only op that reads `tensor`, exactly once; None if `tensor` is a network output or has other readers."""
         op = self.network.only_reader(tensor)
         again = any(other == tensor for _, other, _ in steps(op, tensor) or ())
         return None if op is None or op.inputs.count(tensor) != 1 or again else op
 
     def size(self, tensor: str, axis: str) -> int:
-        """Along an axis of nchw; 1 along none."""
+        """Returns the tensor's size along an axis of nchw; 1 for axis ""."""
         return self.network.tensors[tensor]["nchw".index(axis)] if axis else 1
 
     # ---- scales, shifts, activations
 
     def scales_after(self, tensor: str, axis: str) -> tuple[list[Scale], Ops]:
-        """(all that scales and shifts along an axis of `tensor`, each [size] or [1]; the ops that do). Nothing else reads the
-        tensors between."""
+        """Returns (the constants that scale or shift `tensor` along an axis, each [size] or [1], in order; their ops). The
+        tensors between have no other readers."""
         found, ops = list[Scale](), list[Op[Any]]()
         while (op := self.reader(tensor)) is not None and (more := self._scales(op, tensor, axis)):
             found += more
@@ -50,7 +50,7 @@ class Chains:
         return found, tuple(ops)
 
     def _scales(self, op: Op[Any], tensor: str, axis: str) -> list[Scale]:
-        """Those of an op that does nothing else."""
+        """Returns the scales and shifts of an op that does nothing else; an empty list for any other op."""
         found = list[Scale]()
         same = self.network.tensors[op.output] == self.network.tensors[tensor]
         for step in (steps(op, tensor) or ()) if same else ():
@@ -61,7 +61,7 @@ class Chains:
         return found
 
     def activation_after(self, tensor: str, axis: str = "c") -> Activated | None:
-        """The activation that is all that reads a tensor."""
+        """Returns the activation that is the only reader of a tensor, in one op or spelled in several; else None."""
         found = self.function_of(tensor)
         op = self.network.only_reader(tensor) if found is None else None
         if op is not None and op.inputs[0] == tensor and (only := steps(op, tensor)) is not None:
@@ -77,14 +77,14 @@ class Chains:
     # ---- functions in several ops
 
     def function_of(self, tensor: str) -> Found | None:
-        """The longest known function of `tensor` alone in at least two ops, which are all that reads it. Nothing else reads the
-        tensors between."""
+        """Returns the longest known function of `tensor` spelled in two ops or more, which are its only readers; else None. The
+        tensors between have no other readers."""
         if tensor not in self._functions:
             self._functions[tensor] = self._function(tensor, None)
         return self._functions[tensor]
 
     def _function(self, tensor: str, among: Op[Any] | None) -> Found | None:
-        """As `function_of`; with `among`, it has this op, and others may read `tensor`."""
+        """Does the work of `function_of`. With `among`, the function includes this op, and other ops may read `tensor`."""
         order, known = self._evaluable(tensor)
         for last in reversed(order):
             stage = spelled(known[last.output])
@@ -105,7 +105,7 @@ class Chains:
         return tensor not in self.network.output_names and all(id(r) in only for r in self.network.readers[tensor])
 
     def _evaluable(self, tensor: str) -> tuple[list[Op[Any]], dict[str, np.ndarray]]:
-        """(ops behind `tensor` that depend on it alone, in order; the samples of what they give)."""
+        """Returns (the ops behind `tensor` that depend on it alone, in order; tensor -> values at SAMPLES)."""
         order, known = list[Op[Any]](), {tensor: SAMPLES}
         todo = [*self.network.readers[tensor]]
         while todo and len(order) < LONGEST_SPELLING:
@@ -118,7 +118,7 @@ class Chains:
         return order, known
 
     def _evaluated(self, op: Op[Any], known: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The samples of an op's output; None unless all that it reads is known or a scalar."""
+        """Evaluates an op at the samples; None unless each of its inputs is known or a scalar."""
         tensor = next((t for t in op.inputs if t in known), "")
         found = steps(op, tensor) if tensor else None
         if found is None:
@@ -137,7 +137,7 @@ class Chains:
     # ---- chains
 
     def chain_at(self, op: Op[Any], stop: Callable[[Op[Any]], bool], last: Op[Any] | None = None) -> Chain:
-        """The chain that begins at a pointwise op; it ends before an op for which `stop` holds, and with op `last`."""
+        """Returns the chain that begins at a pointwise op; it ends before an op for which `stop` holds, or with op `last`."""
         tensor, found = self._first(op, stop)
         chain = Chain(tensor)
         while found is not None:
@@ -153,7 +153,8 @@ class Chains:
         return chain
 
     def _first(self, op: Op[Any], stop: Callable[[Op[Any]], bool]) -> tuple[str, Found | None]:
-        """What a chain at `op` begins with: a function in several ops of one of its inputs, else the op itself."""
+        """Returns (input, function): the function spelled in several ops at which a chain from `op` begins; None for the op
+        alone."""
         for tensor in unique(op.inputs):
             found = self._function(tensor, op)
             if found and not any(stop(n) for n in found[1] if n is not op):

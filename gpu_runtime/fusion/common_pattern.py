@@ -22,9 +22,9 @@ ITSELF = "its branch is 2:4 already, but its sum with the input is not"
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """`masks`: convolution's node -> which of its weights [K, C/groups, r, s] stay, for branches that do not have the pattern
-    already; `against`: why there is no common pattern, or empty. `lost`: the sum of the squared merged weights that it sets to
-    zero."""
+    """`masks`: convolution's node -> mask of the weights [K, C/groups, r, s] that stay, for branches without the pattern;
+    `against`: why there is no common pattern, or empty; `lost`: the sum of squares of the merged weights that it sets to zero.
+    """
 
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     against: str = ""
@@ -58,7 +58,8 @@ def no_fours(s: Sum) -> str:
 
 
 def held(s: Sum, branches: Iterable[Branch]) -> np.ndarray:
-    """Where these branches, and the input itself, are not zero in the sum's window: bool [K, C/groups, R, S]."""
+    """Marks the places of the sum's window at which these branches, or the input itself, are not zero: bool [K, C/groups, R,
+    S]."""
     found = np.zeros(s.w.shape, bool)
     for b in branches:
         found[_place(b)] |= b.w != 0

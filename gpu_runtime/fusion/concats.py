@@ -1,9 +1,9 @@
-"""A scale, a shift and an activation behind a Concat of convolutions -> the convolutions' own, always: it saves a launch.
+"""Moves a scale, a shift and an activation from behind a Concat into the convolutions before it, always: it saves a launch.
 
-MixNet and its like split a layer's channels among kernels of several sizes, concatenate what they give, and normalize that.
+MixNet and its like split a layer's channels among kernels of several sizes, concatenate the results and normalize them.
 
-Example. relu(concat(conv(x, w1), conv(x, w2)) * s) with 8 + 16 channels: concat(relu(conv(x, w1 * s[:8])),
-relu(conv(x, w2 * s[8:]))).
+Example. relu(concat(conv(x, w1), conv(x, w2)) * s) with 8 + 16 channels: concat(relu(conv(x, w1 * s[:8])), relu(conv(x, w2 *
+s[8:]))).
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ def into_convolutions(network: Network) -> Network:
 
 
 def _behind(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
-    """The chain behind a Concat of channels, all of convolutions that nothing else reads."""
+    """Returns the chain behind a Concat along the channels, if all its inputs are convolutions without other readers; else
+    None."""
     y, chain = concat.output, network.only_reader(concat.output)
     if concat.problem.axis != 1 or concat.when or not computes(chain, PointwiseProblem) or chain.when:
         return None
@@ -40,12 +41,12 @@ def _behind(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem]
 
 
 def _takes(op: Op[Any] | None) -> bool:
-    """Whether an op is a convolution that ends with its sums."""
+    """Whether an op is a convolution without an epilogue."""
     return is_convolution(op) and replace(op.problem.epilogue, bias=False) == Epilogue()
 
 
 def _move(network: Network, concat: Op[Any], chain: Op[Any], options: Options) -> None:
-    """Let the convolutions do what they can of the chain: scales and shifts, then an activation."""
+    """Moves the leading scales and shifts of the chain, then an activation, into the convolutions."""
     found, channels = steps(chain, concat.output) or [], chain.problem.c
     affine, count = leading_affine(found, channels)
     act, vectors = NONE, dict(zip(("scale", "shift"), affine, strict=True))
@@ -75,7 +76,7 @@ def _move(network: Network, concat: Op[Any], chain: Op[Any], options: Options) -
 
 
 def _with(conv: Op[Any], chain: Op[Any], act: Activation, part: Mapping[str, np.ndarray]) -> Op[Any]:
-    """The convolution with its part of what follows, each [K]."""
+    """Returns the convolution with its channels' part of the scale, shift and slope, each [K]."""
     b = conv.weights.get("b", np.zeros(1)).astype(np.float64) * part["scale"] + part["shift"]
     weights = {**conv.weights, "w": by_rows(conv.weights["w"], part["scale"]), "b": b}
     if "slope" in part:

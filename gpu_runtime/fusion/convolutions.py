@@ -1,4 +1,4 @@
-"""A convolution with what it does to its sums before it stores them: scales, an activation, depth-to-space, and so on."""
+"""A convolution while its epilogue grows: scales, an activation, depth-to-space, a residual and so on."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from tactics.problems.protocol import Problem
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A convolution in the making. `op`: its problem and weights so far; `head`, `tail`: views and gathers in front of it and
-    behind it, of the same node; `output`: what all of that gives; `axis`: of nchw, along which the channels lie there ("" if
-    along none); `used`: the ops behind whose work it does. `label`: its name."""
+    """A convolution in the making. `op`: its problem and weights so far; `head`, `tail`: the views and gathers of the same ONNX
+    node before and behind it; `output`: the last tensor of the row; `axis`: the axis of nchw along which the channels lie there
+    ("": none); `used`: the ops behind it that it computes by now; `label`: its name."""
 
     op: Op[Any]
     head: tuple[Op[Any], ...]
@@ -36,7 +36,7 @@ class Conv:
         return (*self.op.nodes, *(name for op in self.used for name in op.nodes))
 
     def ops(self, *when: tuple[str, str]) -> list[Op[Any]]:
-        """The convolution between its moves, which exist under these options."""
+        """Returns the convolution between its moves, all of which exist under the options in `when`."""
         row = [*self.head, self.op, *self.tail]
         outputs = [*(f"{self.output} ({self.label} {i})" for i in range(len(row) - 1)), self.output]
         made: list[Op[Any]] = []
@@ -54,7 +54,7 @@ def is_convolution(op: Op[Problem] | None) -> TypeGuard[Op[Any]]:
 
 
 def started(network: Network, op: Op[Any]) -> Conv:
-    """A convolution with the moves of its node."""
+    """Returns the convolution with the moves of its node, before any fusion."""
     tail, head, axis, last, first = list[Op[Any]](), list[Op[Any]](), "c", op, network.producer(op.inputs[0])
     while (move := network.only_reader(last.output)) is not None and _is_own(move, op):
         axis, last = _through(move.problem, axis), move
@@ -82,7 +82,7 @@ def _through(move: Problem, axis: str) -> str:
 
 
 def followed(conv: Conv, used: Sequence[Op[Any]], label: str = "", **changes: Any) -> Conv:
-    """The convolution that does these ops behind it too, and so has other values of its epilogue's fields."""
+    """Returns the convolution with the ops `used` absorbed, and with these fields of its epilogue changed."""
     op = replace(conv.op, problem=with_epilogue(conv.op.problem, **changes)) if changes else conv.op
     if not used:
         return replace(conv, op=op)
@@ -91,17 +91,18 @@ def followed(conv: Conv, used: Sequence[Op[Any]], label: str = "", **changes: An
 
 
 def weighted(conv: Conv, **more: np.ndarray) -> Conv:
-    """The convolution with more weights, or others."""
+    """Returns the convolution with these weights added or replaced."""
     return replace(conv, op=replace(conv.op, weights={**conv.op.weights, **more}))
 
 
 def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Weights or a bias [K, ...] in double precision, each row times its scale, [K] or [1]."""
+    """Multiplies each row of weights or bias [K, ...] by its scale, [K] or [1], in FP64."""
     return array.astype(np.float64) * scale.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 def spread(conv: Conv, v: np.ndarray) -> np.ndarray:
-    """A value for each channel of the output, or one for all, as for each of the sums': of each corner of a block."""
+    """Turns values per channel of the output into values per channel of the sums: with depth-to-space a channel of the output
+    has one for each corner of a block. A single value stays one."""
     end = conv.op.problem.epilogue
     if end.d2s == 1 or v.size == 1:
         return v
@@ -109,8 +110,8 @@ def spread(conv: Conv, v: np.ndarray) -> np.ndarray:
 
 
 def _scaled(conv: Conv, chains: Chains, shift: np.ndarray) -> tuple[Affine, tuple[Op[Any], ...]]:
-    """(a scale of one and this shift, [1] or [K], with the constants' scales and shifts behind a convolution, each [K], FP64;
-    the ops that scale and shift)."""
+    """Returns (scale and shift, each [K], FP64: a scale of 1 and this shift, [1] or [K], followed by all constant scales and
+    shifts behind the convolution; the ops that scale and shift)."""
     rows = conv.op.weights["w"].shape[:1]
     found, used = chains.scales_after(conv.output, conv.axis)
     affine = np.ones(rows), np.broadcast_to(shift, rows)
@@ -120,7 +121,7 @@ def _scaled(conv: Conv, chains: Chains, shift: np.ndarray) -> tuple[Affine, tupl
 
 
 def with_scales(conv: Conv, chains: Chains) -> Conv:
-    """With the constants' scales and shifts behind it folded into weights and bias, in FP64."""
+    """Folds the constant scales and shifts behind the convolution into its weights and bias, in FP64."""
     w = conv.op.weights["w"]
     (scale, b), used = _scaled(conv, chains, conv.op.weights.get("b", np.zeros(1)))
     weights = {"w": by_rows(w, scale) if np.any(scale != 1) else w}
@@ -131,7 +132,7 @@ def with_scales(conv: Conv, chains: Chains) -> Conv:
 
 
 def with_depth_to_space(conv: Conv, chains: Chains) -> Conv:
-    """With the depth-to-space that alone reads its output; the same one where none does."""
+    """Absorbs the depth-to-space that is the convolution's only reader; returns the same convolution where there is none."""
     p, reader = conv.op.problem, chains.reader(conv.output)
     if not isinstance(p, ConvProblem) or conv.tail or p.epilogue.d2s > 1 or not computes(reader, MoveProblem):
         return conv
@@ -142,7 +143,7 @@ def with_depth_to_space(conv: Conv, chains: Chains) -> Conv:
 
 
 def with_activation(conv: Conv, chains: Chains) -> Conv:
-    """With the activation that alone reads its output; the same one where none does."""
+    """Absorbs the activation that is the convolution's only reader; returns the same convolution where there is none."""
     found = chains.activation_after(conv.output, conv.axis)
     if found is None or (found[1] is not None and conv.tail):
         return conv
@@ -152,9 +153,9 @@ def with_activation(conv: Conv, chains: Chains) -> Conv:
 
 
 def with_affine(conv: Conv, chains: Chains) -> Conv:
-    """With the constants' scales and shifts behind its activation.
+    """Absorbs the constant scales and shifts behind the convolution's activation.
 
-    What scales the result of a homogeneous activation by positive numbers scales its weights instead.
+    Positive scales behind a homogeneous activation, such as ReLU, scale the weights instead.
     """
     act = conv.op.problem.epilogue.act
     (scales, shifts), used = _scaled(conv, chains, np.zeros(1))
@@ -167,6 +168,6 @@ def with_affine(conv: Conv, chains: Chains) -> Conv:
 
 
 def with_last(conv: Conv, chains: Chains) -> Conv:
-    """With a second activation."""
+    """Absorbs a second activation; returns the same convolution where there is none."""
     found = chains.activation_after(conv.output, conv.axis)
     return conv if found is None or found[0].name == "prelu" else followed(conv, found[2], last=found[0])

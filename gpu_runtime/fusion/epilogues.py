@@ -1,13 +1,13 @@
-"""What convolutions and chains do of the ops behind them, found in one pass from the network's inputs to its outputs.
+"""Convolutions and chains take over the ops behind them, in one pass from the network's inputs to its outputs.
 
-Always fused: scales and shifts by constants (BatchNormalization, Mul, Add, ...) into the convolution before them, in
-double precision, and the activation after it. A residual Add can go into either of its producers: those are
-alternatives, and the plan chooses. Each such Add is a group of options, "apart" or "into <convolution>".
+Always fused: scales and shifts by constants (BatchNormalization, Mul, Add, ...) into the convolution before them, in double
+precision, and the activation after it. A residual Add can go into either of its producers: those are alternatives, and the plan
+chooses. Each such Add is a group of options, "apart" or "into <convolution>".
 
-Depth-to-space after a convolution is that convolution's store, so that a residual Add behind it can be as well. Space-to-depth
-and channel shuffles are ops: whether weights take them is an option (rewrites.blocks, rewrites.channels).
+Depth-to-space after a convolution becomes that convolution's store, so that a residual Add behind it can be fused as well.
+Space-to-depth and channel shuffles stay ops: whether weights absorb them is an option (rewrites.blocks, rewrites.channels).
 
-Pointwise ops that read each other only are one op, a chain: always, since apart they cost launches and bytes more.
+Pointwise ops that read only each other always become one op, a chain: apart they cost more launches and bytes.
 """
 
 from dataclasses import replace
@@ -26,14 +26,14 @@ STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family th
 
 
 def fused(network: Network) -> Network:
-    """The network, one op for each node of it, with each of these ops in the epilogue or chain that takes it."""
+    """Takes a network with one op for each node; returns it with fusible ops in the epilogues and chains that absorb them."""
     return _Epilogues(network).run()
 
 
 class _Epilogues:
-    """The pass. `covered`: ids of ops whose work another one does by now; `convs`: each convolution as it comes; `ends`: what
-    they give, or a view of it; `waiting`: those that a residual Add alone reads, by the tensor they give, each with the op that
-    it was."""
+    """The pass. `covered`: ids of ops that another op computes by now; `convs`: op id -> the convolution as it began; `ends`:
+    the outputs of convolutions and of views of them; `waiting`: tensor -> (original op, convolution) of each convolution that
+    only a residual Add reads."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -64,7 +64,7 @@ class _Epilogues:
         self.options.without(*ops)
 
     def _place(self, chain: Chain, at: Op[Any], *when: Literal) -> None:
-        """A chain in the place of one of its ops."""
+        """Puts a chain, as one op, in the place of `at`, one of its ops."""
         self._cover(*chain.ops)
         self.options.instead(at, replace(chain.op(self.network.tensors), when=when))
 
@@ -93,12 +93,12 @@ class _Epilogues:
             self._pooled(conv, first, pool)
 
     def _wait(self, first: Op[Any], conv: Conv) -> None:
-        """Until the residual Add that reads it comes."""
+        """Keeps the convolution until the pass reaches the residual Add that reads it."""
         self._cover(*conv.used)
         self.waiting[conv.output] = first, conv
 
     def _pooled(self, conv: Conv, first: Op[Any], pool: Op[Any]) -> None:
-        """Convolution and max pool apart, and as one."""
+        """Offers a convolution and its max pool apart, and as one op."""
         option, q = f"into {conv.op.layer}", pool.problem
         one = followed(conv, [pool], pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
         self.options.before(first, *conv.ops((pool.name, APART)))
@@ -106,7 +106,7 @@ class _Epilogues:
         self.options.either(pool.name, [pool], [(pool, op) for op in one.ops()], option)
 
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
-        """An Add that convolutions wait for: apart, and into each of them."""
+        """Offers a residual Add apart, and fused into each of the convolutions that wait for it."""
         act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
         options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))
@@ -125,18 +125,18 @@ class _Epilogues:
     # ---- conditions
 
     def _residual_after(self, conv: Conv) -> Op[Any] | None:
-        """The residual Add that alone reads the convolution, and may be done in its epilogue."""
+        """Returns the residual Add that is the convolution's only reader and may be fused into its epilogue, else None."""
         add = self.chains.reader(conv.output)
         return add if not conv.tail and adds_tensors(add) and id(add) not in self.covered else None
 
     def _is_taken(self, op: Op[Any]) -> bool:
-        """Whether a chain leaves an op alone: it is done already, or a convolution's epilogue may do it."""
+        """Whether a chain must leave an op alone: another op computes it already, or a convolution's epilogue may."""
         if id(op) in self.covered or any(t in self.waiting for t in op.inputs):
             return True
         return adds_tensors(op) and any(self._ends_convolution(t, (op,)) for t in op.inputs)
 
     def _ends_convolution(self, tensor: str, readers: tuple[Op[Any], ...]) -> bool:
-        """Whether `tensor` is what a convolution ends with, all pointwise ops behind it included, and nothing else reads it."""
+        """Whether `tensor` is a convolution's result, with or without pointwise ops behind it, and only `readers` read it."""
         while True:
             op = self.network.producer(tensor)
             alone = all(any(r is reader for reader in readers) for r in self.network.readers[tensor])
@@ -150,7 +150,7 @@ class _Epilogues:
 
 
 def _pool_after(conv: Conv, chains: Chains) -> Op[Any] | None:
-    """The max pool that alone reads an image's first convolution, whose kernel may store the maxima instead."""
+    """Returns the max pool that is the only reader of a network's first convolution, whose kernel may store maxima instead."""
     pool, p = chains.reader(conv.output), conv.op.problem
     if not computes(pool, PoolProblem) or pool.problem.kind != "max" or not isinstance(p, ConvProblem):
         return None

@@ -17,24 +17,25 @@ from gpu_runtime.network import Network, named_shortly
 
 
 def fuse(network: Network) -> Network:
-    """The network with what is always fused, and options where there is a choice; weights in FP32. Raises ModelError where FP32
-    cannot hold the weights that folding gives."""
+    """Returns the network with everything fused that always pays, and options where there is a choice; weights in FP32. Raises
+    ModelError where folding makes weights that FP32 cannot hold."""
     fused = rounded(branches.offer(_apart(network)))
     return named_shortly(moves.windows(rearrange(moves.once(fused))))
 
 
 def sums(imported: Imported) -> list[branches.Sum]:
-    """The sums of branches, Convs over images, that may be one convolution. Raises ModelError."""
+    """Lists the sums of branches, Convs over images, that may become one convolution each. Raises ModelError."""
     graph = imported.model.graph
     convs = {name_of(node) for node in graph if node.op_type == "Conv" and len(shape_of(operand(node))) == 4}
     return [s for s in branches.sums(_apart(lower(imported))) if all(b.conv in convs for b in s.branches)]
 
 
 def common_masks(imported: Imported) -> dict[str, np.ndarray]:
-    """Which weights pruning to 2:4 keeps where branches may become one convolution (common_pattern). Raises ModelError."""
+    """Returns node -> mask of the weights that pruning to 2:4 keeps where branches may become one convolution (common_pattern).
+    Raises ModelError."""
     return {name: mask for s in sums(imported) for name, mask in common(s, imported.stored).masks.items()}
 
 
 def _apart(network: Network) -> Network:
-    """The network with all of this, but branches that are added."""
+    """Runs all passes but the one that offers sums of branches."""
     return prologues.offer(concats.into_convolutions(epilogues.fused(network)))

@@ -1,5 +1,5 @@
-"""Views and transpositions that do the same, and windows of windows: one op each. Last, since convolutions look for their own
-moves before."""
+"""Merges equal views and transpositions of one tensor, and windows of windows, into one op each. This pass is the last, since
+convolutions look for the moves of their own node before."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from tactics.problems.protocol import Problem
 
 
 def once(network: Network) -> Network:
-    """One op of views and transpositions that do the same to the same tensor: what reads them reads one tensor then, so that
-    products of one input are known as such."""
+    """Merges views and transpositions of one tensor that do the same: their readers then read one tensor, and products of one
+    input are recognised."""
     same: dict[str, str] = {}
     known: dict[tuple[Problem, tuple[str, ...]], int] = {}
     kept: list[Op[Problem]] = []
@@ -30,7 +30,7 @@ def once(network: Network) -> Network:
 
 
 def windows(network: Network) -> Network:
-    """One op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
+    """Merges a Slice or Pad with the Slice or Pad that is its only reader, where that is exact."""
     options, made = Options(network), set[int]()
     for second in network.ops:
         ops = network.row(second, MoveProblem, MoveProblem)
@@ -43,7 +43,7 @@ def windows(network: Network) -> Network:
 
 
 def _composed(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
-    """One window that is b of a, where there is one."""
+    """Returns window `b` of window `a` as one window; None where no single window is equal."""
     for size, middle, out, s1, t1, s2, t2 in zip((a.c, a.h, a.w), a.out, b.out, a.start, a.step, b.start, b.step, strict=True):
         j = s2 + t2 * np.arange(out)
         source = s1 + t1 * j

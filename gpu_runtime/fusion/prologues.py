@@ -1,4 +1,4 @@
-"""A scale, shift and ReLU that one 1x1 convolution alone reads: apart, or in front of its product, as an option."""
+"""Offers a scale, shift and ReLU in front of the product of the 1x1 convolution that is their only reader."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tactics.problems.prologue import Prologue
 
 
 def offer(network: Network) -> Network:
-    """The network with this choice for each such convolution, whatever options it has."""
+    """Adds this option to each such convolution and all its alternatives."""
     options = Options(network)
     chains = {op.output: (op, affine) for op in network.ops if (affine := _scale_shift_relu(op)) is not None}
     takers: dict[str, list[Op[Any]]] = {}
@@ -36,7 +36,7 @@ def _behind(chain: Op[Any], affine: Affine, ops: list[Op[Any]]) -> Iterator[tupl
 
 
 def _takes(network: Network, op: Op[Any]) -> bool:
-    """Whether an op is a 1x1 convolution, all of whose alternatives alone read its input."""
+    """Whether an op is a 1x1 convolution whose alternatives are the only readers of its input."""
     if not computes(op, ConvProblem) or not op.layer or op.problem.epilogue.pool:
         return False
     tensor, p = op.inputs[0], op.problem
@@ -45,7 +45,8 @@ def _takes(network: Network, op: Op[Any]) -> bool:
 
 
 def _scale_shift_relu(chain: Op[Any]) -> Affine | None:
-    """(scale, shift), each [C] and an FP16 value's double, of a chain max(x * scale + shift, 0) per channel, else None."""
+    """Returns (scale, shift), each [C], FP64, of a chain max(x * scale + shift, 0) per channel; None for other chains, and
+    where FP16 cannot hold the constants well."""
     if not computes(chain, PointwiseProblem) or chain.when or len(chain.inputs) != 1:
         return None
     p = chain.problem

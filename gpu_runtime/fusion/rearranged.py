@@ -1,8 +1,8 @@
-"""Parts of one tensor that a Concat joins to all of it in another order: Reshape, Transpose and Reshape, as one op and views.
+"""A Concat that joins all parts of one tensor in another order becomes Reshape, Transpose and Reshape: one op between views.
 
 Exporters write windows so (unfold, the Focus of some detectors): a strided Slice for each place in a block.
 
-Example. Concat of x[:, 0::2] and x[:, 1::2] along the channels, x [n,c,h,w]: x as [n,c/2,2,h*w], its middle axes exchanged.
+Example. Concat of x[:, 0::2] and x[:, 1::2] along the channels, x [n,c,h,w]: x as [n,c/2,2,h*w] with its middle axes exchanged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ PARTS_PER_MOVE = 16  # of several moves in place of parts: so many launches of p
 
 
 def rearrange(network: Network) -> Network:
-    """The network where each such Concat, with the moves before and behind it, is one op between views, or a few."""
+    """Replaces each such Concat, with the moves before and behind it, by one op between views, or by a few."""
     options, done = Options(network), set[int]()
     for last in reversed(network.ops):
         if last.when or id(last) in done:
@@ -41,7 +41,8 @@ def rearrange(network: Network) -> Network:
 
 
 def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | None:
-    """The moves that give what the ops give of a tensor of that shape, each of a shape of its own; None where none do."""
+    """Returns moves, each over a shape of its own, with the same result as the ops `passed` of a tensor of that shape; None if
+    there are none."""
     images, index = followed(shape, source, passed)
     found = None if index is None else _axes(index)
     if index is None or found is None:
@@ -61,7 +62,8 @@ def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | Non
 
 
 def _axes(index: np.ndarray) -> tuple[list[int], list[int]] | None:
-    """(sizes, strides) of the fewest axes along which a flat index array is a permutation; None where it is none of axes."""
+    """Returns (sizes, strides) of the fewest axes whose permutation gives a flat index array; None where no permutation of axes
+    does."""
     sizes, strides = list[int](), list[int]()
     while index.size > 1:
         step = int(index[1]) - int(index[0])
@@ -75,7 +77,7 @@ def _axes(index: np.ndarray) -> tuple[list[int], list[int]] | None:
 
 
 def _row(shape: Shape4, source: str, passed: Ops, steps: Sequence[Problem]) -> Iterator[Op[Problem]]:
-    """Ops of these steps, with views between, that give what the ops gave."""
+    """Yields ops of these steps, with views between, that replace the ops `passed`."""
     last, row = passed[0], list[Problem]()
     for step in (*steps, None):
         wanted = last.problem.out_shape if step is None else step.in_shapes[0]

@@ -1,5 +1,5 @@
-"""Weights in FP32, each array once. Kernels on tensor cores round them to FP16 as they are packed, those for FP32 tensors do
-not."""
+"""Rounds weights to FP32, each array once. Kernels on tensor cores round them to FP16 when they are packed; kernels for FP32
+tensors do not."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,8 @@ from tactics.problems.protocol import Problem
 
 
 def rounded(network: Network) -> Network:
-    """The network with such weights, and for each convolution whether they have the 2:4 pattern; all alternatives of a layer
-    have the same array. Raises ModelError where a constant is not finite any more."""
+    """Returns the network with FP32 weights, and for each convolution whether they have the 2:4 pattern. All alternatives of a
+    layer share one array. Raises ModelError where a constant is no longer finite."""
     single: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # both, so that no other array gets the id
     kernels: dict[str, tuple[np.ndarray, bool]] = {}
     ops = list[Op[Any]]()

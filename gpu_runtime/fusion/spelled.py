@@ -1,6 +1,6 @@
-"""Functions of one value that exporters write in several nodes, such as 0.5 * x * (1 + Erf(x / sqrt 2)), by their values.
+"""Recognises functions that exporters spell in several nodes, such as 0.5 * x * (1 + Erf(x / sqrt 2)), by their values.
 
-Whatever the spelling, what the nodes give of samples is compared with the functions known.
+The values of the nodes at SAMPLES are compared with those of the known functions, whatever the spelling.
 """
 
 import functools
@@ -22,7 +22,7 @@ def _known() -> np.ndarray:
 
 
 def spelled(y: np.ndarray) -> Stage | None:
-    """The function whose values at SAMPLES are `y`."""
+    """Returns the function whose values at SAMPLES are `y`, else None."""
     with np.errstate(all="ignore"):
         close = np.abs(_known() - y) <= 2e-5 + 2e-5 * np.abs(y)
     if not np.isfinite(y).all():

@@ -1,4 +1,4 @@
-"""Pointwise ops as steps: what each makes of one of its inputs, and one op of the steps of several."""
+"""Pointwise ops as steps: the operations that an op applies to one of its inputs, and one op made of the steps of several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class Constant:
     shape: Shape4
 
     def along(self, axis: str, size: int) -> np.ndarray | None:
-        """[size] or [1], where it broadcasts along that axis of nchw only ("": along none); None if it does otherwise."""
+        """Returns the values along `axis` of nchw, [size] or [1]; with axis "" a scalar's [1]; None where they vary along
+        another axis."""
         apart = all(d == 1 for a, d in zip("nchw", self.shape, strict=True) if a != axis)
         return self.array.reshape(-1) if apart and self.array.size in (1, size) else None
 
@@ -34,8 +35,8 @@ Step = tuple[str, str | Constant | None, tuple[float, ...]]
 
 
 def steps(op: Op[Problem] | None, tensor: str) -> list[Step] | None:
-    """What an op makes of `tensor`, one of its inputs; None if that is not pointwise, or if it is neither the first of them nor
-    the other operand of its one stage."""
+    """Returns the steps that an op applies to `tensor`, one of its inputs; None if the op is not pointwise, or if `tensor` is
+    neither its first input nor the other operand of its only stage."""
     if not computes(op, PointwiseProblem):
         return None
     stages = op.problem.stages
@@ -56,7 +57,8 @@ def _operand(op: Op[PointwiseProblem], stage: Stage) -> str | Constant | None:
 
 
 def along(step: Step, axis: str, size: int) -> np.ndarray | None:
-    """The one constant of a step, [size] or [1] in double precision, if that is what it has."""
+    """Returns the constant along `axis` of nchw as FP64 [size], or [1] where it broadcasts; None where it varies along another
+    axis."""
     _, other, params = step
     if isinstance(other, Constant):
         found = other.along(axis, size)
@@ -65,13 +67,14 @@ def along(step: Step, axis: str, size: int) -> np.ndarray | None:
 
 
 def scaled(affine: Affine, step: Step, axis: str, size: int) -> Affine | None:
-    """A scale and a shift, each [size] or [1], with those of a step; None where the step is neither."""
+    """Composes scale and shift, each [size] or [1], with a step; None where the step is neither a scale nor a shift."""
     c = along(step, axis, size)
     return None if c is None else then(affine, step[0], c)
 
 
 def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
-    """(scale and shift per channel, each [channels] or [1], FP64, of all steps of the kind that stand first; how many)."""
+    """Returns (scale and shift per channel of all leading steps that scale or shift, each [channels] or [1], FP64; the number
+    of these steps)."""
     affine, count = UNSCALED, 0
     for step in found:
         more = scaled(affine, step, "c", channels)
@@ -83,7 +86,7 @@ def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What `ops`, one behind the other, make of a tensor: these steps."""
+    """Ops in a row, each the only reader of the one before; together they apply `steps` to `tensor`."""
 
     tensor: str
     ops: tuple[Op[Any], ...] = ()
@@ -102,7 +105,7 @@ class Chain:
         return [other for _, other, _ in self.steps if isinstance(other, Constant)]
 
     def op(self, tensors: Mapping[str, Shape4]) -> Op[PointwiseProblem]:
-        """As one op over tensors of these shapes, with the names and nodes of the ops."""
+        """Makes one op of the chain, with the names and nodes of all its ops. `tensors`: tensor -> NCHW shape."""
         over, inputs, weights, stages = tensors[self.output], self.inputs, dict[str, np.ndarray](), list[Stage]()
 
         def span(shape: Shape4) -> str:
@@ -121,6 +124,6 @@ class Chain:
 
 
 def rest(network: Network, op: Op[PointwiseProblem], count: int, tensor: str) -> Op[PointwiseProblem]:
-    """What an op does behind its first `count` stages, of `tensor`, a new one of its output's shape."""
+    """Makes an op of the stages behind the first `count`; it reads `tensor`, a new tensor of the shape of the op's output."""
     left = (steps(op, op.inputs[0]) or [])[count:]
     return Chain(tensor, (op,), tuple(left)).op({**network.tensors, tensor: network.tensors[op.output]})

@@ -57,7 +57,7 @@ CONVOLUTIONS = {"Conv": _of_conv, "ConvTranspose": _of_conv_transpose, "Gemm": _
 
 
 def product_at(node: Node) -> Unit | None:
-    """Conv, ConvTranspose, Gemm or MatMul with constant weights and bias; None if the node is no such product."""
+    """Returns the unit of a Conv, ConvTranspose, Gemm or MatMul with constant weights and bias; None for any other node."""
     third = node.inputs[2] if len(node.inputs) > 2 else None
     found = CONVOLUTIONS[node.op_type](node) if node.op_type in CONVOLUTIONS else None
     if found is None:
@@ -90,15 +90,16 @@ def conv(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
 
 
 def around(pads: Sequence[int]) -> Shape4:
-    """top, left, bottom, right."""
+    """Returns pads as (top, left, bottom, right)."""
     top, left, bottom, right = pads
     return top, left, bottom, right
 
 
 def _volume(unit: Unit, weights: Weights) -> tuple[Problem, ...]:
-    """A convolution of rank 5: for each image of the output's depth those that its taps along the depth read, as channels.
+    """Lowers a convolution of rank 5: for each image of the output's depth, a gather puts the input images under its taps along
+    the depth side by side as channels.
 
-    Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
+    Groups become zeros between the channels of other groups: dense kernels, which suffice where volumes are rare.
     """
     node, (n, c, *image), (_, _, depth, *_) = unit.node, shape_of(operand(unit.node)), shape_of(unit.node.outputs[0])
     kernel, groups = unit.weights["w"], attribute(node, "group", 1)
@@ -132,8 +133,8 @@ def _volume(unit: Unit, weights: Weights) -> tuple[Problem, ...]:
 
 
 def conv_transpose(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
-    convolution whose taps stand in reverse."""
+    """Lowers a ConvTranspose. Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with
+    depth-to-space. With stride 1: a convolution whose taps stand in reverse."""
     node, (n, c, h, w) = unit.node, shapes[0]
     rank = len(shape_of(operand(node)))
     if len(shape_of(unit.output)) != rank:  # shape inference gives up on output_shape smaller than the input
@@ -161,7 +162,8 @@ def conv_transpose(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) ->
 
 
 def _cropped(unit: Unit, size: tuple[int, int], image: tuple[int, int], out: Shape4) -> tuple[int, int]:
-    """What a ConvTranspose takes off before rows and columns: given, or what the output's size leaves."""
+    """Returns (rows, columns) that a ConvTranspose cuts off before the output: the given pads, or their share of the excess
+    over the output's size."""
     node, rank = unit.node, len(shape_of(unit.output))
     mode = attribute(node, "auto_pad", "NOTSET")
     if not mode.startswith("SAME") and attribute(node, "output_shape") is None:
@@ -174,7 +176,8 @@ def _cropped(unit: Unit, size: tuple[int, int], image: tuple[int, int], out: Sha
 
 
 def matmul(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
-    """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
+    """Lowers a product by a constant to a 1x1 convolution, or to one as large as the image that was flattened; a product of two
+    computed tensors to a MatmulProblem."""
     if "w" not in weights:
         return _product(unit) if len(unit.inputs) == 2 else _by_matrices(unit, weights)
     shape, (n, c, h, w) = shape_of(unit.inputs[0]), shapes[0]
@@ -188,7 +191,7 @@ def matmul(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
 
 
 def _by_matrices(unit: Unit, weights: Weights) -> tuple[Problem, ...]:
-    """A product with one constant matrix, or vector, for each batch of some last axes: a group of channels each."""
+    """Lowers a product with a constant matrix, or vector, for each index of some leading axes: each is a group of channels."""
     node, shape = unit.node, shape_of(unit.inputs[0])
     first = constant(node.inputs[0]) is not None
     matrices = np.asarray(constant(node.inputs[0 if first else 1]))
@@ -241,7 +244,7 @@ def _product(unit: Unit) -> MatmulProblem:
 
 
 def _kernel(unit: Unit, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:
-    """(the weights as [K, C/g, R, S], R and S, the number of groups), which fit an input of that shape."""
+    """Returns (weights as [K, C/g, R, S], (R, S), the number of groups g) for an input of that shape."""
     rank, groups = len(shape_of(operand(unit.node))), attribute(unit.node, "group", 1)
     computed = [v.name for v in operands(unit.node)[1:] if constant(v) is None]
     if computed:
@@ -261,19 +264,19 @@ def _epilogue(weights: Weights) -> Epilogue:
 
 
 def last(values: Sequence[int] | None, default: int, count: int = 2) -> tuple[int, ...]:
-    """An attribute of the last `count` axes: rows and columns, of which one value is that of the columns."""
+    """Returns an attribute's values for the last `count` axes, rows and columns; a single value is the columns'."""
     return (*(default,) * count, *(values or ()))[-count:]
 
 
 def pair(values: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns."""
+    """Returns (rows, columns)."""
     rows, columns = values
     return rows, columns
 
 
 def begins(total: int, mode: str) -> int:
-    """The part of `total` padding of auto_pad that stands before an axis: half, and of an odd one the unit that is left stands
-    behind with SAME_UPPER, before with SAME_LOWER. A negative one is that much cut off, as ONNX's formula for pools has it."""
+    """Returns the padding before an axis, of `total` padding by auto_pad: half; the odd unit lies behind with SAME_UPPER,
+    before with SAME_LOWER. A negative total cuts off, as ONNX's formula for pools has it."""
     half = int(total / 2)
     return total - half if mode == "SAME_LOWER" else half
 
@@ -281,10 +284,11 @@ def begins(total: int, mode: str) -> int:
 def window(
     node: Node, size: Sequence[int], image: Sequence[int], crop: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved.
+    """Returns (stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, with auto_pad
+    resolved.
 
-    `crop`: SAME pads by less than nothing where the stride is so much larger than the window, as ONNX's formula for pools has
-    it; of Conv none is given, and implementations pad by nothing.
+    `crop`: SAME gives negative pads where the stride is larger than the window, as ONNX's formula for pools has it; for Conv
+    ONNX gives no formula, and implementations pad by nothing.
     """
     count = len(image)
     stride, dilation = last(attribute(node, "strides"), 1, count), last(attribute(node, "dilations"), 1, count)

@@ -1,8 +1,9 @@
-"""Nodes of onnx-ir -> our own records: 4-D problems, named tensors, weights as stored or FP64. No ONNX after this.
+"""Lowers onnx-ir nodes to the project's own records: 4-D problems, named tensors, weights as stored or FP64. No later stage
+sees ONNX.
 
-Every tensor is NCHW: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]. Reshape, Flatten, Squeeze, Unsqueeze and Transpose that
-leave that shape alone are no operations, only names; Flatten before a Gemm becomes the kernel size of a convolution; any
-other is a view, which linear memory takes as it is, or a gather.
+Every tensor is NCHW: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]. Reshape, Flatten, Squeeze, Unsqueeze and Transpose that leave
+that shape alone are no ops, only names; Flatten before a Gemm becomes the kernel size of a convolution; any other is a view,
+which linear memory takes as it is, or a gather.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ FLATTENING = {("Gemm", 0), ("MatMul", 0)}  # operands that may be images: kernel
 
 
 def lower(imported: Imported) -> Network:
-    """One op for each node, or a few in a row. Raises one ModelError that lists every node no problem can express, with its
-    reason."""
+    """Makes one op for each node, or a few in a row. Raises one ModelError that lists every node that no problem can express,
+    with the reason."""
     graph = imported.model.graph
     units = _units(graph)
     views = _Views(graph, units)
@@ -80,7 +81,7 @@ def _check_read(imported: Imported, ops: list[Op[Problem]]) -> None:
 
 
 def _copies(imported: Imported, views: _Views, made: set[str]) -> Iterator[Op[Problem]]:
-    """Copies to the outputs whose tensors bear another output's or an input's name already."""
+    """Yields copies to the outputs whose tensor already has another output's or an input's name."""
     for v in imported.model.graph.outputs:
         source, shape4 = views.name(v), views.shape4(v)
         if source != v.name:
@@ -97,7 +98,7 @@ def _copies(imported: Imported, views: _Views, made: set[str]) -> Iterator[Op[Pr
 
 
 def _units(graph: Graph) -> list[Unit]:
-    """All operators of a cleaned graph, in its order. What no rule covers is a unit of its ONNX type."""
+    """Lists the operators of a cleaned graph in its order. A node that no rule covers is a unit of its ONNX type."""
     position = {node: i for i, node in enumerate(graph)}
     covered, placed = set[str](), list[tuple[int, Unit]]()
     for node in position:
@@ -111,7 +112,7 @@ def _units(graph: Graph) -> list[Unit]:
 
 
 def _units_of(node: Node) -> list[Unit]:
-    """One; of an operator with several outputs one for each part or statistic that somebody wants."""
+    """Returns the node's unit; for an operator with several outputs, a unit for each output that has readers."""
     if node.op_type in SEVERAL:
         wanted = [(i, y) for i, y in enumerate(node.outputs) if is_read(y)]
         unit = of_nodes(node.op_type, node, [node], operand(node))
@@ -124,7 +125,7 @@ def _units_of(node: Node) -> list[Unit]:
 
 
 class _Views:
-    """Which value is the same tensor as which, what each tensor is called, and its NCHW shape."""
+    """Knows which values are the same tensor, and each tensor's name and NCHW shape."""
 
     def __init__(self, graph: Graph, units: Iterable[Unit]) -> None:
         self.root: dict[Value, Value] = {}
@@ -175,7 +176,7 @@ def _keeps_order(shape: tuple[int, ...], perm: tuple[int, ...] | None) -> bool:
 
 
 def _flattened(value: Value) -> Value | None:
-    """The [N,C,H,W] value that `value` [N,C*H*W] is a view of, else None."""
+    """Returns the [N,C,H,W] value of which `value` [N,C*H*W] is a view, else None."""
     node = value.producer()
     if node is None or node.op_type not in VIEWS or len(shape_of(operand(node))) != 4:
         return None
@@ -232,10 +233,11 @@ def _numbers(value: object) -> Iterator[float]:
 def _in_a_row(
     unit: Unit, problems: tuple[Problem, ...], tensors: list[Tensor], result: Tensor, weights: Weights
 ) -> list[Op[Problem]]:
-    """The problems one after the other, with a view wherever one names the elements by another shape.
+    """Makes ops of the problems one after the other, with a view wherever two of them state the same elements in different
+    shapes.
 
-    Each reads what the one before has made, then as many of `tensors` as it still takes. The weights are those of
-    the problem that computes, whose op bears the unit's name.
+    Each reads the result of the one before, then as many of `tensors` as it still needs. The weights belong to the problem that
+    computes, whose op bears the unit's name.
     """
     ops: list[Op[Problem]] = []
     main = next((p for p in reversed(problems) if not isinstance(p, (GatherProblem, ViewProblem))), problems[-1])
@@ -296,7 +298,7 @@ def _flat_pool(unit: Unit, shape: Shape4, out: Shape4) -> PoolProblem:
 
 
 def _pool_of_volume(unit: Unit) -> tuple[PoolProblem, PoolProblem]:
-    """One window over rows and columns and then one along the depth, which maxima and averages allow."""
+    """Lowers a pool of rank 5 to a window over rows and columns, then one along the depth; maxima and averages allow that."""
     n, c, depth, *area = shape_of(operand(unit.node))
     (first, *rest), kind = shape_of(unit.output)[2:], _kind(unit)
     size = last(attribute(unit.node, "kernel_shape"), 1, 3)
@@ -338,8 +340,9 @@ def _pointwise(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Poi
 
 
 def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4, list[str]]:
-    """(an NCHW shape of the elements of a tensor of shape `over`, along which of its axes each of `shapes` spans it); NumPy
-    aligns their dimensions at the end. It is `nchw` where that keeps apart what repeats, else neighbours alike are one axis."""
+    """Returns (an NCHW shape of the elements of a tensor of shape `over`; for each of `shapes` the axes of it that it spans).
+    NumPy aligns dimensions at the end. The NCHW shape is `nchw(over)` where that keeps repeated axes apart, else neighbouring
+    axes that are alike become one."""
     wide = [(1,) * (len(over) - len(shape)) + tuple(shape) for shape in shapes]
     sizes, have = nchw(over), [nchw(shape) for shape in wide]
     if any(d not in (1, o) for four in have for d, o in zip(four, sizes, strict=True)):

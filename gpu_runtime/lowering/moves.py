@@ -1,7 +1,7 @@
-"""Operators that only move elements -> problems: Slice, Split, Pad, Gather, Expand, Tile, Transpose, Resize, Concat.
+"""Lowers operators that only move elements: Slice, Split, Pad, Gather, Expand, Tile, Transpose, Resize, Concat.
 
-A rule returns one problem or several in a row. Each may be stated over another NCHW shape of the same elements than its
-tensors have: `lower` puts views in between. So an axis of a tensor of any rank becomes one of four (`frame`).
+A rule returns one problem or several in a row. Each may be stated over another NCHW shape of the same elements: `lower` puts
+views in between. So an axis of a tensor of any rank becomes one of four (`frame`).
 """
 
 import math
@@ -31,14 +31,15 @@ OF_HIGHEST = ("Min", "Sigmoid")
 
 
 class Refused(Exception):
-    """Why a node cannot be expressed as a problem."""
+    """Raised with the reason why no problem can express a node."""
 
 
 # ---- ONNX shapes and NCHW
 
 
 def nchw(shape: tuple[int, ...]) -> Shape4:
-    """[N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]; what lies between the second axis and the last is rows."""
+    """Returns the NCHW shape of a tensor: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]; axes between the second and the last are
+    rows."""
     if len(shape) >= 3:
         return shape[0], shape[1], math.prod(shape[2:-1]), shape[-1]
     n, c = shape if len(shape) == 2 else (1, *shape, 1)[:2]
@@ -46,12 +47,13 @@ def nchw(shape: tuple[int, ...]) -> Shape4:
 
 
 def axis4(axis: int, rank: int) -> int:
-    """Where axis `axis` of a tensor of that rank, at most 4, stands in NCHW."""
+    """Returns the position in NCHW of axis `axis` of a tensor of that rank, at most 4."""
     return {1: (1,), 2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank][axis]
 
 
 def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int, int]]:
-    """(an NCHW shape of the same elements, where each of `axes` stands in it, alone): `nchw` itself up to rank 4."""
+    """Returns (an NCHW shape of the same elements, axis -> its position there) where each of `axes` stands alone: `nchw` itself
+    up to rank 4."""
     chosen, rank = set(axes), len(shape)
     if rank <= 4:
         return nchw(shape), {a: axis4(a, rank) for a in chosen}
@@ -65,19 +67,19 @@ def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int
 
 
 def runs_of(shape: Sequence[int], key: Callable[[int], H], axes: Iterable[int] | None = None) -> list[tuple[int, H]]:
-    """(size, key) of neighbours among `axes`, or all, that have one key."""
+    """Merges neighbouring axes with one key: returns (size, key) of each run among `axes`, or among all."""
     every = range(len(shape)) if axes is None else axes
     return [(math.prod(shape[a] for a in run), found) for found, run in groupby(every, key)]
 
 
 def as_shape4(sizes: Sequence[int]) -> Shape4:
-    """At most four sizes, with ones before them."""
+    """Returns at most four sizes as an NCHW shape, with ones before them."""
     n, c, h, w = (*(1,) * (4 - len(sizes)), *sizes)
     return n, c, h, w
 
 
 def constants(unit: Unit, *slots: int) -> list[list[Any]]:
-    """The constant inputs at `slots` as lists; an empty one where absent."""
+    """Returns the constant inputs at `slots` as lists, an empty list for an absent one."""
     found = []
     for i in slots:
         v = unit.node.inputs[i] if i < len(unit.node.inputs) else None
@@ -92,13 +94,14 @@ def constants(unit: Unit, *slots: int) -> list[list[Any]]:
 
 
 def _check_length(*sizes: int) -> None:
-    """Refuse a table that would fill the memory."""
+    """Raises Refused for a table that would fill the memory."""
     if max(sizes, default=0) > LONGEST_TABLE:
         raise Refused(f"expected at most {LONGEST_TABLE} elements along an axis, got {max(sizes)}")
 
 
 def indexed(shape: tuple[int, ...], tables: Mapping[int, Collection[int] | np.ndarray], fill: float = 0.0) -> Problem:
-    """Along each axis of `tables` the elements at those indices, -1 for `fill`: a window where that is one, else a gather."""
+    """Selects along each axis of `tables` the elements at these indices, -1 for `fill`: a window where the indices form one,
+    else a gather."""
     shape4, at = frame(shape, tables)
     _check_length(*map(len, tables.values()))
     rows = {at[a]: np.asarray(t, int) for a, t in tables.items()}
@@ -137,7 +140,7 @@ def slice_(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
 
 
 def split(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
-    """One part of a Split: its sizes are those of the outputs, whatever said so."""
+    """Lowers one part of a Split. The outputs' shapes give the sizes."""
     shape = shape_of(unit.inputs[0])
     axis = attribute(unit.node, "axis", 0) % len(shape)
     first = _starts(unit.node, axis)[unit.output]
@@ -146,7 +149,7 @@ def split(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
 
 @lru_cache(maxsize=1)
 def _starts(node: Node, axis: int) -> Mapping[Value, int]:
-    """Where each part of a Split begins along the axis."""
+    """Returns output -> its first index along the axis of a Split."""
     ends = accumulate((shape_of(y)[axis] for y in node.outputs), initial=0)
     return dict(zip(node.outputs, ends, strict=False))
 
@@ -178,7 +181,7 @@ def pad(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
 
 
 def _finite(unit: Unit, value: float) -> float:
-    """A Pad's value. Instead of an infinity FP32's largest number, where all readers make the same of both. Raises Refused."""
+    """Returns a Pad's value. An infinity becomes FP32's largest number where all readers treat both alike. Raises Refused."""
     if not math.isinf(value):
         return value
     readers = [use.node.op_type for use in unit.node.outputs[0].uses()]
@@ -231,7 +234,7 @@ def transpose(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> tupl
 
 
 def transposed(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[Problem, ...]:
-    """Gathers in a row, of shapes of their own, that transpose a tensor of any rank; none where no element moves."""
+    """Returns gathers in a row, each over its own shape, that transpose a tensor of any rank; none where no element moves."""
     sizes, order = _runs(shape, perm)
     steps = []
     while len(sizes) > 4:  # bring the run that is to be first behind those already in place
@@ -248,7 +251,7 @@ def transposed(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[Problem, 
 
 
 def _runs(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """(sizes of the runs of axes that stay neighbours, their order in the output); axes of one element vanish."""
+    """Returns (sizes of the runs of axes that stay neighbours, their order in the output); axes of size 1 vanish."""
     moved = [p for p in perm if shape[p] != 1]
     kept = sorted(moved)
     moved = [kept.index(p) for p in moved]
@@ -279,8 +282,8 @@ def concat(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> ConcatP
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """What a Resize does along each axis: its scale, and the part of it that is read, of all that is; `changed`: the axes that
-    it does not leave as they are."""
+    """A Resize's scale along each axis, and the (start, end) of the region that is read, as fractions of each axis; `changed`:
+    the axes that it changes."""
 
     coordinates: str
     scale: Mapping[int, Scale]
@@ -327,7 +330,7 @@ def _scaling(unit: Unit) -> _Scaling:
 
 
 def _interpolated(unit: Unit, mode: str, along: _Scaling) -> tuple[Problem, ...]:
-    """Two axes at a time, the last ones first: interpolation is one of interpolations."""
+    """Interpolates two axes at a time, the last ones first: an interpolation over many axes is one of interpolations."""
     shape, target, changed = shape_of(unit.inputs[0]), shape_of(unit.output), along.changed
     steps: list[Problem] = []
     while changed or not steps:
@@ -339,7 +342,7 @@ def _interpolated(unit: Unit, mode: str, along: _Scaling) -> tuple[Problem, ...]
 
 
 def _of_two(unit: Unit, mode: str, along: _Scaling, shape4: Shape4, pair: Mapping[int, int]) -> Iterator[Problem]:
-    """Interpolation along at most two axes, `pair`: where each stands in `shape4` -> which of the tensor's it is."""
+    """Interpolates along at most two axes. `pair`: position in `shape4` -> axis of the tensor."""
     node, target = unit.node, shape_of(unit.output)
     places = list(pair)
     order = [0, 1, 2, 3] if places == [2] else [*(a for a in range(4) if a not in places), *places]
@@ -374,7 +377,8 @@ def _of_two(unit: Unit, mode: str, along: _Scaling, shape4: Shape4, pair: Mappin
 
 
 def _repeated(shape: tuple[int, ...], tables: Mapping[int, Sequence[int]]) -> MoveProblem | None:
-    """Each pixel repeated a whole number of times along rows and columns: what move.cu does without tables."""
+    """Returns the move that repeats each pixel a whole number of times along rows and columns, which move.cu does without
+    tables; None where the tables do otherwise."""
     shape4, factors = nchw(shape), [1, 1, 1, 1]
     if len(shape) > 4 or not tables:
         return None

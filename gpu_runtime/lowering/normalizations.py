@@ -14,9 +14,9 @@ SCALES = ("Add", "Sub", "Mul", "Div", "BatchNormalization")  # by constants
 
 
 def group_normalization_at(node: Node) -> tuple[Unit, Node] | None:
-    """(the normalization with constants in several nodes that begins at `node`, the last of them); None if none begins there.
+    """Returns (the GroupNormalization in several nodes that begins at `node`, its last node); None if none begins there.
 
-    InstanceNormalization, of groups of channels between Reshape(x) to [N, groups, ...] and a Reshape to x's shape; then scales
+    InstanceNormalization of groups of channels, between Reshape(x) to [N, groups, ...] and a Reshape to x's shape; then scales
     and shifts per channel.
     """
     nodes = row(node, "Reshape", "InstanceNormalization", "Reshape") or row(node, "InstanceNormalization")
@@ -36,7 +36,7 @@ def group_normalization_at(node: Node) -> tuple[Unit, Node] | None:
 
 
 def normalization_at(node: Node) -> tuple[Unit, Node] | None:
-    """(the normalization that begins at the ReduceMean `node`, with the scale and shift behind it, the last of its nodes); None
+    """Returns (the normalization that begins at the ReduceMean `node`, with the scale and shift behind it; its last node); None
     if none begins there.
 
     mean = ReduceMean(x); d = Sub(x, mean); variance = ReduceMean(d * d or Pow(d, 2)); d / Sqrt(variance + epsilon).
@@ -84,8 +84,8 @@ def _means(node: Node, like: Node | None = None) -> bool:
 
 
 def _affine_axis(node: Node) -> int:
-    """The axis along which scale and shift lie behind the normalization that begins at the ReduceMean `node`: its own if it
-    goes along the last one, else the channels'."""
+    """Returns the axis of scale and shift behind the normalization that begins at the ReduceMean `node`: the last axis if it is
+    normalized, else the channels'."""
     rank = len(shape_of(operand(node)))
     return rank - 1 if [a % rank for a in _axes(node) or ()] == [rank - 1] else 1
 
@@ -96,8 +96,8 @@ def _axes(node: Node) -> list[int] | None:
 
 
 def _scaled_after(value: Value, affine: Affine, axis: int) -> tuple[Affine, tuple[Node, ...]]:
-    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
-    reads what lies between."""
+    """Returns (scale and shift along an axis, FP64; nodes): `affine` composed with all scales and shifts behind `value`. The
+    values between have no other readers."""
     nodes: list[Node] = []
     while (node := single_reader(value)) is not None and (more := _with_node(affine, node, value, axis)) is not None:
         affine, value = more, node.outputs[0]
@@ -106,7 +106,7 @@ def _scaled_after(value: Value, affine: Affine, axis: int) -> tuple[Affine, tupl
 
 
 def _with_node(affine: Affine, node: Node, value: Value, axis: int) -> Affine | None:
-    """The scale and shift with those of a node that reads `value`."""
+    """Composes scale and shift with a node that reads `value`; None where the node is neither."""
     found = steps(node, value) if node.op_type in SCALES and shape_of(node.outputs[0]) == shape_of(value) else None
     together: Affine | None = affine if found else None
     for op, other, params in found or ():

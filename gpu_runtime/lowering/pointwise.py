@@ -1,4 +1,4 @@
-"""Pointwise nodes -> stages of a PointwiseProblem, and what a scale and a shift are together with another operation."""
+"""Lowers pointwise nodes to stages of a PointwiseProblem, and composes scales and shifts with other operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +19,8 @@ Step = tuple[str, Value | np.ndarray | None, tuple[float, ...]]
 
 
 def pointwise_at(node: Node) -> Unit | None:
-    """The node as stages over its first computed input; None if it is not pointwise, or not over floating-point tensors."""
+    """Returns the node as stages over its first computed input; None if it is not pointwise, or not over floating-point
+    tensors."""
     values = [v for v in node.inputs if v is not None and constant(v) is None]
     if not values or node.op_type not in OPS or any(type_of(v) != FLOAT for v in (*values, *node.outputs)):
         return None
@@ -39,7 +40,7 @@ def pointwise_at(node: Node) -> Unit | None:
 
 
 def steps(node: Node, value: Value) -> list[Step] | None:
-    """What `node` makes of `value`, one of its inputs; None if that is not pointwise."""
+    """Returns the steps that `node` applies to `value`, one of its inputs; None if it is not pointwise."""
     op = node.op_type
     if op in SPECIAL:
         return SPECIAL[op](node, value)
@@ -76,7 +77,7 @@ def _gelu(node: Node, value: Value) -> list[Step]:
 
 
 def _by_constant(op: str, array: np.ndarray, channels: tuple[int, ...]) -> Step:
-    """The cheapest step that combines with a constant; `channels`: the shape along whose axis 1 a vector lies."""
+    """Returns the cheapest step for an operation with a constant; `channels`: the shape along whose axis 1 a vector lies."""
     c = np.asarray(array, np.float64)
     if channels:
         c = c.reshape(-1, *(1,) * (len(channels) - 2))
@@ -128,7 +129,7 @@ OPS = {*UNARY, *BINARY, *SPECIAL}
 
 
 def then(affine: Affine, op: str, c: np.ndarray) -> Affine | None:
-    """What a scale and a shift, followed by an operation with constants, are together; None where that is neither."""
+    """Composes scale and shift with a following operation with constants; None where the result is no scale and shift."""
     scale, shift = affine
     if op == "mul":
         return scale * c, shift * c

@@ -1,4 +1,4 @@
-"""Operators without a kernel, and those over integers and truth values -> library functions: attributes, constants, types."""
+"""Lowers operators without a kernel, and operators over integers and truth values, to library functions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Attributes = dict[str, Any]
 
 
 def takes(unit: Unit) -> bool:
-    """Whether a library function computes the unit: nothing else does, or it is not about floating-point tensors alone."""
+    """Whether a library function computes the unit: no kernel does, or some of its tensors are not floating-point."""
     function, exact = AS.get(unit.op, unit.op), any(type_of(v) != FLOAT for v in (*unit.inputs, unit.output))
     if function == "Gather":
         return constant(unit.node.inputs[1]) is None or exact
@@ -31,7 +31,7 @@ def takes(unit: Unit) -> bool:
 
 
 def problem(unit: Unit) -> tuple[LibraryProblem, Weights]:
-    """The problem, and its constants c0, c1, ... as stored. Raises Refused."""
+    """Returns (the problem, its constants c0, c1, ... as stored). Raises Refused."""
     node = unit.node
     function = AS.get(unit.op, unit.op)
     attributes: Attributes = {name: attribute(node, name) for name in node.attributes}
@@ -59,7 +59,7 @@ def problem(unit: Unit) -> tuple[LibraryProblem, Weights]:
 
 
 def _arguments(values: Sequence[Value | None]) -> tuple[tuple[str, ...], list[Value], Weights]:
-    """(of each value what it is to the function: "" if absent, a constant "c0", a tensor "t0"; the tensors; the constants)."""
+    """Returns (for each value "" if absent, "c0", ... for a constant, "t0", ... for a tensor; the tensors; the constants)."""
     arguments, inputs, weights = list[str](), list[Value](), Weights()
     for v in values:
         array = constant(v)
@@ -119,7 +119,7 @@ def _shape(unit: Unit, attributes: Attributes) -> Attributes:
 
 
 def _slices(unit: Unit, attributes: Attributes) -> Attributes:
-    """Slice's constant inputs as first elements, numbers of them and steps along each axis."""
+    """Returns Slice's constant inputs as first elements, counts and steps along each axis."""
     starts, ends, axes, steps = constants(unit, 1, 2, 3, 4)
     shape = shape_of(unit.inputs[0])
     axes = [int(a) % len(shape) for a in axes or range(len(starts))]
@@ -136,7 +136,7 @@ def _slices(unit: Unit, attributes: Attributes) -> Attributes:
 
 
 def _reduction(unit: Unit, attributes: Attributes) -> Attributes:
-    """Axes counted from 0, wherever they stand; all where none are given, unless those mean none."""
+    """Returns the axes of the second input counted from 0; all axes where none are given and noop_with_empty_axes is 0."""
     axes, rank = constants(unit, 1)[0], len(shape_of(unit.inputs[0]))
     if not axes and not attributes.get("noop_with_empty_axes", 0):
         axes = list(range(rank))
@@ -144,7 +144,7 @@ def _reduction(unit: Unit, attributes: Attributes) -> Attributes:
 
 
 def _windows(unit: Unit, attributes: Attributes, crop: bool = True) -> Attributes:
-    """A pool's attributes, or a Conv's, with pads, strides and the output's size spelled out."""
+    """Returns the attributes of a pool, or a Conv, with pads, strides and the output's size resolved."""
     size, out = shape_of(operand(unit.node))[2:], shape_of(unit.output)[2:]
     strides, dilations, pads = window(unit.node, attributes["kernel_shape"], size, crop)
     return {"kernel_shape": attributes["kernel_shape"], "strides": strides, "dilations": dilations, "pads": pads, "out": out}

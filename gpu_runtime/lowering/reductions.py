@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalizations -> problems over rows; `lower` puts views in between where shapes differ."""
+"""Lowers reductions, softmax and normalizations to problems over rows; `lower` puts views in between where shapes differ."""
 
 import math
 
@@ -16,8 +16,8 @@ OF_ITSELF = ("sum", "mean", "max", "min", "prod")  # kinds that may reduce some 
 
 
 def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
-    """(an NCHW shape of the same elements, the axes of it that `axes` are): `nchw` itself up to rank 4, else neighbours
-    that share a fate are one axis."""
+    """Returns (an NCHW shape of the same elements, the letters of `axes` in it): `nchw` itself up to rank 4, else neighbouring
+    axes that are all reduced, or all kept, become one."""
     rank = len(shape)
     if rank <= 4:
         at = {axis4(a, rank) for a in axes}
@@ -52,7 +52,7 @@ def reduce(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
 
 
 def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) -> tuple[Problem, ...]:
-    """The last neighbours among `axes` first: each leaves axes of size 1."""
+    """Reduces the last run of neighbouring axes first: each leaves axes of size 1."""
     problems: list[Problem] = []
     while axes:
         first = max(a for a in axes if a - 1 not in axes)
@@ -70,7 +70,7 @@ def softmax(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Normal
 
 
 def standardize(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
-    """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
+    """Lowers the normalization that `normalizations` found in several nodes, the first of them a ReduceMean."""
     shape = shape_of(unit.inputs[0])
     shape4, axes = _runs(shape, {int(a) % len(shape) for a in constants(unit, 1)[0]})
     affine = "nchw"[axis4(unit.axis, len(shape))] if "scale" in weights else ""
@@ -78,14 +78,15 @@ def standardize(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> No
 
 
 def group_normalization(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
-    """The InstanceNormalization that `normalizations` found; of groups that a Reshape before it makes, or its own."""
+    """Lowers the InstanceNormalization that `normalizations` found, over the groups of the Reshape before it, or over its own
+    channels."""
     groups = attribute(unit.node, "num_groups", shape_of(operand(unit.node))[1])
     shape4, axes, groups = _channels_in_groups(shape_of(unit.inputs[0]), groups)
     return NormalizeProblem(*shape4, "standard", axes, groups, attribute(unit.node, "epsilon", 1e-5), "c")
 
 
 def standard(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem | ReduceProblem:
-    """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
+    """Lowers LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
     node, rank = unit.node, len(shape_of(unit.inputs[0]))
     epsilon, of_layer = attribute(node, "epsilon", 1e-5), unit.op == "LayerNormalization"
     shape4, axes, groups = _of_layer(unit, rank) if of_layer else _of_groups(unit)
@@ -106,7 +107,7 @@ def standard(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Norma
 
 
 def _of_layer(unit: Unit, rank: int) -> tuple[Shape4, str, int]:
-    """(the tensor's shape, the axes normalized together, the number of groups of channels) of LayerNormalization."""
+    """Returns LayerNormalization's (shape, axes that are normalized together, number of groups of channels)."""
     chosen = set(range(attribute(unit.node, "axis", -1) % rank, rank))
     return *_runs(shape_of(unit.inputs[0]), chosen), 1
 

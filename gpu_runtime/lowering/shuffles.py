@@ -1,4 +1,4 @@
-"""Nodes whose elements only change places between channels and blocks of pixels: depth-to-space, space-to-depth, shuffles."""
+"""Recognises nodes that move elements between channels and blocks of pixels: depth-to-space, space-to-depth, shuffles."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ OPERATORS = {"DepthToSpace": "d2s", "SpaceToDepth": "s2d"}
 
 
 def shuffle_at(node: Node) -> Unit | None:
-    """The shuffle that begins at `node`: DepthToSpace, SpaceToDepth, or one written as Reshape, Transpose, Reshape. Its `op` is
-    d2s_dcr, d2s_crd, s2d_dcr or s2d_crd by blocks, or channels (a shuffle of groups)."""
+    """Returns the shuffle that begins at `node`, else None: DepthToSpace, SpaceToDepth, or one spelled as Reshape, Transpose,
+    Reshape. Its `op` is d2s_dcr, d2s_crd, s2d_dcr or s2d_crd for blocks, or channels (a shuffle of groups)."""
     if node.op_type not in (*OPERATORS, "Reshape") or len(shape_of(operand(node))) != 4:
         return None
     if node.op_type in OPERATORS:

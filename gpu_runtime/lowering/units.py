@@ -1,4 +1,4 @@
-"""What lowers as one: a node of ONNX, or several nodes in which exporters write one operator."""
+"""The unit of lowering: an ONNX node, or several nodes in which exporters spell one operator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,7 @@ from tactics.problems.pointwise_ops import Stage
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One operator. `op`: the ONNX type that gives its meaning, or our name for several nodes; `node`: where its attributes
-    stand.
+    """One operator. `op`: its ONNX type, or the project's name for several nodes; `node`: the node with its attributes.
 
     `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
     [K,C,R,S]) and "b" [K], pointwise "c0", "c1", ..., Standardize "epsilon" [1], it and GroupNormalization "scale" and "bias"
@@ -35,7 +34,7 @@ class Unit:
 
 
 def plain(node: Node) -> Unit:
-    """A node as it is."""
+    """Returns the unit of one node."""
     inputs = tuple(v for v in operands(node) if v.const_value is None)
     return Unit(node.op_type, node, name_of(node), (name_of(node),), inputs, node.outputs[0])
 
@@ -43,6 +42,6 @@ def plain(node: Node) -> Unit:
 def of_nodes(
     op: str, node: Node, used: Sequence[Node], x: Value, weights: Mapping[str, np.ndarray] = MappingProxyType({}), axis: int = 1
 ) -> Unit:
-    """What the nodes `used` compute of `x` together; `node`: the one with the attributes."""
+    """Returns the unit that the nodes `used` spell, a function of `x`; `node`: the node with the attributes."""
     names = tuple(map(name_of, used))
     return Unit(op, node, " + ".join(names), names, (x,), used[-1].outputs[0], weights, axis=axis)
