@@ -75,7 +75,8 @@ def sigma_ratio(bound: str, sparse_us: float, device: Device) -> float:
 
 
 def p_faster(dense_us: float, sparse_us: float, bound: str, device: Device) -> float:
-    """The probability that the sparse kernel is faster, if the quotient of the two predictions errs log-normally."""
+    """The probability that the sparse kernel is faster, if the quotient of the two predictions errs log-normally. `bound`: the
+    sparse kernel's bound as `predict` names it, one of REGIMES or a limit inside SMs."""
     return NormalDist().cdf(math.log(dense_us / sparse_us) / sigma_ratio(bound, sparse_us, device))
 
 

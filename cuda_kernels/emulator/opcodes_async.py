@@ -15,7 +15,8 @@ from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WI
 
 
 def shared_address(dec: Decoder, text: str) -> int:
-    """Returns a row with the shared address that `[a+4]` names."""
+    """Emits the computation of the 32-bit shared address that `[a+4]` names; returns the number of the register row that holds
+    it."""
     operand, offset, wide, _ = dec.address(text)
     if operand < 0:
         return dec.const(dec.const_value(operand) + offset, 32)

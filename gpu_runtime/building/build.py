@@ -80,7 +80,11 @@ def _fitted(
 def _planned(
     fitted: Sequence[Fitted], exact: Sequence[str | None], wanted: Sequence[points.Asked], planner: Planner
 ) -> tuple[tuple[Profile, ...], list[Planned]]:
-    """Returns the profiles, and the plans that are worth a place in the engine."""
+    """Plans each fitted network; returns the profiles, and the plans that the engine keeps (points.kept: some batch runs
+    fastest with them).
+
+    `exact`: for each profile why it takes only the batches of its plans, or None where others may be padded.
+    """
     planned: list[Planned] = []
     planners: list[Planner] = []
     options = planner.options

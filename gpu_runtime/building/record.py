@@ -90,7 +90,11 @@ def plan_record(
     choices: Choices | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> PlanRecord:
-    """Makes a plan's record. `renamed`: the plan's names of sections -> their names in the engine."""
+    """Makes the record of one plan: its tensors, layers and memory from `data`, its sparsity and solution from `explained`.
+
+    `reached`: the tensors' ranges, for a build that scaled tensors, else None; `choices`: the alternatives that what-if may
+    reload, or None; `renamed`: the plan's names of sections -> their names in the engine.
+    """
     sparsity, solution = explained
     return PlanRecord(
         data.inputs,

@@ -142,7 +142,7 @@ def family_reason(p: ConvProblem) -> str:
 
 
 def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
-    """Whether a pixel's channels are neighbours in the input (one channel is a plane either way)."""
+    """Whether a pixel's channels are neighbours in the input; False for one channel, which is a plane in any layout."""
     return tactic.ins[0].layout == "hwc" and p.c > 1
 
 

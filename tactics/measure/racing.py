@@ -132,7 +132,8 @@ class Racing:
         run.settle(names)
 
     def _ask(self, asked: RaceRequest, names: list[str], count: int, race: Race) -> dict[str, Any]:
-        """The child's answer, or {"error": text} for the tactics. Raises _NoProblem."""
+        """Lets the child take `count` samples of each tactic in `names`; returns its reply, {"us": ...} or one {"error": text}
+        for all of them. Raises _NoProblem where the child cannot set up the problem."""
         if not self.worker.running:
             self._start()
         if self._set_up != asked.problem:

@@ -29,7 +29,8 @@ class Change:
 
 
 class Changes:
-    """Computes the change of a plan when a few variables change state, at the cost of the change."""
+    """Computes how a plan's total cost and choices change when a few variables change state, without summing the whole plan
+    again: the work is proportional to the choices that read these variables."""
 
     def __init__(self, graph: Graph, model: formulation.Model, states: tuple[int, ...], width: int):
         self.graph, self.model = graph, model

@@ -60,7 +60,8 @@ WIDE_CELLS = 10_000  # and from this size on in any case
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of a picosecond, a launch and a sparse entry: ties between times are decided below one picosecond."""
+    """The integer cost of a picosecond (`scale`), of a launch, and of choosing a sparse tactic: the last two only decide
+    between plans of equal time."""
 
     scale: int
     launch: int
@@ -357,7 +358,8 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         return np.array([0 if f is None else copies.mask([f]) for f in model.domains[v]], np.int64)
 
     def table(sets: np.ndarray) -> np.ndarray:
-        """Cost over (produced, *sets.shape); from an absent tensor nothing can be made."""
+        """Returns reformat costs of shape (formats produced, *sets.shape); `sets`: bit masks of the formats to make. NEVER
+        where the tensor is absent and a format is wanted."""
         rows = [
             np.where(sets == 0, 0, NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
             for f in model.domains[p]

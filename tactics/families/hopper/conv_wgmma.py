@@ -130,7 +130,8 @@ def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
-    """Yields (tactic or kernel, reason against it or None). `only`: restricts the tiles."""
+    """Yields (tactic, reason against it or None); where a kernel cannot run the problem with any tile, once (kernel name,
+    reason). `only`: the tile, or the tiles, to consider; None: all."""
     for kernel in NAMES:
         if why := _refused(p, kernel):
             yield kernel, why
@@ -238,7 +239,7 @@ def _alone(t: Tile) -> Tile:
 
 
 def _units(p: ConvProblem, tactic: Tactic) -> int:
-    """Units of work of a group: tiles, or clusters of neighbouring tiles."""
+    """The number of tiles of one group of the convolution, divided by the tiles that a cluster computes side by side."""
     t = tactic.gemm
     across, along, _ = t.cluster
     return -(-_rows(p, tactic) // (t.m * across)) * -(-_columns(p, t) // along)

@@ -83,9 +83,11 @@ def smem(tactic: Tactic) -> int:
 def end(
     p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None
 ) -> tuple[dict[str, int], int, Mapping[str, Map]]:
-    """Returns (compile-time values, bytes of dynamic shared memory, tensor maps by parameter: none where threads store).
+    """Returns the end of a tile, the part that stores sums: (compile-time values, bytes of dynamic shared memory of the whole
+    kernel, tensor maps by parameter: none where threads store).
 
-    `store`: the destination of the pixels; `strided`: strides of the tensors (tactics.families.conv_gemm.arguments).
+    `store`: where the pixels of a ConvTranspose's phase go, None for a plain convolution; `strided`: strides of the tensors
+    that lie inside others, None where each lies alone (tactics.families.conv_gemm.arguments).
     """
     stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
     values, size = room(p, tactic, bool(stored))
