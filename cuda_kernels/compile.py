@@ -162,7 +162,9 @@ _UNKEPT: dict[Path, tuple[str, bytes, str]] = {}  # results that the cache could
 
 
 def _entry(path: Path) -> tuple[str, bytes, str] | None:
-    """(PTX, machine code, log) of a cache entry; None if it is absent or differs from what was written under this key."""
+    """Reads (PTX, machine code, log) of a cache entry; None if it is absent or differs from the content written under this
+    key.
+    """
     try:
         with open_regular(path) as file:
             meta = json.loads(file.read())

@@ -155,7 +155,8 @@ class Engine(EngineData):
         """Make a Context, which runs this engine; see Context for the options.
 
         >>> with engine.context(device="emulator") as ctx:
-        ...     ctx.run({"x": x})["y"].dtype dtype('float32')
+        ...     ctx.run({"x": x})["y"].dtype
+        dtype('float32')
         """
         from gpu_runtime.runtime.context import Context
 

@@ -48,7 +48,7 @@ def head_of(path: str | os.PathLike[str]) -> bytes:
 def in_memory(given: Any, expected: str) -> bytes:
     """Returns the bytes of bytes or of an open file, from its current position.
 
-    Raises TypeError, which says what was `expected`, for anything else and for a file opened for text.
+    Raises TypeError, which names the `expected` forms, for anything else and for a file opened for text.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)

@@ -76,7 +76,8 @@ class DecodeError(Exception):
 
 
 class Fields(NamedTuple):
-    """What most records leave zero or empty; see Micro. `ends`: the record ends this path, unless it is guarded."""
+    """Fields of a decoded instruction that most leave zero or empty; see Micro. `ends`: the record ends this path, unless it is
+    guarded."""
 
     fn: int = 0
     sub: int = 0

@@ -368,7 +368,8 @@ def _allocations(d: Decoded, memory: Memory) -> np.ndarray:
 
 
 class _Arrays(NamedTuple):
-    """What the interpreter's record points to: the parameters, allocations by address, and addresses of tracked ones."""
+    """The arrays to which the interpreter's record points: the parameters, allocations by address, and addresses of tracked
+    ones."""
 
     params: ctypes.Array
     param_bytes: int

@@ -134,7 +134,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
-        """Returns a place's printed name: an output's own name belongs to the caller's tensor, other places get others."""
+        """The printed name of a place: the output's own name where the caller gets it there, else `otherwise`."""
         t = place.tensor
         leaves = t in outside and fmt == table.io[t] and place.key == Key(canonical(fmt, network.tensors[t]))
         return t if leaves else otherwise

@@ -108,7 +108,7 @@ def candidates(wanted: Asked, most: int = MOST_POINTS) -> tuple[int, ...]:
     """Returns the batches to plan, rising; if there are more than `most`, those nearest below another one are left out.
 
     >>> candidates(Asked({}, ("x",), 1, 6, 20)), candidates(Asked({}, ("x",), 1, 6, 20), most=4)
-    ((1, 2, 4, 6, 8, 16, 20), (1, 2, 6, 20))
+    ((1, 2, 4, 6, 8, 16, 20), (2, 6, 8, 20))
     """
     if not wanted.ranged:
         return (1,)

@@ -110,7 +110,7 @@ def plan_record(
 
 
 class Built(NamedTuple):
-    """What a build made of a model, with the flags that decided it."""
+    """The results of a build of one model: its flags, its sections, its plans and their profiles."""
 
     flags: Flags
     sections: tuple[Section, ...]

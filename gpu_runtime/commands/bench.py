@@ -100,19 +100,9 @@ class Wanted:
 
     @property
     def settings(self) -> Settings:
-        return Settings(
-            self.warm_up,
-            self.iterations,
-            self.duration,
-            self.streams,
-            self.threads,
-            not self.no_graph,
-            not self.no_transfers,
-            not self.no_spin,
-            self.sleep,
-            self.idle,
-            self.patience,
-        )
+        counted = self.warm_up, self.iterations, self.duration, self.streams, self.threads
+        how = not self.no_graph, not self.no_transfers, not self.no_spin
+        return Settings(*counted, *how, self.sleep, self.idle, self.patience)
 
     @property
     def typed(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -19,8 +20,6 @@ from gpu_runtime.progress import Progress
 from gpu_runtime.text import printable
 
 if TYPE_CHECKING:
-    import logging
-
     from gpu_runtime.progress import Listener
 
 FIRST_S = 1.0  # nothing is shown of what takes less
@@ -169,8 +168,6 @@ class Interrupts:
 
 
 def _emulator_log() -> logging.Logger:
-    import logging
-
     return logging.getLogger("cuda_kernels.emulator.build")
 
 

@@ -117,7 +117,8 @@ def _wide(record: EngineRecord, most: Most) -> list[str]:
     wide = {f.layer.op_name: f.wide for f in facts_of(record) if f.wide}
     names = fitting([*wide], lambda texts: most is None or len(texts) <= most, list if most is None else grouped)
     reasons = [*dict.fromkeys(why for whys in wide.values() for why in whys)]
-    return [f"{len(wide)} layers: {', '.join(names)}", *reasons[: most and 1]] if wide else []
+    found = [f"{len(wide)} layers: {', '.join(names)}", *reasons[: most and 1]] if wide else []
+    return found if most is None else ["; ".join(found)]  # the log has few lines
 
 
 def _scaled(record: EngineRecord, most: Most) -> str:

@@ -1,9 +1,9 @@
-"""A network to a network whose ops do more at once. Read fuse.py first.
+"""Fuses ops of a network. Read fuse.py first.
 
-Enters: what lowering/ leaves, a `Network` with one op for each node, or a few in a row, and weights as stored or FP64.
-Leaves: a `Network` of fewer ops with weights in FP32, with groups of options where there is more than one way.
+Enters: a `Network` from lowering/ with one op for each node, or a few in a row, and weights as stored or FP64. Leaves: a
+`Network` of fewer ops with weights in FP32, with groups of options where there is more than one way.
 
-steps of a pointwise op; spelled functions; chains of ops; convolutions and what they take in; epilogues: the pass that asks
-them all; concats of convolutions; prologues; branches that are added; rounded weights; moves alike; rearranged: Concats of a
-tensor's parts as moves of it; fuse: the order of all.
+steps: a pointwise op's operations; spelled: functions in several ops; chains: pointwise ops in a row; convolutions: their
+epilogues; epilogues: the pass that builds these; concats: convolutions before a Concat; prologues; branches: sums of
+convolutions; rounded: FP32 weights; moves: equal moves merged; rearranged: Concats of a tensor's parts; fuse: the order of all.
 """

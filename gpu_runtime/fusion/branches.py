@@ -165,7 +165,7 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
         return None
 
     def ways(t: str) -> list[_Linear]:
-        """A tensor as what it is of another one, and of itself."""
+        """Returns the linear forms of a tensor, the identity among them."""
         return [*([forms[t]] if t in forms else []), _itself(t, network)]
 
     now, count = ways(op.inputs[0]), 0  # the first in which all branches have one source

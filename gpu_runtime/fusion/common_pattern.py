@@ -1,8 +1,8 @@
-"""One 2:4 pattern for all branches of a sum, so that the one convolution that they may become has it, too.
+"""One 2:4 pattern for all branches of a sum, so that the one convolution that they may become has the pattern, too.
 
 Of four input channels at one tap the two whose merged weights are largest stay. Some stay in any case: the channel at which the
-sum adds the input itself, and what a branch has that is 2:4 already, whose weights are not touched. Where these alone are more
-than two of four there is no common pattern.
+sum adds the input itself, and the weights of a branch that is 2:4 already and is not touched. Where these alone are more than
+two of four there is no common pattern.
 
 Example. A 3x3, a 1x1 and the input itself: at the tap in the middle of the 3x3, of the input channels 4 to 7 of output 5,
 channel 5 stays, and the one of the others at which |w3 + w1| is largest; at the other taps the 3x3 keeps its two largest.

@@ -78,7 +78,7 @@ class _Epilogues:
             return self._wait(first, conv)
         before, conv = conv, convolutions.with_activation(conv, chains)
         acts = conv is not before
-        if acts and conv.op.problem.epilogue.d2s == 1:
+        if acts and conv.op.problem.epilogue.d2s == first.problem.epilogue.d2s:  # none is absorbed
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
         after = None if add is None else chains.activation_after(add.output)

@@ -1,7 +1,7 @@
-"""A network with one op for each node -> the network whose ops do all that their kernels can do in one breath.
+"""Fuses a network with one op for each node: each op absorbs the ops that its kernel can do in the same launch.
 
-Each pass takes a network and gives one. Their order is part of the plan: convolutions claim what they wait for before chains
-do, and moves that are alike are joined last, when each convolution has its own.
+Each pass takes a network and gives one. Their order is part of the plan: convolutions claim the ops that they wait for before
+chains do, and moves that are alike are joined last, when each convolution has its own.
 """
 
 import numpy as np
@@ -38,4 +38,4 @@ def common_masks(imported: Imported) -> dict[str, np.ndarray]:
 
 def _apart(network: Network) -> Network:
     """Runs all passes but the one that offers sums of branches."""
-    return prologues.offer(concats.into_convolutions(epilogues.fused(network)))
+    return prologues.offer(concats.into_convolutions(epilogues.fused(moves.direct(network))))

@@ -1,14 +1,39 @@
-"""Merges equal views and transpositions of one tensor, and windows of windows, into one op each. This pass is the last, since
-convolutions look for the moves of their own node before."""
+"""Views, transpositions and windows that are not needed.
+
+`direct` is the first pass of fusion. `once` and `windows`, one op for equal moves and for windows of windows, are the last,
+since convolutions look for the moves of their own node before.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, Options, joined, unique
+from gpu_runtime.network import Network, Op, Options, computes, joined, unique
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.problem import MoveProblem
+from tactics.problems.problem import MoveProblem, PointwiseProblem
 from tactics.problems.protocol import Problem
+
+
+def direct(network: Network) -> Network:
+    """Lets pointwise ops read each other directly where the views between them lead back to the same shape.
+
+    Ops over tensors of rank 5 are stated over four runs of axes, between views: x [2,3,4,5,6] times o [3,4,1,1] over
+    [1,2,12,30]. A second op over these runs reads the first one's result there, and both can be one chain.
+    """
+    ops = [
+        replace(op, inputs=tuple(_unviewed(network, t) for t in op.inputs)) if computes(op, PointwiseProblem) else op
+        for op in network.ops
+    ]
+    return replace(network, ops=tuple(ops)).pruned()
+
+
+def _unviewed(network: Network, tensor: str) -> str:
+    """Returns the result of the pointwise op of which `tensor` is a view of a view in the same shape; else `tensor`."""
+    back = network.producer(tensor)
+    there = network.producer(back.inputs[0]) if computes(back, ViewProblem) else None
+    source = there.inputs[0] if computes(there, ViewProblem) else tensor
+    same = network.tensors[source] == network.tensors[tensor] and computes(network.producer(source), PointwiseProblem)
+    return source if same else tensor
 
 
 def once(network: Network) -> Network:

@@ -292,7 +292,7 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
     if not any(op.pieces for op in ops):
         return table, chosen
     made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # of each tensor in pieces: their names and images
-    for in_pieces, run in groupby(ops, key=_in_pieces):
+    for in_pieces, run in groupby(ops, key=lambda op: bool(op.pieces) or isinstance(op.problem, PiecesProblem)):
         listed = [(op, chosen.entries[op.name]) for op in run]
         made += _run(listed, parts) if in_pieces else [(replace(op, when=()), entry) for op, entry in listed]
     bases = {name: t for t, named in parts.items() for name, _ in named}
@@ -312,10 +312,6 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
         replace(table, network=flat, graph=graph, beside=beside, times=()),
         replace(chosen, entries=entries, options={}, reformats=tuple(hops)),
     )
-
-
-def _in_pieces(op: Op[Problem]) -> bool:
-    return bool(op.pieces) or isinstance(op.problem, PiecesProblem)
 
 
 def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> list[_Made]:

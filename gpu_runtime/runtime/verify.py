@@ -1,5 +1,5 @@
-"""Derives a plan's steps from its layers, and checks the plan against them: only the problems, tactics and places of layers
-decide what an engine compiles, allocates and runs.
+"""Derives a plan's steps from its layers, and checks the plan against them: an engine compiles, allocates and runs only steps
+that follow from the problems, tactics and places of its layers.
 
 A kernel family must offer the layer's tactic for it on the plan's device. The layer's steps are derived (derive.py). Its
 weights must have the sizes, and their tables the values, that the family packs. Tensors must not overlap live ones

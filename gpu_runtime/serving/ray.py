@@ -29,7 +29,7 @@ STATUS = {"request": 400, "size": 413, "run": 500, "fatal": 500, "overload": 503
 
 
 class Arguments(BaseModel):
-    """Of `serve run`, as NAME=VALUE."""
+    """The arguments of `serve run`, as NAME=VALUE."""
 
     model_config = {"extra": "forbid"}
 

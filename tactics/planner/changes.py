@@ -1,4 +1,4 @@
-"""The difference between two plans: found and applied at the cost of what changes, not of the whole plan."""
+"""The difference between two plans: found and applied at the cost of the changed parts, not of the whole plan."""
 
 from collections import Counter
 from collections.abc import Mapping
