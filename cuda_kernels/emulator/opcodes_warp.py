@@ -89,7 +89,9 @@ def bar(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 def member_mask(dec: Decoder, kind: str, into: tuple[int, int], sources: list[int], mask: int, of: Fields) -> None:
-    """Emits a collective operation of the lanes of a mask: up to three sources into a register and a predicate, `into`."""
+    """Emits a record of `kind` for a collective operation (shfl, vote, match, ...): `into`: the destination register and
+    predicate, -1 for none; up to three sources; `mask`: the row of the register with the participating lanes; `of`: other
+    fields of the record."""
     o = [*into, *sources, *[-1] * (3 - len(sources)), mask]
     dec.emit(kind, o, into, (*sources, mask), of)
 

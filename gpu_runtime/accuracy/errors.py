@@ -54,7 +54,8 @@ class Difference:
 
 
 def snr(signal: float, noise: float) -> float:
-    """The ratio in dB. NaN or infinity in an output counts as no signal."""
+    """The ratio of two sums of squares in dB; inf without noise; -inf with noise and no signal, or where the noise is NaN or
+    infinite."""
     if not math.isfinite(noise) or (noise and not signal):
         return -math.inf
     return 10 * math.log10(signal / noise) if noise else math.inf

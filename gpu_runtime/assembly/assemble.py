@@ -33,7 +33,8 @@ Alias = Mapping[Place, tuple[Place, int]]  # see places.aliases
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer during ordering; `ins` and `out` are (place, printed name, format). Without a tactic it is a NoOp."""
+    """One layer during ordering; `ins` and `out` are (place, printed name, format). Without a tactic it is a NoOp. `images`:
+    (first, number) of the piece of a batch that it computes, None for a whole batch."""
 
     name: str
     op: Op | None

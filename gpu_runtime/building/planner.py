@@ -23,11 +23,12 @@ from tactics.planner.plan import Plan, solve
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The chosen plan, and the ranges of the network's tensors.
+    """A network's table of timed tactics, the plan chosen from it, and the ranges of the network's tensors.
 
-    `own`: the batch's own plan, where one was chosen for all batches, and `dense_us`: the time of the latter without sparse
-    kernels; `measured_us`, `apart`, `replaced`: of the plan as a whole, where it ran on a GPU; `whole`: (microseconds of the
-    plan without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces.
+    With one plan for all batches, `own` is the fastest plan of this batch alone, and `dense_us` the time of the best plan for
+    all batches without sparse kernels. After a run on a GPU: `measured_us`, of the whole plan; `apart`: layers whose time in
+    place differs from their time alone; `replaced`: tactics replaced because of that. `whole`: (microseconds of the plan
+    without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces.
     """
 
     table: tables.Table

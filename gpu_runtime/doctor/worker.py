@@ -96,7 +96,8 @@ class _Bed:
 
 
 def begin() -> tuple[dict[str, Any], Answer | None]:
-    """The first line, and the answer to each request."""
+    """Returns (the first line: the device and facts on it, or `none` with the reason; the function that answers requests, None
+    without a GPU)."""
     device = named(sys.argv[1]) if len(sys.argv) > 1 else None
     if device is None and (reason := why_no_gpu()):
         return {"none": reason}, None

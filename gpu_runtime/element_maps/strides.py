@@ -56,7 +56,8 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
 
 
 def sources(problem: Problem, at: np.ndarray) -> np.ndarray | None:
-    """Returns the input numbers of these elements of an op's output; None if one has no source, or the op computes."""
+    """Returns, for the elements with flat indices `at` of the output of an op that moves elements, their flat indices in its
+    input; None if one lies outside of the input, or the op computes."""
     if isinstance(problem, ViewProblem):
         return at
     if not isinstance(problem, (GatherProblem, MoveProblem)):

@@ -72,7 +72,8 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
 
 
 def _faster(rows: Rows) -> list[float]:
-    """The gains that sparse kernels would bring to layers without one, where they are worth a word."""
+    """Returns, for layers without a sparse kernel, dense time / time of the best sparse kernel, as far as it is NO_GAIN or
+    more."""
     gains = (r.if_sparse.dense_us / r.if_sparse.us for r in rows if r.if_sparse and r.if_sparse.us for _ in r.layers)
     return [gain for gain in gains if gain >= NO_GAIN]
 

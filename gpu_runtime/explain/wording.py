@@ -215,7 +215,7 @@ def layer_text(row: SparsityRow, record: EngineRecord) -> str:
 
 
 def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
-    """The kernel and formats that the plan has for a layer, and its share of the whole."""
+    """Returns ("runs", text) for each launch of a layer: its time, formats and kernel, and its share of the plan's time."""
     total, facts = record.solution.total_us, []
     layers = record.plan.layers
     for same in layer_rows(layers):

@@ -72,7 +72,8 @@ def _reach(op: Op, found: Mapping[str, Reach]) -> Reach:
 
 
 def _chained(op: Op, found: Mapping[str, Reach]) -> Reach:
-    """Returns the reach of a pointwise op's output, from its input and its stages' operands."""
+    """Returns the reach (the largest finite magnitude, and whether infinities occur) of a pointwise op's output. `found`:
+    tensor -> its reach, for all inputs."""
     v = found[op.inputs[0]]
     for stage in op.problem.stages:
         if stage.operand.startswith("t"):

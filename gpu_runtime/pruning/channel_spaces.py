@@ -135,7 +135,7 @@ class Recorder:
         return self.tags.setdefault(key, len(self.tags) + 1)
 
     def retagged(self, tags: np.ndarray, *key: object) -> np.ndarray:
-        """Makes the tags distinct by a key."""
+        """Returns new tags of the same shape: equal tags stay equal, and none equals a tag of another key."""
         kinds, which = np.unique(tags, return_inverse=True)
         return np.array([self.tag(int(t), *key) for t in kinds])[which].reshape(tags.shape)
 
@@ -188,7 +188,8 @@ class Recorder:
         return Spaces(tuple(Space(n, tuple(p)) for n, p in zip(sizes, ports, strict=True) if p), pins)
 
     def _classes(self) -> np.ndarray:
-        """Returns the class number of each element."""
+        """Returns for each element the number of its class: elements that `join` put at the same channel, directly or through
+        others, are one class."""
         if not self.edges:
             return np.arange(self.elements)
         a, b = (np.concatenate([e[i] for e in self.edges]) for i in (0, 1))

@@ -95,7 +95,7 @@ class Result(Shown):
 
     @property
     def unpermuted(self) -> float:
-        """The lost energy of all pruned weights in the order of the file."""
+        """The share of the squared weights, 0 to 1, that all pruned layers would lose without the permutation of channels."""
         found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
         total = sum(energy for _, energy in found)
         return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0

@@ -72,10 +72,10 @@ def _concat(network: Network, ops: list[Conv], used: set[str]) -> tuple[Op[Conca
 
 
 def _order(ops: list[Conv], concat: Op[ConcatProblem]) -> list[Conv]:
-    """Orders the siblings so that those that `concat` joins are next to its other pieces.
+    """Orders the siblings so that those that `concat` joins are next to its other inputs.
 
-    [] unless some, but not all, of the siblings are its first pieces or its last, each once, and it exists in every plan with
-    other pieces.
+    Returns [] unless some, but not all, of the siblings are the Concat's first inputs or its last, each once; the Concat has
+    other inputs; and no option decides whether it exists.
     """
     if concat.problem.axis != 1 or concat.when:
         return []

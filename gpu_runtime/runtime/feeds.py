@@ -171,7 +171,8 @@ class DeviceFeeds:
             yield Ready(partial(self._filled, outs, rows, wait), waits, on_host, [g.array for g in used], _on_host(outs))
 
     def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
-        """Checks a call's arrays and returns them as given. Raises ValueError or TypeError that names the wrong one."""
+        """Checks a call's arrays, `rows` images of each input, and returns them as given. `out`: output -> the caller's array,
+        None: new ones. Raises ValueError or TypeError that names the wrong one."""
         arrays.check_names(self._plan.inputs, inputs)
         ends = self._rows.cut(self._plan.inputs, rows)
         given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in ends}

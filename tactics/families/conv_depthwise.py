@@ -286,7 +286,7 @@ def launches(
     strided: tuple[Strides, ...] | None = None,
     share: Share | None = None,
 ) -> tuple[Launch, ...]:
-    """Returns the launch. `share`: hidden values of a squeeze-excite that the launch computes too (conv_scaled)."""
+    """Returns one launch. `store`: a ConvTranspose's phase; `strided`: tensors inside others; `share`: see conv_scaled."""
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {

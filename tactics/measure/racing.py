@@ -191,7 +191,8 @@ class _Run:
         self.race.drop(name)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Keep a line for these, which have new samples, and for those that are to have no more."""
+        """Keeps in the timing cache a line for each of these tactics, which have new samples, and for each tactic whose samples
+        are complete."""
         lines, over = {}, dict.fromkeys(self.race.settle())
         for name in dict.fromkeys((*names, *over)):
             samples = self.race.samples[name]
