@@ -42,7 +42,8 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Decoded:
-    """Arrays for emu_program, and the data that run.py needs for launches and messages."""
+    """A kernel decoded for the interpreter. The interpreter reads the arrays; `places`, `opcodes` and `files` name instructions
+    in messages; the rest describes the kernel's memory and launch limits."""
 
     name: str
     code: np.ndarray

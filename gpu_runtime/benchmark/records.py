@@ -46,10 +46,12 @@ class Settings:
 
 
 class Query(NamedTuple):
-    """One inference. `begun`, `enqueue_*` and `ended` are of the host's clock, since the loop began: when it began to queue it,
-    begin and end of queueing its kernels, and when it saw its end. The others are of the GPU's clock, by events on the query's
-    stream, since the same moment; without data transfers, h2d and d2h take no time. What is queued on one stream runs one after
-    the other."""
+    """One inference; all times are milliseconds since the loop began.
+
+    By the host's clock: `begun`, when it began to queue the query; `enqueue_*`, begin and end of queueing its kernels; `ended`,
+    when it saw the query's end. The others are by the GPU's clock, from events on the query's stream; without data transfers,
+    h2d and d2h take no time. The work of one stream runs one after the other.
+    """
 
     stream: int
     begun: float

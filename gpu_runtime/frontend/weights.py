@@ -60,7 +60,7 @@ def as_stored(w: np.ndarray, axis: int, before: Stored | None = None) -> Stored:
 
 
 def together(parts: Iterable[Stored]) -> Stored:
-    """Adds several weights' patterns."""
+    """Sums the counts and energies of several weights' patterns, as if they were one; all zero for none."""
     rows = [(p.groups, p.fitting, p.lost, p.energy) for p in parts]
     return Stored(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stored(0, 0, 0.0, 0.0)
 

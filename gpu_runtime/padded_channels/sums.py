@@ -263,7 +263,8 @@ class _Found:
         return inside or any(x.first < part.first < x.first + x.count for x in others)
 
     def _widen(self, op: Op[Problem]) -> None:
-        """Requests zeros around the tensor that is added to a whole convolution, from the last sum to the first."""
+        """Passes a request for zero channels around the output of `op` on to the tensor that `op` adds: to a Concat, or as a
+        residual to a convolution. The caller goes through the ops from the last to the first."""
         asked, c = self.zeros.get(op.output, {}), op.problem.out_shape[1]
         before, behind = asked.get(0, 0), asked.get(c, 0)
         if op.name in self.concat_sums:

@@ -85,7 +85,12 @@ class Spaces:
 
 @dataclass(slots=True)
 class Recorder:
-    """The collected results of the rules: elements, their identities, their axes, the reasons of pins."""
+    """The collected results of the rules. An element is a channel of one tensor at one position.
+
+    `elements`, `blocks`, `tags`: the numbers given so far; `edges`: pairs of id arrays that are the same channels; `records`:
+    (ids, block of each, tag of each) of each axis; `pins`: ids that keep their places, and why; `constants`: the labels along
+    an axis of a constant; `parts`: the number of parts of an axis.
+    """
 
     elements: int = 0
     blocks: int = 0

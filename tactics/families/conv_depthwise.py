@@ -439,8 +439,8 @@ def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 
 
 def _straddle(fmt: Format, c: int, channels: int) -> float:
-    """Sectors over bytes of a block's `channels` of one pixel: where pixels lie an odd number of 16 bytes apart, every second
-    one begins in the middle of a sector, beside another block's channels."""
+    """Bytes of the touched sectors / bytes used, where a block takes `channels` of a pixel's `c`: pixels an odd number of 16
+    bytes apart let every second block begin in the middle of a sector."""
     odd = not LAYOUTS[fmt.layout].blocked and padded_channels(fmt.layout, c) % 16 and channels < c
     return 1 + 8 / channels if odd else 1.0
 

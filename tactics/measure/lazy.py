@@ -42,7 +42,8 @@ LEVELS = {1: Level(1.0, 1), 2: Level(1.0, 4), 3: Level(2.0, 4), 4: Level(3.0, 8)
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """`log_us`: of the estimate; `error`: its standard deviation; `least`: what no time can go below."""
+    """A predicted time. `log_us`: natural logarithm of the microseconds; `error`: standard deviation of `log_us`; `least`:
+    microseconds that no kernel can go below."""
 
     log_us: float
     error: float

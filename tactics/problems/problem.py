@@ -154,9 +154,8 @@ class SqueezeExciteProblem(_Pair):
         return self.first
 
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """Computes all three in FP32, of FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second
-        convolution.
-        """
+        """Returns the gate [n,c,1,1]: the average of x [n,c,h,w] through both 1x1 convolutions, in FP32. Weights: "w", "b" of
+        the first and "w2", "b2" of the second convolution."""
         hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
         return self.second.reference(hidden, weights["w2"], weights.get("b2"))
 
