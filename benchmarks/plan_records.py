@@ -5,8 +5,8 @@
 Builds each network for each of DEVICES, with its weights as they are and pruned to 2:4, and compares total, launches (kernel,
 values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; says what differs and
 exits with 1. Weights that are products of others (timm_edgenext_x_small's) depend on NumPy's BLAS: the record has those of
-OPENBLAS_CORETYPE=Haswell. `--write` takes what is found as the record. Its text is made here, so that it outlives the engine's
-format.
+OPENBLAS_CORETYPE=Haswell and one thread (OPENBLAS_NUM_THREADS=1). `--write` stores the plans found as the
+record. Its text is made here, so that it outlives the engine's format.
 Names: networks, or "six", which take a minute; without, all models in GPU_RUNTIME_MODELS, the scripts' networks, the light ones
 that are planned in seconds, and the topologies.
 """
