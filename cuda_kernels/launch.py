@@ -208,8 +208,9 @@ class Cuda:
 
     @contextlib.contextmanager
     def current(self, stream: int | None = None) -> Iterator[None]:
-        """Makes the stream (or that of this handle) CuPy's current stream; restores the caller's afterwards, also one set by
-        use(), which CuPy itself forgets at the end of a `with`.
+        """Makes this GPU's stream, or the stream with this handle, CuPy's current one; restores the caller's afterwards.
+
+        CuPy itself forgets a stream that was set by use() at the end of a `with`.
         """
         before = self.cupy.cuda.get_current_stream()
         try:

@@ -234,7 +234,7 @@ def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
 
 
 def is_checkable(record: EngineRecord) -> bool:
-    """Whether this gpu_runtime can derive the plan's steps; those of other kernel sources it can neither derive nor run."""
+    """Whether this gpu_runtime can derive and run the plan's steps: they were planned with the same kernel sources."""
     return record.source_hash == source_hash()
 
 

@@ -69,7 +69,7 @@ LAYER = {
     "SparsityFlipSpeedup": "how much faster the losing kind's kernels would have to be",
     "SparsityProbabilityFaster": "P(sparse faster), given the error of predictions",
     "SparsitySureness": f"of a layer that runs sparse, what that is called: {', '.join(word for word, _ in SURE)}",
-    "SparseBest": "Ms, LowMs, HighMs, Tactic, Formats, Bound: the fastest sparse kernel in any formats, alone",
+    "SparseBest": "Ms, LowMs, HighMs, Tactic, Formats, Bound, Timed (0: no): the fastest sparse kernel, alone, in any formats",
     "DenseBest": "the same of the fastest dense one",
     "PredictedIfSparse": "the same of the best sparse kernel if the weights had the pattern, predicted",
     "PredictedIfDense": "Ms: the dense one beside it",

@@ -92,6 +92,12 @@ def row_flags(dec: Decoder, values: list[str], flags: set[str], t: str, store: b
     return found | (STRONG if flags & ORDERED else 0) | (NC if "nc" in flags else 0)
 
 
+def access(a: Address, size: int, vec: int, bits: int, flags: set[str]) -> Fields:
+    """Returns the fields of a load or store of `vec` values of `size` bytes at `a`; `bits`: from row_flags."""
+    space, effect = SPACES.get(a.space, 0), order(flags, bool(bits & STRONG))
+    return Fields(imm=a.offset, space=space, size=size, vec=vec, flags=bits | a.wide, order=effect)
+
+
 def load(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     space, rest = state_space(mods)
     flags, t = dec.typed(rest, CACHE)
@@ -111,14 +117,7 @@ def load(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         [*rows, *[-1] * (8 - vec), a.operand],
         rows,
         (a.operand,),
-        Fields(
-            imm=a.offset,
-            space=SPACES.get(a.space, 0),
-            size=size,
-            vec=vec,
-            flags=bits | a.wide,
-            order=order(flags, bool(bits & STRONG)),
-        ),
+        access(a, size, vec, bits, flags),
     )
 
 
@@ -136,14 +135,7 @@ def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         [*rows, *[-1] * (8 - vec), a.operand],
         (),
         (*rows, a.operand),
-        Fields(
-            imm=a.offset,
-            space=SPACES.get(a.space, 0),
-            size=size,
-            vec=vec,
-            flags=bits | a.wide,
-            order=order(flags, bool(bits & STRONG)),
-        ),
+        access(a, size, vec, bits, flags),
     )
 
 

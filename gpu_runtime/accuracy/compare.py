@@ -58,7 +58,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is compared, and how: `drawn`: the samples are random values."""
+    """A comparison to run; `drawn`: its samples are random values, not the caller's."""
 
     models: _Models
     engine: Engine

@@ -136,7 +136,7 @@ class _InPlace:
 
 
 def settle(planned: Planned, planner: Planner) -> Planned:
-    """Returns the plan with the least time as a whole, of those that are tried, with the findings; see the module.
+    """Runs several plans as a whole; returns the fastest, with the findings. The module's docstring says which are tried.
 
     Where the GPU has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far.
     """

@@ -67,8 +67,7 @@ def _filled(record: type, values: Mapping[str, Any]) -> Any:
 
 
 def typed(*names: str) -> dict[str, str]:
-    """Name -> option, or argument, as it is typed, of those of the command's parameters that were given; `names`: of these
-    alone."""
+    """Returns parameter -> the option or argument as users type it, for each that the command line has; `names`: only these."""
     context = click.get_current_context()
     return {
         p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]

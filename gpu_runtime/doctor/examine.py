@@ -37,7 +37,7 @@ EMULATED_CHECKS = ("dependent launches",)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process that runs what is examined: its command, and the seconds without an answer after which it counts as hung."""
+    """The command of the process that runs the cases, and the seconds without an answer after which it counts as hung."""
 
     command: Sequence[str] = WORKER
     hang_s: float = HANG_S
@@ -254,7 +254,7 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
     request = {"op": "case", "problem": codec.to_json(case.problem), "tactic": case.tactic.name}
     reply = patient.ask(request, deadline)
     status, why = _judged(reply)
-    return Outcome(case, status, why, float(reply.get("error_of", 0.0)), lost=bool(reply.get("fatal")))
+    return Outcome(case, status, why, reply["error_of"] if status == "passed" else 0.0, lost=bool(reply.get("fatal")))
 
 
 def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:

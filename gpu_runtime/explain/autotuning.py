@@ -31,7 +31,7 @@ def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str]
 
 
 def _skipped(table: Table, op: Op, failures: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """Tactics that failed, and those that cannot run."""
+    """Yields a line for each tactic that failed, and one for each reason why tactics cannot run."""
     for (problem, tactic), why in failures.items():
         if problem == str(op.problem):
             yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"

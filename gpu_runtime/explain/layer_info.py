@@ -328,7 +328,7 @@ def _scalars(prefix: str, found: KernelTime | OtherChoice | LibraryKernel | Floo
         elif name == "tactic":
             keys[f"{prefix}Tactic"] = value.name
         else:
-            keys[f"{prefix}{camel(name)}"] = value
+            keys[f"{prefix}{camel(name)}"] = int(value) if isinstance(value, bool) else value
     if isinstance(found, KernelTime | OtherChoice):
         keys[f"{prefix}Formats"] = f"{found.in_} -> {found.out}"
     return keys

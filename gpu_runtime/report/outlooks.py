@@ -21,7 +21,7 @@ from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share
-# What is compared, in the order of columns: name, and the microseconds of a whole batch, None where it is not known.
+# The compared times in the order of columns: name, and the microseconds of a whole batch, None where they are not known.
 SERIES: tuple[tuple[str, Callable[[Outlook], float | None]], ...] = (
     ("plan", lambda p: p.solution.total_us),
     ("our dense", dense_us),

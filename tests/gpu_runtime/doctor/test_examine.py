@@ -183,6 +183,12 @@ def family(found, kernel):
     return next(f for f in found.families if f.kernel == kernel)
 
 
+def test_an_answer_without_an_error_is_no_pass(tmp_path):
+    """It is a fault of the program, not of a kernel, and does not count as correct."""
+    with pytest.raises(KeyError, match="error_of"):
+        examined(tmp_path, 'lambda name: {"seen": 1}')
+
+
 def test_all_is_well(tmp_path):
     found = examined(tmp_path)
     assert found.well and not found.no_gpu and not found.denied and found.kept

@@ -168,3 +168,13 @@ def test_the_trex_check_notices(what):
     mutations()[what](info, records)
     with contextlib.suppress(KeyError, TypeError):  # as loud as trex itself would be
         assert what in trex_complaints(info, records)
+
+
+def test_an_estimate_among_measured_times_is_marked():
+    """`Timed` is 0 there, and absent where the kernel was timed or everything is predicted."""
+    plan = example_plan()
+    row = next(r for r in plan["sparsity"]["rows"] if r["best_sparse"])
+    row["best_sparse"]["timed"] = False
+    layers = {layer["Name"]: layer for layer in layer_info.layer_info(record(plan))["Layers"]}
+    marked = [name for name, layer in layers.items() if "SparseBestTimed" in layer]
+    assert marked == [row["layer"]] and layers[row["layer"]]["SparseBestTimed"] == 0
