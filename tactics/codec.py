@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import repeat
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -214,8 +213,7 @@ def _list_reader(items: tuple[Reader, ...], many: bool) -> Reader:
             raise _expected("a list" if many else f"a list of {len(items)}", v)
         found: list[object] = []
         try:
-            for item, x in zip(repeat(items[0]) if many else items, v):  # noqa: B905
-                found.append(item(x))
+            found.extend(map(items[0], v) if many else (item(x) for item, x in zip(items, v, strict=True)))
         except Misfit as e:
             e.at = f"[{len(found)}]{e.at}"
             raise

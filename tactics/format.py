@@ -19,7 +19,7 @@ import numpy as np
 from cuda_kernels.hashed import Hashed
 
 Shape4 = tuple[int, int, int, int]
-# uint8 exists for network inputs only; its values are used as they are. What follows it, library functions read and write.
+# Kernels read uint8 of network inputs alone, its values used as they are. Library functions read and write it and those below.
 DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),
@@ -27,9 +27,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
     "bool": np.dtype(np.bool_),
+    "int8": np.dtype(np.int8),
 }
-TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8", "int32": "Int32", "int64": "Int64", "bool": "Bool"}
-TRT_NAMES = TRT_TYPES | {"fp16": "FP16", "fp32": "FP32", "bool": "BOOL"}  # in the names of formats
+TRT_TYPES = {name: name.capitalize() for name in DTYPES} | {"fp16": "Half", "fp32": "Float", "uint8": "UInt8"}
+TRT_NAMES = TRT_TYPES | {"fp16": "FP16", "fp32": "FP32", "bool": "BOOL", "int8": "INT8"}  # in the names of formats
 
 
 @dataclass(frozen=True, slots=True)

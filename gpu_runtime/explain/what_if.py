@@ -87,14 +87,14 @@ def store(table: Table) -> Choices:
     g, network = table.graph, table.network
     tensors = {t: i for i, t in enumerate(network.tensors)}
     keys = {t: formats_of(g, t) for t in tensors}
+    number = {t: {f: i for i, f in enumerate(each)} for t, each in keys.items()}
     tactics: dict[Tactic | None, int] = {}
     choices = []
     for c, op in zip(g.choices, network.ops, strict=True):
         rows, bounds = [], list[int]()
         for e in c.entries:
-            around = [*zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
-            if all(f in keys[t] for f, t in around):
-                places = (keys[t].index(f) for f, t in around)
+            places = [number[t].get(f, -1) for f, t in zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
+            if -1 not in places:
                 rows.append((tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps, e.premium_ps))
                 bounds += [] if e.timed else [len(rows) - 1]
         ins = tuple(tensors[t] for t in c.inputs)

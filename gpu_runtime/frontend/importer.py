@@ -41,7 +41,7 @@ from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, 
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from gpu_runtime.progress import warn
-from tactics.problems.library_problem import EXACT
+from tactics.problems.library_problem import EXACT, PIXELS
 from tactics.problems.operators import OPERATORS
 
 
@@ -226,13 +226,12 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type
-            dtype = "uint8" if t == TensorProto.UINT8 and v.name not in uncast else types.get(t)
-            if dtype is None or dtype in ("bf16", "fp64"):
+            dtype = types.get(t)
+            if dtype is None or dtype in ("bf16", "fp64") or ((kind, dtype) == ("input", PIXELS) and v.name in uncast):
                 got = type_name(t).lower() if t else "no tensor type"
-                pixels = ", or uint8 that only Cast reads" if kind == "input" else ""
                 raise ModelError(
-                    f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool{pixels}, got {got}: "
-                    "cast it outside the model"
+                    f"{kind} {v.name!r}: expected float32, float16 or {', '.join(EXACT)} (of inputs where only Cast reads it), "
+                    f"got {got}: cast it outside the model"
                 )
             found[v.name] = dtype
     return found

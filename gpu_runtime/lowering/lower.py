@@ -24,7 +24,7 @@ from gpu_runtime.lowering.shuffles import shuffle_at
 from gpu_runtime.lowering.units import Unit, of_nodes, plain
 from gpu_runtime.network import Network, Op, TensorInfo, Type, computes, touched
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
+from tactics.problems.library_problem import EXACT, FLOAT, PIXELS, LibraryProblem
 from tactics.problems.operators import VIEWS
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -45,7 +45,7 @@ def lower(imported: Imported) -> Network:
     inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
     outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
     ops += _copies(imported, views, {op.output for op in ops})
-    exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
+    exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT and t.dtype != PIXELS}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     types = {t: Type(dtype) for t, dtype in exact.items()}
     return Network(imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types)

@@ -11,10 +11,10 @@ from gpu_runtime.lowering.convolutions import window
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
 from gpu_runtime.lowering.units import Unit
 from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS, SCATTERED
-from tactics.problems.library_problem import FLOAT, LibraryProblem
+from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
 from tactics.problems.operators import REDUCE, RESHAPES
 
-NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
+NUMPY = {"float32": "fp32"} | {name: name for name in EXACT}
 AS = dict.fromkeys(RESHAPES, "Reshape")
 MOST_TAPS = 65_536  # of a window along one axis, of a Conv in all: a library function takes a step for each
 Attributes = dict[str, Any]
@@ -79,7 +79,7 @@ def _arguments(values: Sequence[Value | None]) -> tuple[tuple[str, ...], list[Va
 def _type(value: Value) -> str:
     found = type_of(value)
     if found is None:
-        raise Refused(f"{value.name!r} is of type {value.dtype}, expected float, int32, int64 or bool")
+        raise Refused(f"{value.name!r} is of type {value.dtype}, expected float or {', '.join(EXACT)}")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from gpu_runtime.network import TensorInfo
 from gpu_runtime.text import printable
 from tactics.format import LAYOUTS, Format
-from tactics.problems.library_problem import EXACT
+from tactics.problems.library_problem import EXACT, PIXELS
 
 Spec = str | Sequence[str] | Mapping[str, str]
 DTYPES = {"input": ("fp32", "fp16", "uint8"), "output": ("fp32", "fp16")}
@@ -45,7 +45,7 @@ def parse(text: str, dtype: str, kind: str) -> tuple[Format, ...]:
     if not isinstance(text, str):
         raise ValueError(f"{kind} formats: expected text such as fp16:hwc8, got {text!r}")
     head, typed, layouts = text.strip().rpartition(":")
-    if dtype in EXACT:
+    if dtype in EXACT and (kind, dtype) != ("input", PIXELS):
         if (head if typed else dtype, layouts) != (dtype, "chw"):
             raise ValueError(f"{kind} format {text!r}: a tensor of type {dtype} is {dtype}:chw")
         return (Format(dtype, "chw"),)

@@ -14,7 +14,7 @@ from gpu_runtime.network import Network, Op, exists
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.intervals import ANY, POSITIVE, Image, Interval
-from tactics.problems.library_problem import LibraryProblem
+from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.pointwise_ops import OPERATIONS, Stage, stage_of
 from tactics.problems.problem import (
     ConcatProblem,
@@ -28,7 +28,8 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 POSITIVE_SUMS = ("l1", "l2", "sum_square", "inv_std")
 END = Stage("abs")
-OF_TYPE = {"uint8": Interval(0.0, 255.0), "bool": Interval(0.0, 1.0), "int32": Interval(-(2.0**31), 2.0**31)}
+BYTES = {"uint8": Interval(0.0, 255.0), "int8": Interval(-128.0, 127.0)}
+OF_TYPE = BYTES | {"bool": Interval(0.0, 1.0), "int32": Interval(-(2.0**31), 2.0**31)}
 IMAGES: dict[str, Image] = {
     **{name: OPERATIONS[name.lower()].image for name in ("Add", "Sub", "Mul", "Div", "Max", "Min")},
     "Mod": lambda v, b: Interval(-max(abs(b.low), abs(b.high)), max(abs(b.low), abs(b.high))),
@@ -103,7 +104,10 @@ def _library(op: Op, found: Known) -> Interval:
     if p.dtype == "bool":
         return OF_TYPE["bool"]
     if p.function in ("Cast", "Identity", "Reshape", "Transpose", "Slice"):
-        return found[op.inputs[0]]
+        v, limits = found[op.inputs[0]], BYTES.get(p.dtype, ANY)
+        if p.function == "Cast" and p.dtype != FLOAT:
+            v = v.hull(Interval(0.0, 0.0))  # 0.5 becomes 0
+        return v if limits.low <= v.low and v.high <= limits.high else limits  # a Cast to 8 bits wraps
     if p.function in IMAGES and all(p.arguments):
         ends = [found[op.inputs[int(a[1:])]] if a[0] == "t" else _of(op.weights[a]) for a in p.arguments]
         return functools.reduce(IMAGES[p.function], ends)

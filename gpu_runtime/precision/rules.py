@@ -319,7 +319,7 @@ def _is_tail(network: Network, op: Op) -> bool:
 
 def _casts_integers(op: Op) -> bool:
     p = op.problem
-    return isinstance(p, LibraryProblem) and p.function == "Cast" and p.dtypes[0] in EXACT[:2] and p.dtype == FLOAT
+    return isinstance(p, LibraryProblem) and p.function == "Cast" and p.dtypes[0] not in ("bool", FLOAT) and p.dtype == FLOAT
 
 
 def _deciding(op: Op) -> tuple[str, tuple[str, ...]]:

@@ -411,6 +411,9 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
             if alike not in known:
                 known[alike] = _fitting(usable, wanted)
             choices.append(replace(c, entries=known[alike]))
+        least = sum(min((e.time_ps for e in c.entries), default=0) for c in choices if not c.when)
+        if plans and least >= min(p.total_ps for _, p in plans):
+            continue  # reformats and ops that depend on options only add to it
         narrow = replace(graph, choices=tuple(choices))
         found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
         if found is not None:
@@ -427,7 +430,7 @@ def best_single_key(graph: Graph) -> Plan | None:
 
 def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
     """The entries with the most tensors in the wanted formats."""
-    fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
+    fit = [sum(map(tuple.__contains__, wanted, (*ins, out))) for ins, out in cells]
     best = max(fit, default=0)
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
 

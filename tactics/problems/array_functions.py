@@ -285,7 +285,10 @@ def where(xp: ModuleType, condition: Array, x: Array, y: Array) -> Array:
 
 
 def cast(xp: ModuleType, x: Array, *, to: str) -> Array:
-    """Casts to `to`: float32, int32, int64 or bool. Fractions are cut off towards zero."""
+    """Casts to `to`: float32, int32, int64, int8, uint8 or bool. Fractions are cut off towards zero; 8 bits are the lowest of
+    an int32 (300 -> 44), as onnxruntime has it on x86: ONNX leaves floating-point numbers beyond their range undefined."""
+    if to in ("uint8", "int8") and x.dtype.kind == "f":
+        x = x.astype("int32")
     return x != 0 if to == "bool" else x.astype(to)
 
 

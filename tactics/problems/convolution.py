@@ -131,11 +131,10 @@ class ConvProblem(Problem):
         scale: Given = None,
         shift: Given = None,
         gate: Given = None,
-        scales: Given = None,
-        shifts: Given = None,
+        **affine: Given,
     ) -> np.ndarray:
         """Computes the convolution and its epilogue in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the
-        output; bias, slope, scales, shifts [k], counted before depth-to-space; scale, shift [c]; gate [n,c,1,1].
+        output; bias, slope, `affine` (scales, shifts) [k], counted before depth-to-space; scale, shift [c]; gate [n,c,1,1].
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
@@ -150,7 +149,7 @@ class ConvProblem(Problem):
         if residual is not None:
             residual = np.asarray(residual, np.float32).repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = space_to_depth(residual, end.d2s, end.d2s_mode)
-        y = end.finish(y, bias, residual, slope, scales, shifts)
+        y = end.finish(y, bias, residual, slope, **affine)
         return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
@@ -244,10 +243,10 @@ class ConvTransposeProblem(Problem):
         bias: Given = None,
         residual: Given = None,
         slope: Given = None,
-        scales: Given = None,
-        shifts: Given = None,
+        **affine: Given,
     ) -> np.ndarray:
-        """Computes in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors [k]."""
+        """Computes in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors
+        (`affine`: scales, shifts) [k]."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
         high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
@@ -260,7 +259,7 @@ class ConvTransposeProblem(Problem):
                 part = (w[:, :, i, j].reshape(groups) @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
                 full[:, :, i * dh : i * dh + (self.h - 1) * sh + 1 : sh, j * dw : j * dw + (self.w - 1) * sw + 1 : sw] += part
         y = full[:, :, top : top + self.out[0], left : left + self.out[1]]
-        return self.epilogue.finish(y, bias, residual, slope, scales, shifts)
+        return self.epilogue.finish(y, bias, residual, slope, **affine)
 
 
 @dataclass(frozen=True, slots=True)

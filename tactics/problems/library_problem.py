@@ -13,7 +13,8 @@ from tactics.problems.protocol import Problem, Shape4
 FLOAT = "fp16"  # the type of floating-point tensors in memory
 MOST_TAPS = 1 << 16  # elements of a window along an axis (of a Conv: in all); each is one pass over the output
 LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
-EXACT = ("int32", "int64", "bool")  # types of other tensors, kept as they are
+EXACT = ("int32", "int64", "bool", "int8", "uint8")  # types of other tensors, kept as they are
+PIXELS = "uint8"  # as a network's input it is one of the formats that kernels read
 
 
 @dataclass(frozen=True, slots=True)
