@@ -71,7 +71,8 @@ class _Asked:
 @dataclass(slots=True)
 class _Sums:
     """Sums for one tensor over all samples: squares of the model's values, of the engine's difference and of FP16 storage's
-    difference; its range; the largest difference of both; integers that differ; elements beyond --rtol and --atol."""
+    difference; its range; the largest difference of both; integers that differ (8-bit ones by more than 1);
+    elements beyond --rtol and --atol; differences up to `least` ruin no output."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -83,9 +84,13 @@ class _Sums:
     rough: float = 0.0
     changed: int = 0
     beyond: int = 0
+    least: float = FP16_NORMAL
 
     def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
-        if y.dtype.kind != "f":
+        if y.dtype in (np.uint8, np.int8):
+            self.least = 1.0  # a picture's next value is no other class
+            self.changed += int((np.abs(got.reshape(-1) - y.reshape(-1).astype(np.int16)) > 1).sum())
+        elif y.dtype.kind != "f":
             self.changed += int((got.reshape(-1) != y.reshape(-1)).sum())
         got, y, half = (a.astype(np.float64).reshape(-1) for a in (got, y, half))
         finite = np.isfinite(y)  # values that are infinite in FP32 too say nothing
@@ -245,7 +250,7 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
     reach = max(s.high - s.low, 0.0)
     allowed = FACTOR * alone + SLACK * reach * math.sqrt(s.count) / scale
     share = s.largest / reach if reach else 0.0
-    ruined = not layer and (s.changed > 0 or (share > MOST and s.largest > FP16_NORMAL))  # smaller ones have fewer bits
+    ruined = not layer and (s.changed > 0 or (share > MOST and s.largest > s.least))  # smaller ones have fewer bits
     passed = (error <= allowed or not s.noise) and not ruined
     by_fp16 = ruined and (s.rough > MOST * reach if not s.changed else s.rough > 0)
     return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, passed, s.changed, share, by_fp16)

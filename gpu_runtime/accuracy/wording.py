@@ -71,7 +71,8 @@ def verdict(c: Comparison) -> list[str]:
         lines += wrap("No compared layer diverges before the outputs: the error comes from a layer that could not be compared")
     if c.unnamed:
         lines += wrap(
-            f"{len(c.unnamed)} layers write tensors that the ONNX graph does not have: look at the layers that read them"
+            f"{several(len(c.unnamed), 'layer')} write{'s' * (len(c.unnamed) == 1)} tensors that the ONNX graph does not have: "
+            "look at the layers that read them"
         )
     if c.scores:
         lines += wrap(_scores_text(c.scores, c.samples))

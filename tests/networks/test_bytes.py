@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime.accuracy import compare
 from gpu_runtime.errors import ModelError
 from gpu_runtime.precision import intervals
 from tests.reference_run import model, network, node
@@ -64,6 +65,15 @@ def test_a_constant_of_8_bits_is_read():
     x = rng.integers(0, 256, (1, 3, 4, 4)).astype(np.float32)
     (got,) = gr.Context(gr.build(proto, device="l4")).run({"x": x}).values()
     assert np.array_equal(got, np.maximum(x, 100).astype(np.uint8))
+
+
+@pytest.mark.parametrize("off,agrees", [(1, True), (2, False)])
+def test_a_picture_agrees_to_its_next_value(off, agrees):
+    """FP16's convolution may end on the other side of a whole number; a value farther off is an error."""
+    sums = compare._Sums()
+    y = np.array([0, 7, 255], np.uint8)
+    sums.add(np.array([0, 7, 255 - off], np.uint8), y, y, compare.Tolerance())
+    assert (sums.changed, sums.largest > sums.least) == (int(not agrees), not agrees)
 
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.INT16, onnx.TensorProto.UINT16])
