@@ -16,7 +16,7 @@ import click
 
 from cuda_kernels import device as devices
 from gpu_runtime.benchmark.records import Settings
-from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.console import json_bytes, nonfinite_text, say
 from gpu_runtime.commands.options import argument, cubins_option, flag, gathered, given, opened, part, shown_at, typed
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
@@ -238,8 +238,7 @@ def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> N
 
     say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
     if measured.nonfinite:
-        layers = measured.nonfinite
-        say(f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}", err=True)
+        say(nonfinite_text(measured.nonfinite), err=True)
     if wanted.dump:
         say(wording.outputs_text(measured.outputs))
 

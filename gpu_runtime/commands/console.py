@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import click
@@ -42,6 +42,12 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
     """Print one JSON document, or else a text that ends with its last line."""
     say(json.dumps(data(), indent=1) if as_json else text(), nl=as_json)
+
+
+def nonfinite_text(layers: Sequence[str]) -> str:
+    """Layers that wrote infinite values or NaN, of finite inputs, and the cure."""
+    text = f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"
+    return f"{text}; build with --calibration=FILE.npz of typical inputs, which scales such tensors or stores them in FP32"
 
 
 def not_passed() -> NoReturn:

@@ -8,7 +8,6 @@ before more is asked for, so a build that ended anywhere goes on from there.
 import contextlib
 import ctypes
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import DRIVER, Device
 from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
@@ -340,11 +340,9 @@ class Measured:
 
     def _warn_slow(self) -> None:
         self._slow = True
-        warnings.warn(
+        files.warn(
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "
-            "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile",
-            RuntimeWarning,
-            stacklevel=6,
+            "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile"
         )
 
 
