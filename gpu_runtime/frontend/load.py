@@ -233,7 +233,7 @@ def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
 
 def _unreadable(name: str, location: str, e: OSError) -> ModelError:
     what = f"initializer {name!r}: external data {location!r} cannot be read: {e.strerror}"
-    return ModelError(f"{what}; this file holds weights and belongs to the model: copy it beside it, under this name")
+    return ModelError(f"{what}; this file holds the model's weights: copy it to the model's folder, under this name")
 
 
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
