@@ -90,6 +90,14 @@ def test_a_family_of_another_architecture_is_refused(capsys):
     assert "conv_dense_sm90 needs sm_90a, but GeForce RTX 4090 is sm_89: leave out conv_dense_sm90" in capsys.readouterr().err
 
 
+def test_a_home_that_cannot_be_written_is_said_with_the_cure(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "cache", "/proc/1/cache"):  # no folder can be made there, not even by root
+        monkeypatch.setenv("GPU_RUNTIME_CACHE", str(folder))
+        found = host.caches()
+        assert found.status == "failed" and "set GPU_RUNTIME_CACHE to a writable one" in found.words, found
+
+
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_kernels_that_compile(tmp_path):
     """Sent while kernels of a cold cache compile in threads, for which the interpreter waits at its end: 8 s before."""
