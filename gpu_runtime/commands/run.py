@@ -48,9 +48,9 @@ def run_command(
     """
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
     kind = "npy" if (output or "").endswith(".npy") else "npz"
+    paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
     if output and not output.endswith(f".{kind}"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .npz, or for one output in .npy")
-    paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
     progress = listening()
     from gpu_runtime import EngineError
 
