@@ -71,21 +71,22 @@ ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "the taps R x S of each channel": lambda v: v,
 }
 LEAST_FIT = 0.99  # share of groups from which an order is named: fine-tuning without a mask fills a few
+MOST_DENSE = 0.6  # share of weights that are not zero: 2:4 leaves half
 MOST_CHANCE = 0.95  # of a group to fit by its number of zeros alone: above it, 1:4 apart, uneven zeros look like a pattern
 FALSE_ALARM = 1e-6  # probability that so many groups fit by chance, at most (Chernoff's bound)
 
 
 def elsewhere(w: np.ndarray, axis: int) -> str:
     """Along what weights that do not fit along `axis` are 2:4, in words; "" if along nothing, or if chance may explain it."""
-    if axis > 1 or w.ndim < 2:
-        return ""  # a stack of matrices
+    if axis > 1 or w.ndim < 2 or np.count_nonzero(w) > MOST_DENSE * w.size:
+        return ""  # of a stack of matrices, or dense as most are
     v = (w if axis else w.swapaxes(0, 1)).reshape(w.shape[1 - axis], w.shape[axis], -1) != 0
     alive = np.ones_like(v)  # outside of whole channels and taps that are zero, whose zeros are one choice each, not many
     for at in range(3):
         alive &= v.any(axis=tuple(i for i in range(3) if i != at), keepdims=True)
-    dense = np.count_nonzero(v) / max(1, np.count_nonzero(alive))
-    chance = sum(math.comb(4, n) * dense**n * (1 - dense) ** (4 - n) for n in range(3))
-    if not chance < MOST_CHANCE or dense > 0.6:
+    dense = int(np.count_nonzero(v)) / (int(np.count_nonzero(alive)) or 1)
+    chance = math.fsum(math.comb(4, n) * dense**n * (1 - dense) ** (4 - n) for n in range(3))
+    if chance >= MOST_CHANCE or dense > MOST_DENSE:
         return ""
     for name, order in ORDERS.items():
         groups, whole = (a[..., : a.shape[-1] // 4 * 4].reshape(-1, 4) for a in (order(v), order(alive)))
@@ -108,9 +109,11 @@ def _divergence(share: float, chance: float) -> float:
 def together(parts: Iterable[Stored]) -> Stored:
     """Sums the counts and energies of several weights' patterns, as if they were one; all zero for none."""
     parts = list(parts)
+    if not parts:
+        return Stored(0, 0, 0.0, 0.0)
     rows, orders = [(p.groups, p.fitting, p.lost, p.energy) for p in parts], {p.elsewhere for p in parts}
-    common = orders.pop() if len(orders) == 1 else ""
-    return Stored(*(sum(column) for column in zip(*rows, strict=True)), common) if rows else Stored(0, 0, 0.0, 0.0)
+    groups, fitting, lost, energy = (sum(column) for column in zip(*rows, strict=True))
+    return Stored(int(groups), int(fitting), lost, energy, orders.pop() if len(orders) == 1 else "")
 
 
 def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dict[str, Stored]:
