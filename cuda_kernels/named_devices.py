@@ -301,8 +301,8 @@ def named(name: str) -> Device:
         raise ValueError(f"device {name}: {REFUSED[known]}")
     if known:
         return NAMED[known]
-    near = [other for other in SPOKEN if said and other.startswith(said)]
-    near = near or difflib.get_close_matches(said, SPOKEN, n=4, cutoff=0.5)
+    near = [other for other in SPOKEN if other.startswith(said)] if len(said) > 1 else []
+    near = near or difflib.get_close_matches(said, SPOKEN, n=4, cutoff=0.5 if len(said) > 1 else 1)
     close = [name for name in dict.fromkeys(SPOKEN[other] for other in near) if name in NAMED]
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     raise ValueError(f"unknown device {name!r}: {meant}expected one of {', '.join(sorted(NAMED))}")
