@@ -28,7 +28,7 @@ from benchmarks.simulator.simulate import share_of, steady_of
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.files import write
-from cuda_kernels.shares import LOOPS, TABLE, machine_name, table
+from cuda_kernels.shares import ALIKE, LOOPS, TABLE, machine_name, table
 from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.families.strips import geometry
 from tactics.format import HALF_FORMATS
@@ -39,8 +39,9 @@ from tactics.tactic import Tactic, Tile
 DIGITS = 3
 PROCESSES = 2
 SWEPT = ("sm_80/1024",)
-MACHINES = {machine_name(device): device for device in reversed(NAMED.values())}  # one device for each
-ARCHITECTURES = tuple(dict.fromkeys(device.sm for device in NAMED.values()))
+SIMULATED = [device for device in NAMED.values() if device.sm not in ALIKE]
+MACHINES = {machine_name(device): device for device in reversed(SIMULATED)}  # one device for each
+ARCHITECTURES = tuple(dict.fromkeys(device.sm for device in SIMULATED))
 PROLOGUES = {"scaled": Prologue(scaled=True), "gated": Prologue(gated=True), "normalized": Prologue(normalized=True)}
 PLANES = next(f for f in HALF_FORMATS if linear(f))
 LABEL = re.compile(r"\.L_\w+")

@@ -8,7 +8,7 @@ import numpy as np
 import gpu_runtime as gr
 from cuda_kernels import device as devices
 from cuda_kernels.device import why_no_gpu
-from gpu_runtime.commands.console import columns, is_terminal
+from gpu_runtime.commands.console import columns
 from gpu_runtime.doctor import examine
 from gpu_runtime.doctor import wording as wording_of_doctor
 from gpu_runtime.explain import log, report, wording
@@ -92,7 +92,7 @@ def main() -> None:
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)}, device=device)
     print(report.plan_text(engine.record))
-    print(log.log_text(engine.record, columns(), log.most_lines(engine.record), is_terminal()))
+    print(log.log_text(engine.record, columns(), log.most_lines(engine.record)))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
     print(closing(engine.record))
     (OUT / "report.html").write_bytes(page.report(engine.record))

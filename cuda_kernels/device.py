@@ -1,4 +1,4 @@
-"""GPUs in numbers: frozen facts of named devices, and `current()`, which asks the driver about this machine's GPU."""
+"""The GPU at hand: `current()`, which asks its driver, and whether one can be used. `named_devices` has the tables."""
 
 import importlib.util
 import os
@@ -7,214 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_kernels import extras
-from cuda_kernels.hashed import Hashed
-
-
-@dataclass(frozen=True, slots=True)
-class Device(Hashed):
-    """Facts that candidates and predictions use.
-
-    `mma_fma_per_clk`: dense FP16 products with FP32 accumulation, per clock and SM, at the best instruction's rate;
-    `mma_sync_share`: the share of it that mma.sync reaches; 2:4 sparse instructions do twice the (nominal) products.
-    `smem_per_block`: dynamic shared memory one block may ask for (bytes); `smem_per_sm` includes 1 KiB the driver
-    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources`: where the numbers come from; `assumed`: the
-    unpublished numbers, taken from a related device. `left_out`: (a kernel, or a kernel with its tile; why) for the kernels
-    that plans for this device leave out because they failed on it.
-    """
-
-    name: str
-    title: str
-    sm: str
-    num_sms: int
-    clock_mhz: int
-    dram_gbps: int
-    l2_bytes: int
-    l2_bytes_per_clk: int
-    smem_per_block: int
-    smem_per_sm: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    mma_fma_per_clk: int
-    mma_sync_share: float
-    launch_us: float
-    sources: str
-    regs_per_sm: int = 65536
-    measured: bool = False
-    assumed: str = ""
-    left_out: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        for field in ("num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "mma_fma_per_clk"):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"device {self.name}: {field} must be positive, got {getattr(self, field)}")
-        if self.smem_per_block >= self.smem_per_sm:
-            raise ValueError(f"device {self.name}: a block's shared memory exceeds the SM's")
-
-    @property
-    def model(self) -> str:
-        """The name of a named device, by which plans are predicted, also where its driver reports it; else its title."""
-        return self.name if self.name in NAMED else DRIVER_NAMES.get(self.title, self.title)
-
-    @property
-    def cc(self) -> int:
-        """Compute capability as a number: 80 for sm_80, 90 for sm_90a."""
-        return int(self.sm[3:].rstrip("a"))
-
-    @property
-    def fp32_fma_per_clk(self) -> int:
-        """FP32 products of an SM's CUDA cores per clock: CUDA C++ Programming Guide, throughput of arithmetic instructions."""
-        return 64 if self.cc == 80 else 128
-
-    @property
-    def dependent_launch(self) -> bool:
-        """Whether a kernel may begin before the previous one has ended (programmatic dependent launch)."""
-        return self.cc >= 90
-
-    @property
-    def launches_early(self) -> bool:
-        """Whether our launches begin before the one ahead has ended.
-
-        GPU_RUNTIME_LAUNCH=rawkernel turns early launches off, to measure their gain: CuPy's RawKernel launches then. Raises
-        ValueError for another value of this variable.
-        """
-        way = os.environ.get("GPU_RUNTIME_LAUNCH", "")
-        if way not in ("", "rawkernel"):
-            raise ValueError(f"GPU_RUNTIME_LAUNCH: expected rawkernel, or no such variable, got {way!r}")
-        return self.dependent_launch and not way
-
-    @property
-    def dense_tflops(self) -> float:
-        return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
-
-    @property
-    def key(self) -> str:
-        """The key of a GPU's stored measurements, without the driver."""
-        return f"{self.title}|{self.sm}|{self.num_sms}|{self.l2_bytes}"
-
-    def __str__(self) -> str:
-        return f"{self.title} ({self.sm}, {self.num_sms} SMs, {self.clock_mhz} MHz, {self.dram_gbps} GB/s)"
-
-
-KIB, MIB = 1024, 1024 * 1024
-
-# For every device here: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
-
-# Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
-# which the rates of the data sheets hold: these are peaks; `rates` has the shares reached. FP16 with FP32
-# accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is what
-# all SMs together can draw from L2, published for the A100 only: where it is assumed, the others get the same per SM, and
-# Hopper and B200 the 64 that an SM can read (measured on an H200: 41). launch_us is one dependent kernel inside a CUDA graph.
-LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
-HOPPER_SYNC = "ptxas 13.0 spaces mma.sync m16n8k16 by 6 clocks for sm_90a, two thirds of the wgmma peak"
-GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.34, A40 1.1, L40 0.93, H200 1.26 us)"
-GA100_L2 = "GA100 whitepaper (5120 B/clk L2)"
-# fmt: off
-NAMED = {
-    d.name: d
-    for d in (
-        Device(
-            "a100", "A100-SXM4-80GB", "sm_80", 108, 1410, 2039, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
-            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (312 TFLOP/s FP16, 2039 GB/s); {GA100_L2}; {GRAPHS}",
-        ),
-        Device(
-            "a100_pcie", "A100-PCIE-80GB", "sm_80", 108, 1410, 1935, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
-            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (PCIe, 312 TFLOP/s FP16, 1935 GB/s, 300 W); {GA100_L2}; {GRAPHS}",
-        ),
-        Device(
-            "a100_40gb", "A100-SXM4-40GB", "sm_80", 108, 1410, 1555, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
-            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (40 GB, 312 TFLOP/s FP16, 1555 GB/s); {GA100_L2}; {GRAPHS}",
-        ),
-        Device(
-            "a10", "A10", "sm_86", 72, 1695, 600, 6 * MIB, 3413, 99 * KIB, 100 * KIB, 1536, 16,
-            512, 1.0, 1.1, "NVIDIA A10 datasheet (125 TFLOP/s FP16 with FP32 accumulate: full rate, 600 GB/s); GA102 "
-            f"whitepaper (6 MB L2); launch as the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "a40", "A40", "sm_86", 84, 1740, 696, 6 * MIB, 3982, 99 * KIB, 100 * KIB, 1536, 16,
-            512, 1.0, 1.1, "NVIDIA A40 datasheet (149.7 TFLOP/s FP16 with FP32 accumulate: full rate, 696 GB/s); GA102 "
-            f"whitepaper (6 MB L2); {GRAPHS}", assumed=L2,
-        ),
-        Device(
-            "rtx_a6000", "RTX A6000", "sm_86", 84, 1800, 768, 6 * MIB, 3982, 99 * KIB, 100 * KIB, 1536, 16,
-            512, 1.0, 1.1, "NVIDIA RTX A6000 datasheet (768 GB/s, 300 W); GA102 whitepaper (154.8 TFLOP/s FP16 with FP32 "
-            f"accumulate: full rate, 6 MB L2); launch as the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "rtx3090", "GeForce RTX 3090", "sm_86", 82, 1695, 936, 6 * MIB, 3887, 99 * KIB, 100 * KIB, 1536, 16,
-            256, 1.0, 1.1, "GA102 whitepaper: 71 TFLOP/s FP16 with FP32 accumulate (half rate), 936 GB/s, 6 MB L2; launch as "
-            f"the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "rtx3070", "GeForce RTX 3070", "sm_86", 46, 1725, 448, 4 * MIB, 2180, 99 * KIB, 100 * KIB, 1536, 16,
-            256, 1.0, 1.1, "GA104 whitepaper: 40.6 TFLOP/s FP16 with FP32 accumulate (half rate), 448 GB/s, 4 MB L2; launch as "
-            f"the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "rtx4090", "GeForce RTX 4090", "sm_89", 128, 2520, 1008, 72 * MIB, 5120, 99 * KIB, 100 * KIB, 1536, 24,
-            256, 1.0, 0.93, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2; "
-            f"launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "l40s", "L40S", "sm_89", 142, 2490, 864, 96 * MIB, 6733, 99 * KIB, 100 * KIB, 1536, 24,
-            512, 1.0, 0.93, "NVIDIA L40S datasheet (362 TFLOP/s FP16 dense: full rate, which 142 SMs reach at 2490 MHz; 864 "
-            f"GB/s); Ada whitepaper (96 MB L2 of AD102); launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "l4", "L4", "sm_89", 58, 2040, 300, 48 * MIB, 2750, 99 * KIB, 100 * KIB, 1536, 24,
-            512, 1.0, 0.93, "NVIDIA L4 datasheet (242 TFLOP/s FP16 sparse: 121 dense, full rate; 300 GB/s); 58 SMs, 48 MB "
-            f"L2 of AD104; launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "h100", "H100 SXM 80GB", "sm_90a", 132, 1830, 3350, 50 * MIB, 8448, 227 * KIB, 228 * KIB, 2048, 32,
-            2048, 0.667, 1.26, "NVIDIA H100 datasheet (989 TFLOP/s FP16 dense, 3.35 TB/s); H100 whitepaper (50 MB L2); "
-            f"{HOPPER_SYNC}; launch as the H200's, {GRAPHS}", assumed=L2,
-        ),
-        Device(
-            "h200", "H200 SXM 141GB", "sm_90a", 132, 1830, 4800, 60 * MIB, 8448, 227 * KIB, 228 * KIB, 2048, 32,
-            2048, 0.667, 1.26, "NVIDIA H200 datasheet (989 TFLOP/s FP16 dense, 4.8 TB/s); L2 as the driver reports; "
-            f"{HOPPER_SYNC}; {GRAPHS}", assumed=L2,
-        ),
-        Device(
-            "b200", "B200", "sm_100a", 148, 1856, 8000, 126 * MIB, 9472, 227 * KIB, 228 * KIB, 2048, 32,
-            4096, 0.25, 1.26, "NVIDIA DGX B200 datasheet (2.25 PFLOP/s FP16 dense per GPU, which 148 SMs reach at 1856 MHz; 8 "
-            "TB/s); 148 SMs, 126 MB L2: Chips and Cheese, B200; ptxas 13.0 spaces mma.sync m16n8k16 by 8 clocks for sm_100a, a "
-            "quarter of the tcgen05 peak; launch as the H200's", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "rtx5090", "GeForce RTX 5090", "sm_120", 170, 2407, 1792, 96 * MIB, 8059, 99 * KIB, 100 * KIB, 1536, 24,
-            256, 1.0, 0.93, "RTX Blackwell whitepaper: 209.5 TFLOP/s FP16 with FP32 accumulate (half rate), 1792 GB/s, 96 MB "
-            "L2; launch as the L40's", assumed=f"{LAUNCH}, {L2}",
-        ),
-        Device(
-            "rtx_pro_6000", "RTX PRO 6000 Blackwell Server Edition", "sm_120", 188, 2617, 1597, 128 * MIB, 8913, 99 * KIB,
-            100 * KIB, 1536, 24, 512, 1.0, 0.93, "RTX PRO 6000 Blackwell whitepaper: 503.8 TFLOP/s FP16 with FP32 accumulate "
-            "(full rate), 128 MB L2; Server Edition datasheet: 1597 GB/s; launch as the L40's", assumed=f"{LAUNCH}, {L2}",
-        ),
-    )
-}
-# fmt: on
-
-TURING = "compute capability 7.5: expected 8.0 or newer, 2:4 sparse tensor cores and cp.async begin there"
-REFUSED = {"t4": TURING, "rtx2080ti": TURING, "v100": TURING.replace("7.5", "7.0")}
-
-# Shared-memory limits by compute capability, for compiling and launching on devices that are not in the table.
-# fmt: off
-SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
-                  120: 99 * KIB}
-
-# The driver's names of the named devices.
-DRIVER_NAMES = {
-    "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A10": "a10", "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA L4": "l4",
-    "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
-    "NVIDIA GeForce RTX 5090": "rtx5090", "NVIDIA A100 80GB PCIe": "a100_pcie", "NVIDIA A100-SXM4-40GB": "a100_40gb",
-    "NVIDIA A40": "a40", "NVIDIA RTX A6000": "rtx_a6000", "NVIDIA GeForce RTX 3070": "rtx3070", "NVIDIA L40S": "l40s",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
-}
-# fmt: on
-
+from cuda_kernels.named_devices import (
+    DRIVER_NAMES,
+    INTEGRATED,
+    L2,
+    LAUNCH,
+    NAMED,
+    Device,
+)
+from cuda_kernels.named_devices import (
+    named as named,
+)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +37,7 @@ RELATIVES = {
     (80, False): Relative("a100", 1024, "GA100 whitepaper"),
     (86, False): Relative("a10", 512, "GA102 whitepaper: RTX A6000 154.8 TFLOP/s with FP32 accumulation, full rate"),
     (86, True): Relative("rtx3090", 256, "GA102 whitepaper: half rate"),
-    (87, False): Relative("a100", 1024, "Jetson AGX Orin technical brief: 42.5 TFLOP/s dense FP16 of 16 SMs at 1.3 GHz"),
+    (87, False): Relative("orin_agx64", 1024, "Jetson AGX Orin technical brief: 42.5 TFLOP/s dense FP16 of 16 SMs at 1.3 GHz"),
     (89, False): Relative("l4", 512, "L40S datasheet: 362 TFLOP/s dense FP16, full rate"),
     (89, True): Relative("rtx4090", 256, "Ada whitepaper: half rate"),
     (90, False): Relative("h200", 2048, "H100 whitepaper"),
@@ -242,27 +48,6 @@ RELATIVES = {
     (120, True): Relative("rtx5090", 256, "RTX Blackwell whitepaper: half rate"),
     (121, False): Relative("rtx5090", 512, "DGX Spark datasheet: 1 PFLOP/s sparse FP4, an eighth of it dense FP16"),
 }
-# GB/s of the memory that an integrated GPU shares with the CPU, by compute capability and least bytes of L2: Tegra's driver
-# reports 2.5 to 7 times too little (the GPU's clock, another width). Of modules alike the fastest, so that bounds are bounds.
-INTEGRATED = (
-    (87, 4 * MIB, 205),  # Jetson AGX Orin data sheet: 204.8, LPDDR5 of 256 bits
-    (87, 0, 102),  # Jetson Orin NX and Orin Nano Super data sheets: 102.4, 128 bits
-    (110, 0, 273),  # Jetson Thor data sheet
-    (121, 0, 273),  # DGX Spark data sheet
-)
-ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
-
-
-def named(name: str) -> Device:
-    """Returns the device of that name. Raises ValueError with the known names."""
-    lower = str(name).lower()
-    if lower in REFUSED:
-        raise ValueError(f"device {name}: {REFUSED[lower]}")
-    try:
-        return NAMED[lower]
-    except KeyError:
-        raise ValueError(f"unknown device {name!r}: expected one of {', '.join(sorted(NAMED))}") from None
-
 
 DRIVER = "libcuda.so.1"
 DEFAULT_DEVICE = "h200"  # the device of plans without a GPU or a name

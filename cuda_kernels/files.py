@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import stat
+import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -182,14 +183,23 @@ def keep(path: Path, data: bytes) -> bool:
         return False
 
 
+OURS = ("gpu_runtime", "tactics", "cuda_kernels", "contextlib", "functools")  # the last two run our decorators
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the caller's line that led here. From Python 3.12 on warnings.warn has `skip_file_prefixes` for this."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
 def warn_once(e: OSError) -> None:
     """Warns that the cache cannot be written, once for each folder and process."""
     root = cache_dir()
     if root not in _TOLD:
         _TOLD.add(root)
-        warnings.warn(
+        warn(
             f"the cache folder {root} cannot be written ({e.strerror or e}): compiled kernels and measured times are lost when "
-            "this process ends; set GPU_RUNTIME_CACHE to a folder that can be written",
-            RuntimeWarning,
-            stacklevel=3,
+            "this process ends; set GPU_RUNTIME_CACHE to a folder that can be written"
         )

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cuda_kernels.compile import Values, source_path, sources
-from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS
+from cuda_kernels.named_devices import MAX_BLOCK, MAX_GRID, MAX_THREADS
 
 # Kinds as pack_params has them. A TensorMap (include/bulk.cuh) is opaque.
 TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64", "TensorMap": "map"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cuda_kernels.device import Device, relative
+from cuda_kernels.named_devices import ORINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,28 @@ RATES = {
                        library=replace(PRO_LIB, math_share=0.98, source="as rtx_pro_6000; math as rtx4090")),
     "rtx_pro_6000": replace(AD102, l2=2500, sync_share=0.87, source=f"L2 {FITTED}; {STREAM}; {SPARSE_RATE}; {FIXED}",
                             library=PRO_LIB),
+}
+# As their relatives, with L2 by SMs: nobody has published times of products on them.
+RATES |= {
+    "a30": replace(RATES["a100_pcie"], l2=1970, source="as a100_pcie, whose 2.8 W for each SM are like 2.9; L2 by SMs",
+                   library=replace(RATES["a100_pcie"].library, l2=1750, source="as a100_pcie; L2 by SMs")),
+    "rtx3080": replace(RATES["rtx3090"], l2=1120, source="as rtx3090; L2 by SMs"),
+    "a2": replace(GA102, l2=165, source="as a40; L2 by SMs; 60 W, 6 for each SM, hold the clock",
+                  library=replace(GA102_LIB, l2=165, source=f"{GA102_LIB.source}; L2 by SMs")),
+    "rtx4080": replace(RATES["rtx4090"], l2=1250, sparse_rate_sigma=ANALOGY, source="as rtx4090; L2 by SMs"),
+    "rtx4070": replace(RATES["rtx4090"], l2=760, sparse_rate_sigma=ANALOGY, source="as rtx4090; L2 by SMs"),
+    "l40": replace(RATES["l40s"], sync_share=0.98, source=f"as l40s; {CUTLASS}, whose 177 TFLOP/s are less than an L40S's 228",
+                   library=replace(L40S_LIB, math_share=0.98, source="as l40s; math as rtx3070, at half the L40S's rate")),
+    "rtx_6000_ada": replace(RATES["l40s"], sync_share=0.54, source="as l40s; math by watts, 300 instead of 350",
+                            library=replace(L40S_LIB, math_share=0.54, source="as l40s; math by watts, 300 instead of 350")),
+    "gh200": replace(RATES["h200"], source="as h200, the same chip"),
+}
+# Jetson modules have GA100's tensor cores and shared memory in SMs that are else GA10x's, and one L2 without halves.
+RATES |= {
+    orin.name: replace(RATES["a100"], l2=35 * orin.num_sms, kept=KEPT_WHOLE, sparse_rate_sigma=ANALOGY,
+                       source="as a100; L2 by SMs, kept as GA102's; the share of LPDDR5 that kernels reach is assumed",
+                       library=replace(A100_LIB, l2=35 * orin.num_sms, source="as a100; L2 by SMs"))
+    for orin in ORINS
 }
 # fmt: on
 

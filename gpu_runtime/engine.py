@@ -259,6 +259,8 @@ def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
 def write(engine: Engine, path: str | os.PathLike[str]) -> None:
     """Writes the file to `path`, see cuda_kernels.files. Raises EngineError if that fails."""
     data = encode(engine)
+    if problem := files.fault(path):
+        raise EngineError(f"{os.fspath(path)!s}: the engine could not be written: {problem}; nothing was overwritten")
     try:
         files.write(path, data)
     except OSError as e:

@@ -1,11 +1,10 @@
 """Reports the progress of a long call: to a listener, and to the logger `gpu_runtime`."""
 
 import logging
-import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cuda_kernels import files
 from gpu_runtime.text import printable
 
 LOGGER = logging.getLogger("gpu_runtime")
@@ -73,10 +72,7 @@ def report(text: Callable[[], str]) -> None:
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the line that called this package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gpu_runtime":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(printable(text), category, stacklevel=level)
+    files.warn(printable(text), category)
 
 
 def compiling(listener: Listener) -> Callable[[int, int], None]:

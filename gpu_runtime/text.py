@@ -80,8 +80,9 @@ def suggest(unknown: Sequence[str], known: Collection[str]) -> str:
     """Suggests, for a message, known names that are spelt like unknown ones; "" without any."""
     import difflib
 
-    pairs = ((name, difflib.get_close_matches(name[:100], known, 1)) for name in unknown[:8])
-    return "".join(f"; did you mean {close[0]!r} instead of {name!r}?" for name, close in pairs if close)
+    lower = {name.lower(): name for name in known}
+    pairs = ((name, difflib.get_close_matches(name[:100].lower(), lower, 1)) for name in unknown[:8])
+    return "".join(f"; did you mean {lower[close[0]]!r} instead of {name!r}?" for name, close in pairs if close)
 
 
 def not_finite(array: Any) -> str:

@@ -1,7 +1,7 @@
 """What the simulated SM is, in clocks, each figure with its source; and what nobody has published, which is swept.
 
-The rate of tensor core products is the device table's (cuda_kernels/device.py), never the spacing that ptxas gives them: it
-spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 takes 16 and GeForce 32.
+The rate of tensor core products is the device table's (cuda_kernels/named_devices.py), never the spacing that ptxas gives them:
+it spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 takes 16 and GeForce 32.
 """
 
 from collections.abc import Mapping

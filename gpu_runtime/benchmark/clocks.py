@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_runtime.benchmark.records import Clocks
 
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean that the GPU is slower than it could be (NVML API Reference,
+# Bits of nvmlDeviceGetCurrentClocksEventReasons that mean that the GPU is slower than it could be (NVML API Reference,
 # "Clocks Event Reasons"); being idle, and clocks that a user has set, do not.
 REASONS = {
     0x4: "power cap",
@@ -42,12 +42,19 @@ class ClockWatch:
             return
         try:
             mhz = int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
-            bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+            bits = self._reasons()
         except Exception:  # as above
             self._nvml = None
             return
         self._clocks.append(mhz)
         self._held.update(name for bit, name in REASONS.items() if bits & bit)
+
+    def _reasons(self) -> int:
+        """The bits by the function's name since driver 535, else by the one before, which NVML deprecates."""
+        try:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
+        except (AttributeError, self._nvml.NVMLError):  # an older pynvml or driver
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
     def seen(self) -> Clocks | None:
         if not self._clocks:

@@ -71,7 +71,11 @@ def text(
     lines += ["", RULE.format(f"Performance summary{made_up}"), f"Throughput: {found.throughput:.6g} qps"]
     lines += [f"{name}: {statistics_text(times, found.percents)}" for name, times in rows]
     lines += [f"Total Host Walltime: {found.wall_s:.6g} s", f"Total GPU Compute Time: {found.total_compute_s:.6g} s"]
-    notes = [*remarks(found, settings), *([clocks_text(trace.clocks)] if trace.clocks and trace.clocks.held else [])]
+    notes = [*remarks(found, settings)]
+    if trace.clocks is None:
+        notes.append("The GPU's clock is unknown: NVIDIA's management library does not answer here, as on a Jetson")
+    elif trace.clocks.held:
+        notes.append(clocks_text(trace.clocks))
     lines += [line for remark in notes for line in wrap(f"* {remark}")]
     if verbose:
         lines += ["", RULE.format("Explanations of the performance metrics")]

@@ -108,7 +108,7 @@ def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned:
         importer.save(path, pruned.getvalue())
 
     def summary() -> str:
-        return log.log_text(engine.record, WIDTH.get(), log.most_lines(engine.record), wrapped=False)
+        return log.log_text(engine.record, WIDTH.get(), log.most_lines(engine.record))
 
     report(summary)
     return engine

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -16,7 +14,7 @@ import click
 
 from cuda_kernels import device as devices
 from gpu_runtime.benchmark.records import Settings
-from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.console import INTERRUPTED, end_now, json_bytes, nonfinite_text, say
 from gpu_runtime.commands.options import argument, cubins_option, flag, gathered, given, opened, part, shown_at, typed
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
 
 PERCENTILES = "90,95,99"
-INTERRUPTED = 130  # exit code
 
 
 # ---- values of options
@@ -227,9 +224,7 @@ def _measured(
     except KeyboardInterrupt:
         code, text = INTERRUPTED, f"interrupted: {written()}; no inference was measured"
     progress.end()
-    say(text, err=True)
-    sys.stdout.flush()
-    os._exit(code)  # the orderly end of the process would wait for the GPU, which may hang
+    end_now(code, text)  # the orderly end of the process would wait for the GPU, which may hang
 
 
 def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> None:
@@ -238,8 +233,7 @@ def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> N
 
     say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
     if measured.nonfinite:
-        layers = measured.nonfinite
-        say(f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}", err=True)
+        say(nonfinite_text(measured.nonfinite), err=True)
     if wanted.dump:
         say(wording.outputs_text(measured.outputs))
 

@@ -16,7 +16,7 @@ from cuda_kernels import device as devices
 from cuda_kernels.device import NAMED
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, check_loaded, is_timed, load_engine, time_engine, unused
-from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
+from gpu_runtime.commands.console import columns, json_bytes, say
 from gpu_runtime.commands.options import (
     HELP,
     argument,
@@ -320,7 +320,7 @@ def _tell(engine: Engine, asked: Asked, others: int, times: list[list[float]] | 
         say(wording.sparsity_text(engine.record))
     else:
         most = log.most_lines(engine.record) - others - 1  # an empty line
-        say(log.log_text(engine.record, columns(), most, is_terminal()))
+        say(log.log_text(engine.record, columns(), most))
     if asked.dump_profile:
         say(_profile_text(engine, times))
 

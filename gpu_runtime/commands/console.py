@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import click
@@ -13,7 +13,7 @@ import click
 from gpu_runtime.text import printable
 
 WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
-NOT_PASSED = 5  # exit code
+NOT_PASSED, INTERRUPTED = 5, 130  # exit codes
 QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
 OUTPUT = threading.RLock()  # held by who writes
 DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
@@ -42,6 +42,19 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
     """Print one JSON document, or else a text that ends with its last line."""
     say(json.dumps(data(), indent=1) if as_json else text(), nl=as_json)
+
+
+def end_now(code: int, text: str) -> NoReturn:
+    """Prints an error and ends the process without waiting for its threads."""
+    say(text, err=True)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def nonfinite_text(layers: Sequence[str]) -> str:
+    """Layers that wrote infinite values or NaN, of finite inputs, and the cure."""
+    text = f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"
+    return f"{text}; build with --calibration=FILE.npz of typical inputs, which scales such tensors or stores them in FP32"
 
 
 def not_passed() -> NoReturn:

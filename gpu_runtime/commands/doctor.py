@@ -3,9 +3,9 @@
 import click
 
 from cuda_kernels import device as devices
-from gpu_runtime.commands.console import answer, json_bytes, not_passed
+from gpu_runtime.commands.console import INTERRUPTED, answer, end_now, json_bytes, not_passed
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.commands.targets import check_targets, write_all, written
 
 
 @click.command("doctor", short_help="Examine this machine's GPU: every family of kernels, versions, rates.")
@@ -41,7 +41,11 @@ def doctor_command(emulate: str | None, kernels: str, limit_s: int, as_json: boo
     except ValueError as e:
         raise click.UsageError(f"--emulate: {e}") from None
     progress = listening()
-    found = examine.examine(planned, emulated=bool(emulate), kernels=names, limit_s=limit_s, progress=progress)
+    try:
+        found = examine.examine(planned, emulated=bool(emulate), kernels=names, limit_s=limit_s, progress=progress)
+    except KeyboardInterrupt:
+        progress.end()
+        end_now(INTERRUPTED, f"interrupted: {written()}; no verdict")  # the orderly end would wait for kernels that compile
     progress.end()
     data = wording.data(found)
     write_all({path: json_bytes(data) for path in paths.values()})

@@ -11,7 +11,12 @@ from gpu_runtime.commands.targets import check_targets, write_all
 
 @click.command("plan", short_help="Plan a model for several GPUs, side by side.")
 @click.argument("model", type=click.Path())
-@click.option("--devices", required=True, metavar="NAMES", help="Names with commas: a100,l4,h100,h200,rtx4090.")
+@click.option(
+    "--devices",
+    required=True,
+    metavar="NAMES",
+    help=f"Names with commas, as l4,rtx4090 or as nvidia-smi prints them: {', '.join(device.NAMED)}.",
+)
 @click.option("--batches", metavar="NUMBERS", help="Batches with commas, such as 1,8,32,128: a row for each, times per image.")
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
 @sizes_option

@@ -12,7 +12,7 @@ import click
 
 from cuda_kernels import device as devices
 from cuda_kernels.extras import CUDA
-from gpu_runtime.commands.console import say
+from gpu_runtime.commands.console import nonfinite_text, say
 from gpu_runtime.commands.options import cubins_option, emulate_option, named, opened, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated.")
-@click.option("--output", type=click.Path(), required=True, help="Write the outputs to this .npz file, or one to a .npy file.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated. Default: random.")
+@click.option("--output", type=click.Path(), metavar="FILE.npz", help="Write the outputs to this file, or one to FILE.npy.")
 @click.option(
     "--shapes",
     default="",
@@ -40,15 +40,17 @@ if TYPE_CHECKING:
 @cubins_option
 @quiet_option
 def run_command(
-    engine: str, inputs: tuple[str, ...], output: str, shapes: str, emulate: bool, nvtx: bool, allow_cubins: bool
+    engine: str, inputs: tuple[str, ...], output: str | None, shapes: str, emulate: bool, nvtx: bool, allow_cubins: bool
 ) -> None:
-    """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
+    """Run ENGINE on arrays from .npy files, or on random ones, and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
     """
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
-    kind = "npy" if output.endswith(".npy") else "npz"
+    kind = "npy" if (output or "").endswith(".npy") else "npz"
     paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
+    if output and not output.endswith(f".{kind}"):
+        raise click.UsageError(f"--output {output}: expected a name that ends in .npz, or for one output in .npy")
     progress = listening()
     from gpu_runtime import EngineError
 
@@ -67,21 +69,18 @@ def run_command(
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
         progress(Progress("run", f"{engine} on {where}"))
         results, wrong = ctx.run(arrays), ctx.nonfinite()
-    write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
+    write_all({path: npz(results) if kind == "npz" else npy(*results.values()) for path in paths.values()})
     progress.end()
     sizes = shapes_text({name: a.shape for name, a in arrays.items()})
     drawn = "" if given or not arrays else printable(f", random inputs: {sizes}")
-    say(f"Ran {engine} on {where}{_at(loaded)}{drawn}; wrote {output}")
+    say(f"Ran {engine} on {where}{_at(loaded)}{drawn}{f'; wrote {output}' if output else ''}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
     if given_wrong:
         say("; ".join(given_wrong), err=True)
     elif wrong:
-        say(
-            f"{len(wrong)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(wrong)}",
-            err=True,
-        )
+        say(nonfinite_text(wrong), err=True)
     for name, a in results.items():
         say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
 
@@ -104,7 +103,7 @@ def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engi
 
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)
-    if shapes and not given:
+    if not given:
         engine = engine.at(wanted)
         return engine, random_inputs([replace(i, shape=wanted[i.name]) for i in engine.inputs])
     largest = {b.name: b for plan in engine.record.plans for b in plan.inputs}  # plans of a profile are in rising order

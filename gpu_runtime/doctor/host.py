@@ -110,7 +110,8 @@ def caches() -> Verdict:
 
     def check() -> str:
         folder = cache_dir()
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # what is not there then cannot be written
+            folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError("the cache folder cannot be written: set GPU_RUNTIME_CACHE to a writable one")
         timings = Cache(folder / "timings.jsonl")

@@ -8,7 +8,7 @@ from gpu_runtime.explain.figures import SURE, pruned_text, sureness, whose_text
 from gpu_runtime.explain.names import fitting, grouped, packed
 from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
-from gpu_runtime.explain.wording import ELIGIBLE_LINE, PICKED_LINE
+from gpu_runtime.explain.wording import tensorrt_lines
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import listed, printable, wrap
@@ -25,9 +25,9 @@ def most_lines(record: EngineRecord) -> int:
     return MOST_LINES if layers <= LARGE else MOST_LINES_LARGE
 
 
-def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) -> str:
-    """At most `most` lines of `width` columns; facts are cut where eligible layers' names need the room. `wrapped`: TensorRT's
-    lines too; else each stays one, for programs that read it, of no more characters than the lines that it would be."""
+def log_text(record: EngineRecord, width: int, most: int) -> str:
+    """At most `most` lines of `width` columns, but for TensorRT's two, each whole for programs that read them; facts are cut
+    where eligible layers' names need the room."""
     sparsity = record.sparsity
     head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else []
     if sparsity.mode == "force" and sparsity.not_pruned:
@@ -35,8 +35,8 @@ def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) 
         text = f"{len(sparsity.not_pruned)} initializers could not be pruned, such as {name}: {why}"
         head += wrap(printable(text), width)[:2]
     head += wrap(printable(whose_text(record)), width)[:2]
-    lists = [_Row(ELIGIBLE_LINE, sparsity.eligible, 2, 2, list), _Row(PICKED_LINE, sparsity.picked, 2, 2, list)]
-    paragraphs, facts, rooms = [*lists, *_grouped(record)], plan_facts(record, FACTS, MOST_NAMES), []
+    head += tensorrt_lines(sparsity)
+    paragraphs, facts, rooms = _grouped(record), plan_facts(record, FACTS, MOST_NAMES), []
     for room in (3, 2, 1):  # lines of a fact
         lines = listed(facts, FACT, width, room)
         rooms.append((lines, most - len(head) - len(lines) - 2))  # two empty lines
@@ -44,8 +44,7 @@ def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) 
     whole = max(some, sum(1 if row.rank else row.need(width) for row in paragraphs))  # each eligible layer by name
     facts_shown, left = next((r for least in (whole, some) for r in rooms if r[1] >= least), rooms[-1])
     texts = [_listed(row, width, n) for row, n in zip(paragraphs, _allotted(paragraphs, width, left), strict=True)]
-    shown = texts[:2] if wrapped else [[" ".join(line.strip() for line in lines)] for lines in texts[:2]]
-    return "\n".join([*head, *chain(*shown), "", *facts_shown, "", *chain(*texts[2:])]).rstrip() + "\n"
+    return "\n".join([*head, "", *facts_shown, "", *chain(*texts)]).rstrip() + "\n"
 
 
 @dataclass(frozen=True, slots=True)

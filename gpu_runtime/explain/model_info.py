@@ -61,6 +61,7 @@ def text(info: ModelInfo) -> str:
         rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]
     else:
         chosen = "; choose its dynamic sizes with --shapes" if info.shapes else ""
-        rows.append(("build", f"{info.command}  ({info.layers} layers once fused{chosen})"))
+        fused = f"{info.layers} layers once fused; a plan may join or split them"
+        rows.append(("build", f"{info.command}  ({fused}{chosen})"))
     head = f"{info.file}: an ONNX model, {opsets}, IR version {info.ir_version}{made}, {size_text(info.nbytes)}"
     return printable("\n".join([head, *listed(rows, 10)]), keep="\n") + "\n"

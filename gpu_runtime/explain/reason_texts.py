@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
 from gpu_runtime.runtime.findings import IfSparse, KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
-from gpu_runtime.text import lost_text, share_text
+from gpu_runtime.text import lost_text, several, share_text
 
 NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 Rows = Sequence[SparsityRow]
@@ -66,6 +66,9 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
     text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
     if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
         text += f"; pruning loses {span_text(lost, lost_text)} of their energy"
+    if astray := [r.elsewhere for r in rows if r.elsewhere]:
+        verb = "is" if len(astray) == 1 else "are"
+        text += f"; {several(len(astray), 'layer')} {verb} {', '.join(dict.fromkeys(astray))}, not along the input channels"
     if faster := _faster(rows):
         return f"{text}; pruned, {len(faster)} would be faster, up to {ratio_text(max(faster))}"
     return text + ("; pruned, none would be faster" if any(r.if_sparse for r in rows) else "")
@@ -179,6 +182,8 @@ def _pattern_violation(row: SparsityRow, record: Explained) -> str:
         text += f": {fitting_text(row)} of its groups of 4 input channels have two zeros or more"
         if row.first_violation:
             text += f", {first_violation(row)}"
+    if row.elsewhere:
+        text += f". They are {row.elsewhere}; tensor cores need it along the input channels: prune them again along these"
     if lost is not None:
         how = "the nearest pattern" if row.branches else "the nearest pattern (--sparsity=force)"
         text += f". Pruning to {how} loses {lost_text(lost)} of their energy"

@@ -136,7 +136,7 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     against = None if apart else not_sparse(own.problem.judged)
     if against:
         would = known.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
-        return replace(row, why=against, if_sparse=would)
+        return replace(row, why=against, if_sparse=would, elsewhere=_elsewhere(own, known.stored))
     row = replace(row, verdict="dense", able=apart or row.layers)
     if sparse is None:
         disabled = known.mode == "disable"
@@ -261,6 +261,11 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
     found = [stored[layer] for layer in layers if layer in stored]
     whole = together(found) if len(found) == len(layers) else None
     return (whole.share, whole.lost_energy) if whole else (None, None)
+
+
+def _elsewhere(op: Op, stored: Mapping[str, Stored]) -> str | None:
+    """Along what other axis or order the layer's weights in the file are 2:4, in words, or None."""
+    return together(stored[layer] for layer in op.layers or (op.layer,) if layer in stored).elsewhere or None
 
 
 def _summary(

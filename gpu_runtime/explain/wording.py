@@ -25,13 +25,28 @@ from gpu_runtime.explain.figures import (
 from gpu_runtime.explain.names import matching
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
 from gpu_runtime.runtime.fields import Shown
-from gpu_runtime.runtime.findings import Flip, KernelTime, LibraryKernel, LibraryPlan, OtherChoice, SparsityRow, Summary
+from gpu_runtime.runtime.findings import (
+    Flip,
+    KernelTime,
+    LibraryKernel,
+    LibraryPlan,
+    OtherChoice,
+    SparsityRecord,
+    SparsityRow,
+    Summary,
+)
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import listed, lost_text, printable, table, wrap
 from tactics import codec
 
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
+
+
+def tensorrt_lines(sparsity: SparsityRecord) -> list[str]:
+    """Each whole, with every name, as TensorRT's log has them: programs read them."""
+    lists = ((ELIGIBLE_LINE, sparsity.eligible), (PICKED_LINE, sparsity.picked))
+    return [f"{line} {', '.join(map(printable, names))}".rstrip() for line, names in lists]
 
 
 def sparsity_text(record: Explained) -> str:
@@ -43,8 +58,7 @@ def sparsity_text(record: Explained) -> str:
         lines += [line for name, why in sparsity.not_pruned for line in wrap(printable(f"not pruned: {name}: {why}"))]
     lines += [
         *wrap(printable(f"Sparsity of {whose_text(record)}")),
-        f"{ELIGIBLE_LINE} {', '.join(map(printable, sparsity.eligible))}".rstrip(),
-        f"{PICKED_LINE} {', '.join(map(printable, sparsity.picked))}".rstrip(),
+        *tensorrt_lines(sparsity),
         "",
     ]
     header = ["layer\n  verdict: reason", "best dense", "best sparse", "cost of the\nother choice"]

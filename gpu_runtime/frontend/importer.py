@@ -348,7 +348,8 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
     if not declared.admits(shape):
         raise ModelError(
             f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape))}; "
-            "only dynamic sizes can be chosen"
+            "only dynamic sizes can be chosen: export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
+            "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
         )
     if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > LARGEST_TENSOR:
         raise ModelError(

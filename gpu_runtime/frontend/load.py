@@ -182,7 +182,7 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
                 f.seek(offset)
                 t.raw_data = f.read(length)
         except OSError as e:
-            raise ModelError(f"initializer {name!r}: external data {target.name!r} cannot be read: {e.strerror}") from None
+            raise _unreadable(name, target.name, e) from None
         t.data_location = TensorProto.DEFAULT
         del t.external_data[:]
 
@@ -231,6 +231,11 @@ def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
     return dense.reshape(dims)
 
 
+def _unreadable(name: str, location: str, e: OSError) -> ModelError:
+    what = f"initializer {name!r}: external data {location!r} cannot be read: {e.strerror}"
+    return ModelError(f"{what}; this file holds the model's weights: copy it to the model's folder, under this name")
+
+
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
     """Returns (file, offset, bytes) of a tensor's external data."""
     info = {e.key: e.value for e in t.external_data}
@@ -249,7 +254,7 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
     try:
         end = target.stat().st_size
     except OSError as e:
-        raise ModelError(f"initializer {name!r}: external data {location!r} cannot be read: {e.strerror}") from None
+        raise _unreadable(name, location, e) from None
     offset, length = (info.get(key, "0")[:20] for key in ("offset", "length"))
     if not all(text.strip().isdecimal() for text in (offset, length)):
         raise ModelError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.weights import Weight, as_stored, stored_weights
-from gpu_runtime.text import lost_text, share_text
+from gpu_runtime.text import lost_text, several, share_text
 
 SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and the functions that format them
 SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
@@ -32,13 +32,14 @@ def of_weights(found: Iterable[Weight]) -> list[dict]:
         w, node = weight.values, weight.node
         row: dict[str, Any] = {"layer": node.name, "op": node.op_type, "weight": weight.name}
         row |= {"shape": None if w is None else list(w.shape), "zeros": None, "groups": None, "fit": None}
-        row |= {"lost_energy": None, "energy": None, "verdict": weight.reason}
+        row |= {"lost_energy": None, "energy": None, "verdict": weight.reason, "elsewhere": ""}
         if w is not None and w.size:
             row["zeros"] = float(np.mean(w == 0))
         if w is not None and not weight.reason:
             s = as_stored(w, weight.axis)
             row |= {"groups": s.groups, "fit": s.share, "lost_energy": s.lost_energy, "energy": s.energy}
             row["verdict"] = "2:4" if s.fits else "sparse, not 2:4" if row["zeros"] >= SPARSE else "dense"
+            row["elsewhere"] = s.elsewhere
         rows.append(row)
     return rows
 
@@ -85,7 +86,8 @@ def text(rows: list[dict]) -> str:
     for r in rows:
         shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))
         shares = (write(r[key]) if r[key] is not None else "-" for key, write in SHARES)
-        lines.append((r["layer"], shape, *shares, r["verdict"].removeprefix(f"shape {r['shape']}: ")))
+        verdict = r["verdict"].removeprefix(f"shape {r['shape']}: ")
+        lines.append((r["layer"], shape, *shares, f"{r['elsewhere']}, not along C" if r["elsewhere"] else verdict))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     out = []
     for line in lines:
@@ -96,4 +98,16 @@ def text(rows: list[dict]) -> str:
         "groups fit: share of the groups of 4 consecutive input channels that have at most 2 non-zeros\n"
         "energy lost: share of the squared weights, as the file has them, that --sparsity=force would set to zero\n"
     )
-    return "\n".join([*out, "", legend, summary(rows), *filter(None, [pruning(rows)])]) + "\n"
+    return (
+        "\n".join([*out, "", legend, summary(rows), *filter(None, [astray(r["elsewhere"] for r in rows), pruning(rows)])])
+        + "\n"
+    )
+
+
+def astray(elsewhere: Iterable[str], verb: str = "are") -> str:
+    """Tells the cure for weights that are 2:4 elsewhere than along input channels (`Stored.elsewhere`); "" without any."""
+    count = sum(map(bool, elsewhere))
+    if not count:
+        return ""
+    text = f"the weights of {several(count, 'layer')} {verb} 2:4 along another axis or order than the input channels (C)"
+    return f"{text}, along which tensor cores need it: prune the dense weights again, along C"

@@ -5,6 +5,7 @@ import math
 from gpu_runtime.accuracy.errors import Accuracy
 from gpu_runtime.explain.figures import library_text
 from gpu_runtime.explain.names import grouped
+from gpu_runtime.frontend.pattern import astray
 from gpu_runtime.frontend.weights import together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
@@ -68,7 +69,8 @@ def summary(result: Result) -> list[str]:
     if done:
         line += f"; they lost {lost_text(result.lost_energy)} of their energy (the sum of their squares)"
         line += f", instead of {lost_text(result.unpermuted)} without --permute" if result.permuted else ""
-    lines = [*wrap(line), *_sums(result)]
+    wrong = astray((r.stored.elsewhere for r in done if r.stored), "were")
+    lines = [*wrap(line), *(wrap(f"Before, {wrong}") if wrong else []), *_sums(result)]
     a = result.accuracy
     if a is None:
         return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines

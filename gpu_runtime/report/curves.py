@@ -3,20 +3,22 @@
 import html
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 from gpu_runtime.report.outlooks import LEGEND, SERIES, by_device, text
 from gpu_runtime.report.page import HERE, sha256_of
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 330, 52, 104, 26, 44  # pixels; at the right the names of the curves
-LINE = 14  # pixels that two names keep apart
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # of a page of so many pixels; names at the right
+LINE, NUMBER = 14, 32  # pixels that two names keep apart; of a number's width
 NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
 STYLE = """
 main { display: block; }
 pre { white-space: pre; overflow-x: auto; }
-svg { display: block; max-width: 100%; height: auto; font-size: 12px; fill: var(--text); }
+svg { display: block; width: 100%; height: auto; font-size: 12px; fill: var(--text); }
 svg .grid { stroke: var(--line); }
+svg .value { font-size: 11px; paint-order: stroke; stroke: var(--card); stroke-width: 3px; }
 svg polyline { fill: none; stroke-width: 2; }
 .series0 { stroke: var(--sparse); } .series1 { stroke: var(--dense); }
 .series2 { stroke: var(--text); } .series3 { stroke: var(--soft); stroke-dasharray: 5 4; }
@@ -59,7 +61,7 @@ def _panel(plans: Sequence[Outlook]) -> str:
         return TOP + (top - math.log(us)) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
 
     title = html.escape(printable(plans[0].device.title))
-    lines = [f'<section><h2>{title}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">']
+    lines = [f'<section><h2>{title}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
     lines.append(f"<title>{title}: microseconds per image over the batch</title>")
     for us in ticks:
         lines.append(f'<line class="grid" x1="{LEFT}" y1="{y(us):.1f}" x2="{WIDTH - RIGHT}" y2="{y(us):.1f}"/>')
@@ -73,12 +75,27 @@ def _panel(plans: Sequence[Outlook]) -> str:
         for batch, us in curve:
             what = f"{SERIES[i][0]}, batch {batch}: ~{us:.2f} us per image"
             lines.append(f'<circle class="series{i}" cx="{x(batch):.1f}" cy="{y(us):.1f}" r="4"><title>{what}</title></circle>')
+    lines += _numbers([[(x(batch), y(us), us) for batch, us in curve] for curve in curves])
     ends = {i: y(curve[-1][1]) for i, curve in enumerate(curves) if curve}
     for i, at in _without_overlap(ends).items():
         ends_at = f'x1="{WIDTH - RIGHT + 8}" y1="{at:.1f}" x2="{WIDTH - RIGHT + 22}" y2="{at:.1f}"'
         lines.append(f'<line class="series{i}" {ends_at}/>')
         lines.append(f'<text x="{WIDTH - RIGHT + 26}" y="{at + 4:.1f}">{SERIES[i][0]}</text>')
     return "\n".join([*lines, "</svg></section>"])
+
+
+def _numbers(curves: Sequence[Sequence[tuple[float, float, float]]]) -> list[str]:
+    """Times above their points (x, y, us): all of the first curve, and each other that overlaps none before it."""
+    lines, taken = [], list[tuple[float, float]]()
+    for x, y, us in chain(*curves):
+        if all(abs(x - other_x) > NUMBER or abs(y - other_y) >= LINE for other_x, other_y in taken):
+            taken.append((x, y))
+            lines.append(f'<text class="value" x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{_short(us)}</text>')
+    return lines
+
+
+def _short(us: float) -> str:
+    return f"~{us:.3g}" if us < 1000 else f"~{us:,.0f}"
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, replace
 
-from cuda_kernels.device import SMEM_PER_BLOCK, Device
+from cuda_kernels.device import Device
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.plan_record import EngineRecord
 

@@ -150,11 +150,11 @@ class SparsityRow(Shown):
     plan; `op`: the operation that runs it; `detail`, `sentence`: more of the reason, in words; c, k, groups, kernel: of the
     convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels, `pattern_share` of them that
     fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and `lost_energy`, the share of their
-    squares that pruning removes, or with mode force removed. `us`: in the plan; `other`: the plan with this layer forced the
-    other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels suffices; `p_sparse_faster`:
-    given the error of predictions; `floor`: null where it runs in FP32; `library`: null without an estimate of a library's
-    kernel. Where one tactic runs all batches, `other` and `flip` are of the plan of this batch alone, and `alone` is its
-    kernel, null where it is the same.
+    squares that pruning removes, or with mode force removed; `elsewhere`, along what other axis or order they are 2:4. `us`: in
+    the plan; `other`: the plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed
+    of that choice's kernels suffices; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32;
+    `library`: null without an estimate of a library's kernel. Where one tactic runs all batches, `other` and `flip` are of the
+    plan of this batch alone, and `alone` is its kernel, null where it is the same.
     """
 
     layer: Text
@@ -186,6 +186,7 @@ class SparsityRow(Shown):
     able: tuple[Text, ...] = ()
     library: LibraryKernel | None = None
     alone: KernelTime | None = None
+    elsewhere: Text | None = None
 
     @property
     def reason(self) -> str:

@@ -14,7 +14,7 @@ from gpu_runtime.commands.options import quiet_option
 
 if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
-    from gpu_runtime.runtime.fields import TensorSpec
+    from gpu_runtime.runtime.fields import Batch, TensorSpec
 
 OURS = "# Written by gpu-runtime triton-repo, which does not change it again: edit the settings below the outputs.\n"
 TYPES = {"float32": "FP32", "float16": "FP16"}  # where it is not NumPy's name in capitals
@@ -69,7 +69,15 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
         _place(model, version, Path(engine), OURS + interface + settings)
     except OSError as e:
         raise ValueError(f"{e.filename}: the model could not be written: {e.strerror or e}") from None
-    say(f"Wrote {model}, version {version}: {size} rows in a run" if version == 1 else f"Wrote {model}, version {version}")
+    say(f"Wrote {model}, version {version}{f': {_served(size)}' if version == 1 else ''}")
+
+
+def _served(size: "Batch") -> str:
+    """Which requests the model will answer, in words."""
+    if not size.exact:
+        return f"requests of 1 to {size.max} rows, joined into runs of {size} rows"
+    counts = " or ".join(map(str, size.exact))
+    return f"only requests of exactly {counts} rows, each run alone; an engine of a range of batches answers and joins others"
 
 
 def _check_runs_here(engine: "Engine", kind: str) -> None:

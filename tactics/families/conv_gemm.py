@@ -20,7 +20,8 @@ from types import MappingProxyType
 import numpy as np
 
 from cuda_kernels import sparse24
-from cuda_kernels.device import MAX_GRID, Device
+from cuda_kernels.device import Device
+from cuda_kernels.named_devices import MAX_GRID
 from tactics import main_loops
 from tactics.families.merged import merged, padded_k
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large

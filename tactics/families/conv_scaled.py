@@ -12,7 +12,8 @@ from types import ModuleType
 
 import numpy as np
 
-from cuda_kernels.device import MAX_GRID, Device
+from cuda_kernels.device import Device
+from cuda_kernels.named_devices import MAX_GRID
 from tactics.families import conv_depthwise, conv_grouped, squeeze_excite
 from tactics.problems.epilogue import RELU, Epilogue
 from tactics.problems.pointwise_ops import Activation

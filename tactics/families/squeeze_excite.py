@@ -13,7 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from cuda_kernels.device import MAX_GRID, Device
+from cuda_kernels.device import Device
+from cuda_kernels.named_devices import MAX_GRID
 from tactics.format import HALF_FORMATS, Format, num_bytes, padded_channels, strides
 from tactics.problems.epilogue import RELU, Epilogue
 from tactics.problems.pointwise_ops import ACTIVATION_CODES, Activation

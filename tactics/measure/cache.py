@@ -6,7 +6,6 @@ import io
 import json
 import os
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cuda_kernels import files
 from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.files import open_regular
 from tactics.kernels import KERNELS
@@ -144,11 +144,9 @@ class Cache:
 
     def _give_up(self, e: OSError) -> None:
         self._lost = True
-        warnings.warn(
+        files.warn(
             f"the timing cache {self.path} cannot be written ({e.strerror or e}): measured times are lost when this process "
-            "ends; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be written",
-            RuntimeWarning,
-            stacklevel=5,
+            "ends; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be written"
         )
 
     def used_text(self, verdicts: Iterable[str]) -> str:

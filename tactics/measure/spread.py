@@ -10,13 +10,12 @@ import logging
 import os
 import socket
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cuda_kernels import extras
+from cuda_kernels import extras, files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import Device
 from tactics.measure.racing import Lines, RaceRequest, Racing
@@ -140,7 +139,7 @@ class Spread:
         self._idle.append(actor)
 
     def _again(self, actor: Any, race: tuple[RaceRequest, Taken]) -> None:
-        warnings.warn(f"ray: a process that measured was lost, its race begins again: {self._lost}", RuntimeWarning, 3)
+        files.warn(f"ray: a process that measured was lost, its race begins again: {self._lost}")
         self._waiting.appendleft(race)
         self._hello(actor)
 

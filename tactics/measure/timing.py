@@ -6,15 +6,18 @@ before more is asked for, so a build that ended anywhere goes on from there.
 """
 
 import contextlib
-import warnings
+import ctypes
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cuda_kernels import files
 from cuda_kernels.compile import source_hash
-from cuda_kernels.device import Device
+from cuda_kernels.device import DRIVER, Device
 from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
 from tactics.measure.race import quantiles
 from tactics.measure.racing import Lines, RaceRequest, Racing
@@ -40,14 +43,29 @@ class Time:
 
 @lru_cache(maxsize=1)
 def driver_version() -> str:
-    """The NVIDIA driver's version as its management library reports it, or "unknown"."""
+    """The NVIDIA driver's version as its management library reports it; without one, as on a Jetson, Jetson Linux's release or
+    the version of CUDA that the driver supports; or "unknown"."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # no library, no driver, no permission: each with a class of its own
-        return "unknown"
+        return _unmanaged_version()
+
+
+TEGRA_RELEASE = Path("/etc/nv_tegra_release")  # "# R36 (release), REVISION: 4.7, GCID: ..."
+
+
+def _unmanaged_version() -> str:
+    with contextlib.suppress(OSError):
+        if found := re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", TEGRA_RELEASE.read_text()):
+            return f"Jetson Linux {found[1]}.{found[2]}"
+    version = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):  # no driver, or one without this function
+        if not ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version)):
+            return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    return "unknown"
 
 
 EMULATED = ".emulated"  # the end of the version of a driver that runs kernels in the emulator: its times are no GPU's
@@ -322,11 +340,9 @@ class Measured:
 
     def _warn_slow(self) -> None:
         self._slow = True
-        warnings.warn(
+        files.warn(
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "
-            "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile",
-            RuntimeWarning,
-            stacklevel=6,
+            "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile"
         )
 
 

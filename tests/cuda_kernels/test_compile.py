@@ -8,7 +8,8 @@ import pytest
 
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import CompileError, compile_kernel, cubin_path, virtual
-from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK
+from cuda_kernels.device import ARCHITECTURES, NAMED
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.format import Format
 from tactics.launches import launches

@@ -6,6 +6,7 @@ import pytest
 
 from cuda_kernels import device
 from cuda_kernels.device import DRIVER_NAMES, NAMED, RELATIVES, reported
+from cuda_kernels.named_devices import REFUSED, _spoken
 
 CLOCK, MEMORY, BUS, BLOCKS = 13, 36, 37, 106
 
@@ -126,3 +127,43 @@ def test_cupy_is_asked_only_where_there_is_a_driver(monkeypatch):
     assert device.why_no_gpu() == "no CUDA driver is found (libnone.so.1)" and not device.has_gpu()
     monkeypatch.setattr(device, "DRIVER", "libc.so.6")
     assert device.why_no_gpu().startswith("CuPy is not installed")
+
+
+@pytest.mark.parametrize(
+    "said, name",
+    [(title, name) for title, name in DRIVER_NAMES.items()]
+    + [(d.title, d.name) for d in NAMED.values()]
+    + [("RTX 4090", "rtx4090"), ("rtx-4080", "rtx4080"), ("A100_PCIE", "a100_pcie"), ("Jetson Orin NX 16GB", "orin_nx16")],
+)
+def test_a_device_is_known_by_what_nvidia_smi_prints(said, name):
+    assert device.named(said) is NAMED[name]
+
+
+@pytest.mark.parametrize(
+    "said, says",
+    [
+        ("h1000", "did you mean h100 or"),
+        ("L5", "did you mean l4? expected one of a10, a100, "),
+        ("orin", "did you mean orin_agx64 or orin_agx32 or orin_nx16 or orin_nx8 or orin_nano8?"),
+        ("volta", "unknown device 'volta': expected one of a10"),
+        ("", "unknown device '': expected one of a10"),
+        ("Tesla T4", "device Tesla T4: compute capability 7.5: expected 8.0"),
+        ("NVIDIA GeForce RTX 2080 Ti", "compute capability 7.5: expected 8.0"),
+    ],
+)
+def test_an_unknown_device_is_refused_with_the_names_like_it(said, says):
+    with pytest.raises(ValueError) as caught:
+        device.named(said)
+    assert says in str(caught.value)
+
+
+def test_no_two_devices_are_called_alike():
+    said = [_spoken(name) for name in (*NAMED, *REFUSED)]
+    assert len(set(said)) == len(said) and not set(REFUSED) & set(NAMED)
+
+
+def test_a_power_mode_has_measurements_of_its_own():
+    """Drivers call each module of a generation "Orin": the clock tells its modes apart, and is no part of a card's key."""
+    orin = reported(props("Orin", 87, 8, integrated=1), attributes(clock_khz=918_000))
+    assert orin.key != reported(props("Orin", 87, 8, integrated=1), attributes(clock_khz=612_000)).key
+    assert reported(props("NVIDIA A40", 86, 84), attributes()).key == "NVIDIA A40|sm_86|84|6291456"

@@ -186,3 +186,20 @@ def test_the_api_refuses_what_the_command_line_refuses(tmp_path):
     for target in ("/dev/null", tmp_path, f"{path}/x"):
         with pytest.raises(OSError, match="expected|not a folder"):
             gr.build(path, device="h200", sparsity="force", save_pruned=target, progress=lambda *_: pytest.fail("began"))
+
+
+def test_a_warning_points_at_the_caller_s_line(tmp_path):
+    """Through our frames, and those of contextlib and functools between them, to the first that is none of ours."""
+    script = tmp_path / "theirs.py"
+    script.write_text(
+        "from cuda_kernels import files\n"
+        'ours = compile(\'def inner(): files.warn("a sentence")\\n'
+        "def outer():\\n with manager(): pass', 'ours.py', 'exec')\n"
+        "import contextlib\n"
+        "space = {'__name__': 'tactics.measure.x', 'files': files}\n"
+        "exec(ours, space)\n"
+        "space['manager'] = contextlib.contextmanager(eval('lambda: (inner(), (yield))', space))\n"
+        "space['outer']()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, env=os.environ)
+    assert done.returncode == 0 and f"{script}:7: RuntimeWarning: a sentence" in done.stderr, done.stderr

@@ -63,7 +63,10 @@ def test_the_newest_compiler_s_rows_serve_whatever_the_sources_are(given):
     assert share("a100", loop="linear") == 0.2
     assert (share("a40"), share("rtx3090")) == (0.8, 0.9), "a GeForce card's rate is another machine"
     orin = reported(props("Orin", 87, 16), attributes())
-    assert relative(orin).sm == "sm_80" and share(orin) == 0.5, "a device that the table lacks is as its relative"
+    assert relative(orin).sm == "sm_87" and share(orin) == share("orin_nx8") == 0.5, "an Orin's loops are as an A100's"
+    b300 = reported(props("NVIDIA B300", 103, 148), attributes())
+    with pytest.raises(LookupError, match="on sm_100a/1024"):
+        share(b300)
     assert share("a100", loop="gated") == 0.5, "a prologue that was not simulated counts as none"
     assert share("a100", tile="8x8x8_w1x1_s2") == 0.2, "an unknown tile has the least that its kernel has there"
     assert shares.span("conv_dense", TILE, "vectors", "sm_80/1024") == shares.Share(0.4, 0.6, 0.7)

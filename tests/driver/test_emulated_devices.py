@@ -32,7 +32,8 @@ def every_device():
         with cupy.cuda.Device(i):
             found, expected = current(), named(name)
             assert found.measured
-            for fact in (*facts.split(), "regs_per_sm", "mma_fma_per_clk", "mma_sync_share", "launch_us"):
+            known = {"dram_gbps"} if expected.sm == "sm_87" else set()  # an Orin's is told in test_driver_jetson.py
+            for fact in {*facts.split(), "regs_per_sm", "mma_fma_per_clk", "mma_sync_share", "launch_us"} - known:
                 assert getattr(found, fact) == getattr(expected, fact), (name, fact)
     print(cupy.cuda.runtime.getDeviceCount())
 

@@ -41,6 +41,7 @@ int attribute(const Device& d, int number) {
         case 12: case 82: return f.regs_per_sm;
         case 13: return f.clock_mhz * 1000;
         case 16: return f.sms;
+        case 18: return f.integrated;
         case 33: return 0x18 + f.number;
         case 36: return f.memory_clock_khz;
         case 37: return f.memory_bus_bits;

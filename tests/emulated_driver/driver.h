@@ -31,7 +31,7 @@ constexpr Status HANGS = -1;  // of a launch: it never ends
 
 // ---- settings and facts, filled by kernels.py (settings.py has the same structures for ctypes)
 struct Settings {
-    int eager, trace, faults, devices, visible;  // visible: as many, the first, are not hidden by CUDA_VISIBLE_DEVICES
+    int eager, trace, faults, devices, visible, management;  // management: whether NVML answers; visible: as many, the first, are not hidden by CUDA_VISIBLE_DEVICES
     uint64_t seed, memory_bytes;      // memory_bytes: what a device has
     double noise, drift_per_s;        // relative: standard deviation of a duration; growth in a second of device time
     double tail_share, tail_factor;   // so many launches take so much longer
@@ -40,7 +40,7 @@ struct Settings {
 struct Facts {
     char name[128];
     int number, cc, sms, clock_mhz, memory_clock_khz, memory_bus_bits, l2_bytes, smem_per_block, smem_per_sm, threads_per_sm,
-        blocks_per_sm, regs_per_sm;  // number: as the management library counts
+        blocks_per_sm, regs_per_sm, integrated;  // number: as the management library counts
 };
 extern Settings settings;
 

@@ -7,7 +7,7 @@
 #define NVML(name, ...) EXPORT int name(__VA_ARGS__)
 
 namespace {
-enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6 };
+enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6, NVML_LIBRARY_NOT_FOUND = 12 };
 struct MemoryInfo { unsigned long long total, free, used; };
 
 template <class F>
@@ -28,8 +28,14 @@ int by_number(int number, void** out) {
 }
 }  // namespace
 
-NVML(nvmlInitWithFlags, unsigned) { return NVML_SUCCESS; }
-NVML(nvmlInit_v2) { return NVML_SUCCESS; }
+// On a Jetson the library is missing, which pynvml reports by the same number.
+static int init() {
+    Locked lock;
+    start();
+    return settings.management ? NVML_SUCCESS : NVML_LIBRARY_NOT_FOUND;
+}
+NVML(nvmlInitWithFlags, unsigned) { return init(); }
+NVML(nvmlInit_v2) { return init(); }
 NVML(nvmlShutdown) { return NVML_SUCCESS; }
 EXPORT const char* nvmlErrorString(int code) { return code ? "Invalid Argument" : "Success"; }
 NVML(nvmlSystemGetDriverVersion, char* s, unsigned n) { return snprintf(s, n, "580.00.emulated"), NVML_SUCCESS; }

@@ -37,6 +37,7 @@ void properties(const Device& d, cudaDeviceProp* p) {
     p->major = f.cc / 10, p->minor = f.cc % 10;
     p->textureAlignment = 512;
     p->multiProcessorCount = f.sms;
+    p->integrated = f.integrated;
     p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->streamPrioritiesSupported = 1;
     p->memoryBusWidth = f.memory_bus_bits;
     p->l2CacheSize = f.l2_bytes;

@@ -24,6 +24,7 @@ ERRORS = {
     "launch_failed": 719,
 }
 MEMORY_BUS_BITS = 1024  # any width will do: bandwidth is what is told by it and the memory clock together
+TEGRA = "sm_87"  # whose driver calls each module "Orin", and gives the GPU's clock, and 64 or 256 bits, as its memory's
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Settings:
     Of the virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
     (`tail_share`, `tail_factor`): so many launches take so much longer; between `throttle_from_us` and `throttle_to_us` of
     device time the clock is `throttle_factor` of its own, and NVML says so; again in each `throttle_every_us`. What a kernel
-    spins lasts so many clocks, exactly. `behind`: kernels that last longer behind some."""
+    spins lasts so many clocks, exactly. `management`: whether NVML answers, as on no Jetson. `behind`: kernels that
+    last longer behind some."""
 
     devices: tuple[str, ...] = ("h200",)
     order: str = "late"
@@ -87,6 +89,7 @@ class Settings:
     throttle_to_us: float = math.inf
     throttle_every_us: float = math.inf
     throttle_factor: float = 1.0
+    management: bool = True
     faults: tuple[Fault, ...] = ()
     behind: tuple[Behind, ...] = ()
 
@@ -142,7 +145,7 @@ def visible(count: int, environ: Mapping[str, str] = os.environ) -> list[int]:
 
 class CSettings(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("eager", "trace", "faults", "devices", "visible")),
+        *((name, ctypes.c_int) for name in ("eager", "trace", "faults", "devices", "visible", "management")),
         *((name, ctypes.c_uint64) for name in ("seed", "memory_bytes")),
         *((name, ctypes.c_double) for name in ("noise", "drift_per_s", "tail_share", "tail_factor")),
         *((name, ctypes.c_double) for name in ("throttle_from_us", "throttle_to_us", "throttle_every_us", "throttle_factor")),
@@ -167,6 +170,7 @@ class CFacts(ctypes.Structure):
                 "threads_per_sm",
                 "blocks_per_sm",
                 "regs_per_sm",
+                "integrated",
             )
         ),
     ]
@@ -179,6 +183,7 @@ def c_settings(s: Settings, shown: int) -> CSettings:
         bool(s.faults),
         len(s.devices),
         shown,
+        s.management,
         s.seed,
         int(s.memory_gb * 2**30),
         s.noise,
@@ -195,21 +200,25 @@ def c_settings(s: Settings, shown: int) -> CSettings:
 def c_facts(number: int, d: Device) -> CFacts:
     """What the driver reports of a device in our table; `device.reported` reads the same facts back."""
     titles = {name: title for title, name in DRIVER_NAMES.items()}
+    tegra, bus_bits = d.sm == TEGRA, MEMORY_BUS_BITS
     memory_khz = math.ceil(d.dram_gbps * 8_000_000 / (2 * MEMORY_BUS_BITS))
+    if tegra:
+        memory_khz, bus_bits = 1000 * d.clock_mhz, 256 if d.dram_gbps > 200 else 64
     return CFacts(
-        titles.get(d.name, f"NVIDIA {d.title}").encode(),
+        ("Orin" if tegra else titles.get(d.name, f"NVIDIA {d.title}")).encode(),
         number,
         d.cc,
         d.num_sms,
         d.clock_mhz,
         memory_khz,
-        MEMORY_BUS_BITS,
+        bus_bits,
         d.l2_bytes,
         d.smem_per_block,
         d.smem_per_sm,
         d.max_threads_per_sm,
         d.max_blocks_per_sm,
         d.regs_per_sm,
+        tegra,
     )
 
 

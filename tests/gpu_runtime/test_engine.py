@@ -66,7 +66,7 @@ def python(script, *args, **env):
 
 
 def test_round_trip(tmp_path):
-    path = tmp_path / "new folder" / "model.engine"
+    path = tmp_path / "model.engine"
     before = make()
     before.save(path)
     after = eng.load(path)
@@ -76,7 +76,7 @@ def test_round_trip(tmp_path):
     assert after.cubins == {}
     after.save(tmp_path / "again.engine")
     assert (tmp_path / "again.engine").read_bytes() == path.read_bytes()
-    assert sorted(p.name for p in path.parent.iterdir()) == ["model.engine"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["again.engine", "model.engine"]
 
 
 def test_the_record_s_shortcuts():
@@ -355,6 +355,13 @@ def test_target_is_a_folder(tmp_path):
     with pytest.raises(EngineError, match="could not be written"):
         make().save(tmp_path / "model.engine")
     assert [p.name for p in tmp_path.iterdir()] == ["model.engine"]
+
+
+def test_no_folder_is_made(tmp_path):
+    """As by the command, which refuses a name whose folder is misspelt."""
+    with pytest.raises(EngineError, match=r"none/x: the engine could not be written: .*none is no existing folder: create it"):
+        make().save(tmp_path / "none" / "x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_disk_full_leaves_the_old_engine(tmp_path, monkeypatch):

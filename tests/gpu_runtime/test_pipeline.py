@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from cuda_kernels.device import named
+from cuda_kernels import sparse24
+from cuda_kernels.device import NAMED, named
 from gpu_runtime.explain import report
 from gpu_runtime.planning import tables
 from gpu_runtime.runtime.plan_record import Timing
 from tactics.predict import sigmas
 from tests.conftest import DIGITS, ROOT
+from tests.reference_run import model, node
 
 BATCH = 4
 MANY = 32  # images with which sparse kernels are surely faster on an RTX 3090, as predicted
@@ -247,3 +249,18 @@ def test_the_collector_of_cycles_is_as_it_was_before(change):
     after = gc.isenabled()
     gc.enable()
     assert after == before and seen and not any(seen)
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", NAMED)
+def test_each_named_device_plans_a_residual_block(name):
+    """No faster than its tensor cores' peak in 2:4, and with 2:4 kernels where these pay: nearly all of the work is there."""
+    rng = np.random.default_rng(0)
+    weights = {key: sparse24.prune(rng.normal(0, 0.1, (64, 64, 3, 3)).astype(np.float32)) for key in ("u", "v")}
+    first = [node("Conv", "x u", "a", pads=(1, 1, 1, 1)), node("Relu", "a", "b"), node("Conv", "b v", "c", pads=(1, 1, 1, 1))]
+    block = model([*first, node("Add", "c x", "d"), node("Relu", "d", "y")], {"x": (32, 64, 28, 28)}, "y", weights)
+    e = gr.build(block, device=name, sparsity="enable")
+    gflop = 2 * 2 * 32 * 28 * 28 * 64 * 64 * 9 * 1e-9
+    assert e.plan.solution.total_us > gflop / (2 * named(name).dense_tflops) * 1e3
+    assert e.record.timing.label == f"predicted({name})" and len(e.plan.layers) >= 2
+    assert any(layer.is_sparse for layer in e.plan.layers)

@@ -11,8 +11,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, num_tiles
 from tactics.families.merged import merged, padded_k

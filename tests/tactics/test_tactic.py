@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
+from cuda_kernels.device import NAMED, named
+from cuda_kernels.named_devices import MAX_GRID, SMEM_PER_BLOCK
 from gpu_runtime.doctor.cases import cases
 from tactics.candidates import candidates, rejected
 from tactics.families import table
@@ -158,7 +159,9 @@ def test_every_launch_of_a_huge_problem_fits_a_grid(problem):
 # fmt: off
 PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h100": 989, "h200": 989, "b200": 2250,
          "rtx5090": 209.5, "a100_pcie": 312, "a100_40gb": 312, "a40": 149.7, "rtx3070": 40.6, "l40s": 362,
-         "rtx_pro_6000": 503.8, "rtx_a6000": 154.8}
+         "rtx_pro_6000": 503.8, "rtx_a6000": 154.8, "a30": 165, "rtx3080": 59.5, "a2": 18, "rtx4080": 97.5, "rtx4070": 58.3,
+         "l40": 181.05, "rtx_6000_ada": 364.2, "gh200": 990, "orin_agx64": 85 / 2, "orin_agx32": 54 / 2, "orin_nx16": 30 / 2,
+         "orin_nx8": 25 / 2, "orin_nano8": 20 / 2}
 # fmt: on
 
 
@@ -166,7 +169,8 @@ PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h
 def test_a_device_s_rate_is_its_data_sheet_s(name):
     """SMs x clock x products per clock gives the published FP16 rate with FP32 accumulation, dense, in TFLOP/s."""
     d = named(name)
-    assert d.dense_tflops == pytest.approx(PEAKS[name], rel=0.004) and d.sources
+    rounded = 0.5 / PEAKS[name] if PEAKS[name] < 30 else 0  # data sheets round these to whole numbers
+    assert d.dense_tflops == pytest.approx(PEAKS[name], rel=max(0.004, rounded)) and d.sources
     assert d.smem_per_block == SMEM_PER_BLOCK[d.cc]
 
 

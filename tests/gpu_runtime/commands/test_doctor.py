@@ -3,6 +3,10 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,3 +88,33 @@ def test_a_family_of_another_architecture_is_refused(capsys):
         cli.main(["doctor", "--emulate", "rtx4090", "--kernels", "pool,conv_dense_sm90"])
     assert stopped.value.code == 1
     assert "conv_dense_sm90 needs sm_90a, but GeForce RTX 4090 is sm_89: leave out conv_dense_sm90" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_written_is_said_with_the_cure(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "cache", "/proc/1/cache"):  # no folder can be made there, not even by root
+        monkeypatch.setenv("GPU_RUNTIME_CACHE", str(folder))
+        found = host.caches()
+        assert found.status == "failed" and "set GPU_RUNTIME_CACHE to a writable one" in found.words, found
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_kernels_that_compile(tmp_path):
+    """Sent while kernels of a cold cache compile in threads, for which the interpreter waits at its end: 8 s before."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "emulator").symlink_to(cache_dir() / "emulator")
+    line = [sys.executable, "-m", "gpu_runtime", "doctor", "--emulate", "h200"]
+    env = os.environ | {"GPU_RUNTIME_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            ended = time.monotonic() + 60
+            while len(list(cache.glob("kernels/*/*.cubin"))) < 3 and time.monotonic() < ended:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "interrupted: nothing was written" in err and "no verdict" in err, err
+    assert time.monotonic() - sent < 3, "1 s, on a machine with other work"

@@ -14,7 +14,7 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime import pipeline
 from gpu_runtime.precision import ranges
-from gpu_runtime.report.curves import _ticks, _without_overlap
+from gpu_runtime.report.curves import _numbers, _ticks, _without_overlap
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -71,6 +71,12 @@ def test_a_model_is_read_once(tmp_path):
     assert together <= 0.6 * (time.process_time() - began)  # 0.33 on a busy machine
 
 
+def test_numbers_stand_where_there_is_room():
+    curves = [[(0.0, 50.0, 2.5), (200.0, 90.0, 1234.4)], [(0.0, 52.0, 2.4), (200.0, 30.0, 0.8112)]]
+    lines = _numbers(curves)
+    assert [line.partition(">")[2].removesuffix("</text>") for line in lines] == ["~2.5", "~1,234", "~0.811"]
+
+
 @pytest.mark.slow
 def test_the_table_and_the_page(files, cli):
     command = "plan sparse.onnx --batches 2048,1,24 --devices l4,rtx4090"
@@ -85,6 +91,10 @@ def test_the_table_and_the_page(files, cli):
         assert float(over_fastest[:-1]) == pytest.approx(min(per[1:]) / per[0], rel=0.03, abs=0.01)
     page = (files / "plan.html").read_text()
     assert page.count("<svg") == 2 and page.count("<polyline") == 8 and page.count("<circle") == 24
+    numbers = re.findall(r'<text class="value" x="([\d.]+)" y="([\d.]+)" text-anchor="middle">(~[\d.,]+)</text>', page)
+    shown = [float(text[1:].replace(",", "")) for *_, text in numbers]
+    assert all(any(us == pytest.approx(float(row[3][1:]), rel=0.005, abs=0.006) for us in shown) for row in rows)
+    assert re.search(r"svg \{ display: block; width: 100%", page) and not re.search(r"<svg[^>]* width=", page)
     assert "<script" not in page and "default-src 'none'" in page and "All times are predicted" in page
     found = json.loads(cli(f"{command} --json")[1])
     at = [(p["shapes"]["x"][0], p["device"]["name"]) for p in found]

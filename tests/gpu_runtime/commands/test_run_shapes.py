@@ -75,5 +75,17 @@ def test_an_engine_of_one_size(folder, cli):
     assert code == 0 and "random inputs: x 2x8x6x6, z 2x8x1x1" in out
     code, _, err = cli("run one.engine --emulate --output o.npz --shapes=3")
     assert code == 1 and "x: expected 2x8x6x6, the engine's only size, got 3x8x6x6" in err
-    code, _, err = cli("run one.engine --emulate --output o.npz")
-    assert code == 1 and "expected the names ['x', 'z'], got []" in err
+    code, out, _ = cli("run one.engine --emulate")
+    assert code == 0 and "random inputs: x 2x8x6x6, z 2x8x1x1\n" in out and "wrote" not in out, "nothing need be given"
+
+
+@pytest.mark.parametrize("name", ["o.txt", "o", "o.NPZ"])
+def test_outputs_go_to_files_of_numpy_only(folder, cli, name):
+    code, _, err = cli(f"run range.engine --emulate --output {name} --shapes=2")
+    assert code == 2 and f"--output {name}: expected a name that ends in .npz, or for one output in .npy" in err
+    assert not (folder / name).exists()
+
+
+def test_a_name_in_another_case_is_recognized(folder, cli):
+    code, _, err = cli("run range.engine --emulate --input X=x.npy --input z=z.npy")
+    assert code == 1 and "expected the names ['x', 'z'], got ['X', 'z']; did you mean 'x' instead of 'X'?" in err

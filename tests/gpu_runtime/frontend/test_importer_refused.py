@@ -199,7 +199,8 @@ def test_external_data(tmp_path):
     (folder / "weights.bin").write_bytes(data[:100])
     refused(folder, proto, "initializer 'w': expected 1152 bytes at offset 16 of 'weights.bin', which has 100")
     (folder / "weights.bin").unlink()
-    refused(folder, proto, "initializer 'w': external data 'weights.bin' cannot be read")
+    cure = "this file holds the model's weights: copy it to the model's folder, under this name"
+    refused(folder, proto, f"initializer 'w': external data 'weights.bin' cannot be read: No such file or directory; {cure}")
 
 
 def test_external_data_in_functions_and_subgraphs(tmp_path):

@@ -6,17 +6,18 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import device
-from gpu_runtime.runtime.fields import TensorSpec
+from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.serving import triton_repo
 from tests.engines import build
 from tests.reference_run import model, node
 
+ONE = "only requests of exactly 1 rows, each run alone; an engine of a range of batches answers and joins others"
 WORDS = "triton-repo tiny.engine -o repo --name net"
 
 
 def test_the_model_and_its_next_version(cli, files):
     code, out, err = cli(WORDS)
-    assert (code, err) == (0, "") and out == "Wrote repo/net, version 1: 1 rows in a run\n"
+    assert (code, err) == (0, "") and out == f"Wrote repo/net, version 1: {ONE}\n"
     folder = files / "repo" / "net"
     assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")) == [
         "1",
@@ -98,3 +99,8 @@ def test_every_type_of_an_input_has_a_type_of_tritons():
 
     found = {triton_repo._tensor(TensorSpec("x", (1, 2), dtype)).split()[4] for dtype in DTYPES.values()}
     assert found == {f"TYPE_{name}" for name in ("FP32", "FP16", "UINT8", "INT32", "INT64", "BOOL")}
+
+
+def test_the_requests_that_it_answers_are_told():
+    assert "requests of exactly 1 or 4 rows" in triton_repo._served(Batch(4, (1, 4), (1, 4)))
+    assert triton_repo._served(Batch(8, (2, 16))) == "requests of 1 to 16 rows, joined into runs of 2..16 rows"

@@ -8,7 +8,8 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from gpu_runtime.rewrites.back_to_back import offer
 from tactics.candidates import candidates, rejected
 from tactics.families.back_to_back import TILES

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cuda_kernels.compile import compile_many, virtual
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from tactics.candidates import candidates, rejected
 from tactics.families import conv_grouped
 from tactics.families.merged import merged, padded_k

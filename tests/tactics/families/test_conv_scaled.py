@@ -8,8 +8,9 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.device import ARCHITECTURES, MAX_GRID, named
+from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.named_devices import MAX_GRID
 from cuda_kernels.params import members
 from gpu_runtime.explain import wording
 from gpu_runtime.planning.alternatives import alternatives

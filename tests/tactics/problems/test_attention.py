@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from gpu_runtime.precision import cliffs
 from gpu_runtime.rewrites import attention
 from tactics.candidates import candidates, rejected

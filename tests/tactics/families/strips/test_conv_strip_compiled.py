@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.named_devices import SMEM_PER_BLOCK
 from tactics.families.strips.geometry import tile_reason
 from tactics.format import Format
 from tactics.launches import launches
