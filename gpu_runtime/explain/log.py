@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.figures import SURE, pruned_text, sureness, whose_text
+from gpu_runtime.explain.figures import SURE, pruned_text, pruning_text, sureness, whose_text
 from gpu_runtime.explain.names import fitting, grouped, packed
 from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
@@ -15,6 +15,7 @@ from gpu_runtime.text import listed, printable, wrap
 
 MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log; of that of a network with more layers than LARGE
 FACT = 10  # columns of a fact's key
+VERDICT = 4  # lines on what pruning would gain
 MOST_NAMES = 6  # of a fact
 FACTS = ("pruning", "sparsity", "time", "batches", "library", "ceiling", *NOTED)
 INDENT = 6  # columns before a row's further lines
@@ -29,7 +30,8 @@ def log_text(record: EngineRecord, width: int, most: int, wrapped: bool = True) 
     """At most `most` lines of `width` columns; facts are cut where eligible layers' names need the room. `wrapped`: TensorRT's
     lines too; else each stays one, for programs that read it, of no more characters than the lines that it would be."""
     sparsity = record.sparsity
-    head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else []
+    head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else wrap(pruning_text(record), width)[:VERDICT]
+    head = list(filter(None, head))
     if sparsity.mode == "force" and sparsity.not_pruned:
         name, why = sparsity.not_pruned[0]
         text = f"{len(sparsity.not_pruned)} initializers could not be pruned, such as {name}: {why}"

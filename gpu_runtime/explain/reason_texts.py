@@ -5,12 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
+from gpu_runtime.explain.figures import NO_GAIN, PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
 from gpu_runtime.runtime.findings import IfSparse, KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, share_text
 
-NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 Rows = Sequence[SparsityRow]
 
 

@@ -15,6 +15,7 @@ from gpu_runtime.explain.figures import (
     gain_text,
     library_text,
     pruned_text,
+    pruning_text,
     ratio_text,
     summing,
     sure,
@@ -80,7 +81,8 @@ def network_lines(record: Explained) -> list[str]:
     )
     text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
     ceiling = ceiling_text(record)
-    parts = (f"2:4 {gain}" if gain else "", text, f"Upper limit of 2:4: {ceiling}" if ceiling else "", library)
+    limit = f"Upper limit of 2:4: {ceiling}" if ceiling else ""
+    parts = (pruning_text(record), f"2:4 {gain}" if gain else "", text, limit, library)
     return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
 
 

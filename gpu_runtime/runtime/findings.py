@@ -324,6 +324,18 @@ class Solution(Shown):
     replaced: tuple[Replaced, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class IfPruned(Shown):
+    """The predicted plan of the network with 2:4 weights wherever these can be: its `sparsity` and `solution`. `now_us`: of the
+    plan with the weights as they are, by predictions too; `layers`: whose weights would have to change.
+    """
+
+    now_us: Number
+    layers: tuple[Text, ...]
+    sparsity: SparsityRecord
+    solution: Solution
+
+
 TensorError = tuple[Text, Number | None, Number]
 
 
