@@ -138,7 +138,8 @@ def held_text(device: Device) -> str:
 def whose_text(record: Explained) -> str:
     """Whose plan it is."""
     device, mode = record.device, record.sparsity.mode
-    return f"{record.model.name} for {device.title} ({device.sm}), --sparsity={mode}; {times_are(record.timing)}"
+    where = f"{record.model.name} at batch {record.batch} for {device.title} ({device.sm})"
+    return f"{where}, --sparsity={mode}; {times_are(record.timing)}"
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
@@ -276,6 +277,16 @@ def pruned_savings(found: IfPruned) -> list[tuple[SparsityRow, float]]:
     return sorted(rows, key=lambda pair: -pair[1])
 
 
+def pruned_costs(record: Explained) -> dict[str, float]:
+    """Layer -> the microseconds that the pruned plan takes more with its sparse kernels than with its dense ones, negative
+    where it runs sparse; of layers whose weights are not 2:4.
+    """
+    found = record.if_pruned
+    rows = found.sparsity.rows if found else ()
+    costs = ((row, row.other_cost_us * (-1 if row.verdict == "sparse" else 1)) for row in rows if row.other_cost_us is not None)
+    return {name: cost for row, cost in costs for name in row.layers if found and name in found.layers}
+
+
 def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
     """How much faster the pruned plan is: than the plan as it is, and than dense kernels of a library, None if not known."""
     total, library = found.solution.total_us, found.solution.rivals.library
@@ -295,6 +306,8 @@ def pruning_text(record: Explained) -> str:
     would = "would take" if record.timing.is_predicted else "is predicted to take"
     text = f"{which} are not 2:4; pruned, this network {would} {times[0]} instead of {times[1]} ("
     own, library = pruned_gains(found)
+    if own < 1 - SHOWN_US:
+        text = f"{which} are not 2:4; pruned, this network gains nothing: it {would} {times[0]} instead of {times[1]} ("
     if own < NO_GAIN:
         return f"{text}{ratio_text(own)}): not worth retraining at this size; a larger batch or image may gain more"
     text += ratio_text(own) + (f"; over a library's dense {ratio_text(library)})" if library else ")")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.figures import SURE, pruned_text, pruning_text, sureness, whose_text
+from gpu_runtime.explain.figures import SHOWN_US, SURE, pruned_costs, pruned_text, pruning_text, sureness, whose_text
 from gpu_runtime.explain.names import fitting, grouped, packed
 from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
@@ -101,7 +101,10 @@ def _grouped(record: EngineRecord) -> list[_Row]:
 
 def _row(rows: Sequence[SparsityRow], record: EngineRecord) -> _Row:
     first, names = rows[0], [name for row in rows for name in row.layers]
+    count, costs = len(names), pruned_costs(record)
+    if first.reason == "pattern_violation" and costs:
+        names = [name for name in names if costs.get(name, 0.0) < -SHOWN_US]
     verdict = "not 2:4" if first.verdict == "not_eligible" else first.verdict
     what = ", ".join(filter(None, (first.reason, sureness(first))))
-    head = f"{verdict:8} {len(names):4} {what}: {REASONS[first.reason].group(rows, record)}:"
+    head = f"{verdict:8} {count:4} {what}: {REASONS[first.reason].group(rows, record)}{':' if names else ''}"
     return _Row(printable(head), names, int(first.verdict == "not_eligible"), INDENT, grouped)

@@ -14,6 +14,7 @@ from gpu_runtime.explain.figures import (
     dense_text,
     gain_text,
     library_text,
+    pruned_costs,
     pruned_text,
     pruning_text,
     ratio_text,
@@ -66,7 +67,9 @@ def sparsity_text(record: Explained) -> str:
 
 def cost_text(row: SparsityRow, record: Explained) -> str:
     """How much longer the plan would take with the layer forced the other way."""
-    cost = row.other_cost_us
+    cost, pruned = row.other_cost_us, pruned_costs(record)
+    if cost is None and (costs := [pruned[name] for name in row.layers if name in pruned]):
+        return "none\nif pruned" if abs(costs[0]) < SHOWN_US else f"{us_text(costs[0], PREDICTED, sign='+')}\nif pruned"
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
 
 

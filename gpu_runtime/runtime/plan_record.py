@@ -375,6 +375,11 @@ class EngineRecord(Shown):
         return self.plan.if_pruned
 
     @property
+    def batch(self) -> int:
+        """The first size of the first input, of the plan that is shown."""
+        return next((t.shape[0] for t in self.plan.inputs[:1] if t.shape), 1)
+
+    @property
     def weight_sections(self) -> dict[str, Section]:
         return {s.name: s for s in self.sections if s.kind == "weights"}
 

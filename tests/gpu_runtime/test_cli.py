@@ -99,7 +99,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
 
     info, profile = (json.loads((files / f"li_{name}.json").read_text()) for name in ("layinfo", "profile"))
     assert info["Bindings"] == ["x", "logits"]
-    assert profile[0] == {"count": 1, "predicted": True}
+    assert profile[0] == {"count": 1, "batch": info["Batch"], "predicted": True}
     assert [r["name"] for r in profile[1:]] == [layer["Name"] for layer in info["Layers"]]
     assert all(list(r) == ["name", "timeMs", "averageMs", "medianMs", "percentage"] for r in profile[1:])
     names = [layer["Name"].split(" // ") for layer in info["Layers"] if layer.get("SparsityChosen")]

@@ -1,5 +1,6 @@
 """The verdict on pruning: the second plan is the plan of the pruned model, it rests on predictions alone, and texts say it."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from gpu_runtime.building.fit import fit
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import Planner
 from gpu_runtime.building.target import make_timer
-from gpu_runtime.explain.figures import pruning_text
+from gpu_runtime.explain.figures import pruned_costs, pruning_text
+from gpu_runtime.report import data
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -122,3 +124,23 @@ def test_an_engine_keeps_it_and_the_log_says_it_first(files, cli, tmp_path):
     read, built = gr.load(files / "d.engine"), gr.plan(DENSE, "l4", 1024)[0]
     assert read.record.if_pruned == built.if_pruned
     assert pruning_text(read.record) == pruning_text(built)
+
+
+def test_the_batch_stands_in_every_file(files, cli):
+    """Also what each layer's other choice would be if its weights were pruned."""
+    command = f"build {DENSE} -o d.engine --sparsity=enable --device l4 --shapes=x:1024x1x8x8"
+    code, out, _ = cli(f"{command} --exportLayerInfo=i.json --exportProfile=p.json --exportTrace=t.json --exportOnnx=n.onnx")
+    assert code == 0 and "\ndigits_dense at batch 1024 for L4 (sm_89)" in out
+    assert re.search(r"not 2:4    15 pattern_violation: .*pruned, these 14\s+would shorten the plan: block", out, re.S)
+    info, profile, trace = (json.loads((files / name).read_text()) for name in ("i.json", "p.json", "t.json"))
+    assert info["Batch"] == profile[0]["batch"] == trace["otherData"]["batch"] == 1024
+    assert info["IfPrunedUs"] < info["IfPrunedNowUs"] == info["TotalUs"] and info["IfPrunedPickedLayers"] == 14
+    assert "1024" in [p.value for p in onnx.load(files / "n.onnx").metadata_props if p.key.endswith("batch")]
+    record = gr.load(files / "d.engine").record
+    shown, costs = data.page(record), pruned_costs(record)
+    assert shown["verdict"]["batch"] == 1024 and shown["verdict"]["pruned_us"] == info["IfPrunedUs"]
+    assert shown["verdict"]["ceiling_us"] < shown["verdict"]["pruned_us"] < shown["verdict"]["now_us"]
+    layer = next(layer for layer in shown["layers"] if "block1/conv1" in layer.get("nodes", ()))
+    assert layer["cost_us"] == round(costs["block1/conv1"], 4) == -layer["saved_us"] < 0
+    rows = [row for row in record.sparsity.rows if {*row.layers} & {*costs}]
+    assert cli("inspect d.engine")[1].count("if pruned") == len(rows) > 10
