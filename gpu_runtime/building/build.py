@@ -15,7 +15,7 @@ from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
 from gpu_runtime.building import points
 from gpu_runtime.building.fit import ends_of, fit
-from gpu_runtime.building.if_pruned import if_pruned
+from gpu_runtime.building.if_pruned import with_pruned
 from gpu_runtime.building.load import load, lowered, shared
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import Planned, Planner
@@ -52,7 +52,7 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
     fitted, exact, loaded = _fitted(source, wanted, options, pruned)
     planner = Planner(target, make_timer(target, options, [network for network, *_ in fitted]), options)
     profiles, planned = _planned(fitted, exact, wanted, planner)
-    planned = [replace(p, if_pruned=if_pruned(loaded, p, planner)) for p in planned]
+    planned = [with_pruned(loaded, p, planner) for p in planned]
     explained, given = _explained(loaded, planned, planner), points.optimal(wanted, options.shapes)
     return _reported(_packed(source, planned, explained, given, profiles, planner), options.save_pruned, pruned)
 
@@ -152,7 +152,7 @@ def _packed(
             raise planner.too_large(p.table.network, takes, tried=False)
     arena, sections, renamed = join([(arena, data.sections) for data, arena in parts])
     plans = [
-        plan_record(data, found, p.reached, what_if.store(p.table), names, p.if_pruned)
+        plan_record(data, found, p.reached, what_if.store(p.table, p.pruned_table), names, p.if_pruned)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
     flags = Flags(options.sparsity, shapes, options.workspace, planner.risk, options.batch_invariant, options.activations)
@@ -202,7 +202,7 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if sizes else ''}"))
             planner = Planner(target, make_timer(target), options, ends)
             planned = Planned(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
-            explained, pruned = explain(loaded, planned, planner, {}), if_pruned(loaded, planned, planner)
+            explained, pruned = explain(loaded, planned, planner, {}), with_pruned(loaded, planned, planner).if_pruned
             model = Model(network.name)
             found.append(Outlook(model, target, timing_record(target), *explained, options.risk, inputs, pruned))
     return Plans(tuple(found), sizes)

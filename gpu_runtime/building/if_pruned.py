@@ -28,16 +28,16 @@ ZEROS = ((2, 3), (1, 3), (0, 3), (1, 2), (0, 2), (0, 1))  # channels of the four
 PRODUCTS = ("Gemm", "MatMul")  # operators with the pattern along all elements of a flattened image
 
 
-def if_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> IfPruned | None:
-    """Returns the predicted plan with 2:4 weights; None without --sparsity=enable, if no weights could become 2:4, or if no
-    plan has the allowed memory.
+def with_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> Planned:
+    """Returns the plan with the predicted one with 2:4 weights beside it; without that one unless --sparsity=enable, if no
+    weights could become 2:4, or if no such plan has the allowed memory.
 
     `planned`: the plan as it is, whose formats at the network's edge the other one has.
     """
     network = planned.fitted
     changed = layers_to_prune(loaded, network) if network and planner.options.sparsity == "enable" else ()
     if network is None or not changed:
-        return None
+        return planned
     target = replace(planner.target, measured=False)
     ends = {t: (fmt,) for t, fmt in planned.table.io.items()}
     other = Planner(target, make_timer(target), planner.options, ends)
@@ -45,11 +45,12 @@ def if_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> If
         found = other.settled(*other(alternatives(pruned(loaded, network, changed))), planned.reached)
         now = other.settled(*other(planned.table.network), planned.reached) if planner.target.measured else planned
     except ModelError:
-        return None
+        return planned
     others = counterfactuals(found.table, found.chosen, only_dense=True)
     facts = reasons.Known(found.table, found.chosen, others, "enable", measured=False, stored=loaded.stored)
     solution = replace(solution_of(found.chosen), rivals=others.rivals)
-    return IfPruned((now.own or now.chosen).us, changed, reasons.sparsity(facts), solution)
+    answer = IfPruned((now.own or now.chosen).us, changed, reasons.sparsity(facts), solution)
+    return replace(planned, if_pruned=answer, pruned_table=None if planner.target.measured else found.table)
 
 
 def layers_to_prune(loaded: importer.Loaded, network: Network) -> tuple[str, ...]:

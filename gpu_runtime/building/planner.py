@@ -29,7 +29,7 @@ class Planned:
     all batches without sparse kernels. After a run on a GPU: `measured_us`, of the whole plan; `apart`: layers whose time in
     place differs from their time alone; `replaced`: tactics replaced because of that. `whole`: (microseconds of the plan
     without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces. `fitted`: the network
-    before rewrites; `if_pruned`: the plan with pruned weights.
+    before rewrites; `if_pruned`: the plan with pruned weights, and `pruned_table` its table, None beside a measured one.
     """
 
     table: tables.Table
@@ -43,6 +43,7 @@ class Planned:
     whole: tuple[float, int] | None = None
     fitted: Network | None = None
     if_pruned: IfPruned | None = None
+    pruned_table: tables.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class _Forms:
         """(number of the tactic, microseconds, the premium for doubt), the fastest first. A tactic that stands
         several times, for places in other tensors, has its least time."""
         best: dict[int, tuple[int, float, float]] = {}
-        for number, *_, ps, premium_ps in row.entries:
+        for number, *_, ps, premium_ps in (e for i, e in enumerate(row.entries) if i not in row.pruned):
             if tactic := self.tactics[number]:
                 mine = self.number(tactic)
                 found = (mine, to_us(ps - premium_ps), to_us(premium_ps))

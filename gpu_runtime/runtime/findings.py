@@ -394,7 +394,7 @@ class ChoiceRow:
 
     `in`, `out`: numbers of tensors; an entry is [tactic, key of each input, key of the output, picoseconds, of them premium for
     doubt], all but the last two by number. `bounds`: the numbers of the entries that are not timed, whose times are lower
-    bounds.
+    bounds. `pruned`: of those that need weights to be pruned to 2:4 first, for which only what-if asks.
     """
 
     op: Text
@@ -405,6 +405,7 @@ class ChoiceRow:
     when: tuple[Named, ...]
     entries: tuple[tuple[Size, ...], ...]
     bounds: tuple[Size, ...] = ()
+    pruned: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

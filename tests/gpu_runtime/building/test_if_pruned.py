@@ -94,13 +94,14 @@ def planned(proto, tmp_path, sparsity="enable", **changes):
 def test_nothing_more_is_measured(tmp_path):
     """Beside a measured plan the second one is of predictions, and says so."""
     loaded, found, planner = planned(drawn("windows"), tmp_path, measured=True)
-    expected = if_pruned.if_pruned(loaded, found, replace(planner, target=named("a100")))
+    expected = if_pruned.with_pruned(loaded, found, replace(planner, target=named("a100"))).if_pruned
 
     class Refusing:
         def __getattr__(self, name):
             raise AssertionError(f"the timer was asked for {name}")
 
-    assert if_pruned.if_pruned(loaded, found, replace(planner, timer=Refusing())) == expected
+    made = if_pruned.with_pruned(loaded, found, replace(planner, timer=Refusing()))
+    assert made.if_pruned == expected and made.pruned_table is None
     (plan,) = gr.plan(tmp_path / "m.onnx", "a100")
     measured = replace(plan, timing=replace(plan.timing, kind="measured"))
     assert "pruned, this network is predicted to take ~" in pruning_text(measured)
@@ -110,9 +111,9 @@ def test_nothing_more_is_measured(tmp_path):
 def test_no_second_plan_without_a_question(sparsity, tmp_path):
     net = Net("n", (1, 32, 8, 8))
     loaded, found, planner = planned(net.finish(net.conv("x", "c", 64, prune=True)), tmp_path, sparsity)
-    assert if_pruned.if_pruned(loaded, found, planner) is None  # its weights are 2:4
+    assert if_pruned.with_pruned(loaded, found, planner) is found  # its weights are 2:4
     loaded, found, planner = planned(drawn("flattened"), tmp_path, sparsity)
-    assert (if_pruned.if_pruned(loaded, found, planner) is None) == (sparsity != "enable")
+    assert (if_pruned.with_pruned(loaded, found, planner) is found) == (sparsity != "enable")
 
 
 def test_an_engine_keeps_it_and_the_log_says_it_first(files, cli, tmp_path):
@@ -144,3 +145,18 @@ def test_the_batch_stands_in_every_file(files, cli):
     assert layer["cost_us"] == round(costs["block1/conv1"], 4) == -layer["saved_us"] < 0
     rows = [row for row in record.sparsity.rows if {*row.layers} & {*costs}]
     assert cli("inspect d.engine")[1].count("if pruned") == len(rows) > 10
+
+
+def test_what_if_a_layer_were_pruned(tmp_path):
+    """One layer alone, by the engine's own tables: as a model in which only this layer is pruned."""
+    shapes = {"x": (1024, 1, 8, 8)}
+    engine = gr.build(DENSE, device="l4", sparsity="enable", shapes=shapes)
+    answer = engine.what_if({"block1/conv1": "sparse"})
+    gr.prune(DENSE, layers=("block1/conv1",), device="none").save(tmp_path / "one.onnx")
+    one = gr.build(tmp_path / "one.onnx", device="l4", sparsity="enable", shapes=shapes).plan.solution
+    assert (answer.before_us, answer.after_us) == (engine.plan.solution.total_us, one.total_us)
+    assert answer.after_us < answer.before_us and answer.pruned == ("block1/conv1",)
+    assert "These weights are not 2:4, and sparse only once pruned: block1/conv1\n" in str(answer)
+    assert engine.what_if({"block1/conv1": "dense"}).after_us == answer.before_us
+    engine.save(tmp_path / "d.engine")
+    assert gr.load(tmp_path / "d.engine").what_if({"block1/conv1": "sparse"}) == answer
