@@ -142,7 +142,7 @@ def _since(best: KernelTime | None, row: SparsityRow, record: Explained) -> str:
     rates = {"dram": (floor.dram_us, device.dram_gbps), "l2": (floor.l2_us, device.l2_bytes_per_clk * device.clock_mhz / 1e3)}
     if bound in rates:
         moved = math.prod(rates[bound]) / 1e3
-        return f", since {RESOURCES[bound]} moves {moved:.3g} MB, of which 2:4 shrinks only the {megabytes:.2g} MB of weights"
+        return f", since {RESOURCES[bound]} moves {moved:.3g} MB: 2:4 shrinks the {megabytes:.2g} MB of weights alone"
     if bound == "launch":
         return ", since a kernel so short takes hardly longer than its launch"
     if not isinstance(tile, Tile):

@@ -113,7 +113,7 @@ def verdict(found: Forecast, missing: Sequence[str]) -> str:
     """States first what pruning would gain, or which option tells; "" if no weights are `missing` the pattern."""
     if found.now and (text := pruning_text(found.now)):
         return "\n".join([*wrap(text), "", ""])
-    return "weights are not 2:4; --device NAME tells what pruning them would gain\n\n" if missing and not found.now else ""
+    return "weights are not 2:4; --device NAME tells the gain of pruning them\n\n" if missing and not found.now else ""
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:

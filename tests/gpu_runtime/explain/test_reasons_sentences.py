@@ -126,7 +126,7 @@ def test_why_a_sparse_kernel_gains_little():
     size = {"k": 512, "c": 256, "groups": 1, "kernel": (3, 3)}
     deep = replace(row, floor=replace(row.floor, dram_us=10.0, l2_us=4.0), **size)
     for bound, changes, text in (
-        ("dram", {}, f"DRAM moves {10 * plan.device.dram_gbps / 1e3:.3g} MB, of which 2:4 shrinks only the 2.4 MB of weights"),
+        ("dram", {}, f"DRAM moves {10 * plan.device.dram_gbps / 1e3:.3g} MB: 2:4 shrinks the 2.4 MB of weights alone"),
         ("l2", {}, "L2 moves "),
         ("launch", {}, "a kernel so short takes hardly longer than its launch"),
         ("latency", {}, f"it waits for memory in {256 * 9 // tactic.tile.k} stages, which 2:4 does not shorten"),

@@ -300,7 +300,7 @@ def test_inspect_sparsity_says_first_what_pruning_gains(digits, cli):
     )
     assert "; next: gpu-runtime prune dense.onnx -o dense_24.onnx --layers=auto --device=l4 --shapes=x:64x1x8x8 " in words
     assert json.loads(cli(f"{command} --json")[1])["if_pruned"]["now_us"] == 114.69
-    assert cli("inspect-sparsity dense.onnx")[1].startswith("weights are not 2:4; --device NAME tells what pruning them would")
+    assert cli("inspect-sparsity dense.onnx")[1].startswith("weights are not 2:4; --device NAME tells the gain of pruning them")
 
 
 def test_without_onnxruntime_the_cure_is_said(digits, cli, monkeypatch):
