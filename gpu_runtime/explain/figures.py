@@ -288,8 +288,12 @@ def pruned_costs(record: Explained) -> dict[str, float]:
 
 
 def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
-    """How much faster the pruned plan is: than the plan as it is, and than dense kernels of a library, None if not known."""
+    """How much faster the pruned plan is: than the plan as it is, and than dense kernels of a library, None if not known. A
+    file that anyone may have made can say that it takes no time.
+    """
     total, library = found.solution.total_us, found.solution.rivals.library
+    if not total:
+        return 1.0, None
     return found.now_us / total, library.us / total if library else None
 
 

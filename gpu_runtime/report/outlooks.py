@@ -70,14 +70,13 @@ def text(plans: Sequence[Outlook], batches: Sequence[int] = ()) -> str:
     """`plans`: as pipeline.plan returns them. First a row per device and batch; without `batches` then a column per device and
     a row per layer. Last the prose, of MOST_PROSE lines per device at most.
     """
-    lines = [*_batch_table(plans), *([] if batches else _device_table(plans)), *wrap(legend(plans))]
+    lines = [*_batch_table(plans), *wrap(legend(plans)), "", *([] if batches else [*_device_table(plans), *wrap(CELL), ""])]
     each = by_device(plans).values()
     best = [max(of, key=lambda p: dense(p) / shown(p).solution.total_us) for of in each]
     paragraphs = [wrap(f"{p.device.name}, batch {p.batch}: {found}") for p in best if (found := pruning_text(p))]
-    paragraphs += [] if batches else [wrap(CELL)]
     paragraphs += [wrap(f"{of[0].device.name}: {known}") for of in each if (known := rates_text([*map(shown, of)]))]
     paragraphs += [] if batches else [*_differing(plans), *(_sources(of[0].device) for of in each)]
-    left = MOST_PROSE * len(by_device(plans)) - len(wrap(legend(plans))) - 1
+    left = MOST_PROSE * len(best) - 1
     for i, paragraph in enumerate(paragraphs):
         if len(paragraph) > left:
             return "\n".join([*lines, f"{len(paragraphs) - i} more notes are in --json"]) + "\n"

@@ -355,7 +355,7 @@ def test_sparsity_of_partly_pruned_and_computed_weights(files, cli):
     onnx.save(model(nodes, {"x": ("N", 8, "H", "W")}, "y", w), "mixed.onnx")
     code, out, _ = cli("inspect-sparsity mixed.onnx")
     assert code == 0
-    assert [line.split()[0] + " " + line.split("  ")[-1] for line in out.splitlines()[2:7]] == [
+    assert [line.split()[0] + " " + line.split("  ")[-1] for line in out.splitlines()[4:9]] == [
         "a 2:4",
         "b dense",
         "c dense",

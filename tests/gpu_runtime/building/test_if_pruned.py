@@ -105,6 +105,8 @@ def test_nothing_more_is_measured(tmp_path):
     (plan,) = gr.plan(tmp_path / "m.onnx", "a100")
     measured = replace(plan, timing=replace(plan.timing, kind="measured"))
     assert "pruned, this network is predicted to take ~" in pruning_text(measured)
+    none = replace(expected, solution=replace(expected.solution, total_us=0.0))
+    assert "(1.00x): not worth retraining" in pruning_text(replace(plan, if_pruned=none))
 
 
 @pytest.mark.parametrize("sparsity", ["disable", "force", "enable"])

@@ -118,7 +118,7 @@ def test_a_fixed_batch_is_refused(files, cli):
     "model_file,batches", [("tiny.onnx", ""), ("tiny.onnx", "--batches 1"), (DIGITS / "digits_dense.onnx", "")]
 )
 def test_the_table_is_first_and_prose_is_short(files, cli, model_file, batches):
-    """Also of a model that fixes the batch that is asked for. Ten lines of prose a device, below the tables."""
+    """Also of a model that fixes the batch that is asked for. Ten lines of prose a device, below the tables and captions."""
     shapes = "" if model_file == "tiny.onnx" else "--shapes x:64x1x8x8"
     code, out, _ = cli(f"plan {model_file} --devices l4,h200 {batches} {shapes}")
     lines = out.splitlines()
