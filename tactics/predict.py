@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import KEPT_HALVES, KEPT_SEEN, rates
-from tactics.problems.problem import MoveProblem, Problem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem, Problem
 from tactics.roofline import Counts, predicted
 from tactics.tactic import Tactic
 
@@ -162,16 +162,20 @@ def published_range(us: Sequence[float], bounds: Sequence[str]) -> tuple[float, 
 
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
     """Microseconds of all launches of `tactic` on `device`, inside a CUDA graph."""
-    return float(predict_alike(like(problem), alike(problem, tactic), device)["total_us"])
+    return float(predict_alike(like(problem, tactic), alike(problem, tactic), device)["total_us"])
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """Returns the parts of the prediction in microseconds, `total_us`, and `bound`, the name of its limit."""
-    return dict(predict_alike(like(problem), alike(problem, tactic), device))
+    return dict(predict_alike(like(problem, tactic), alike(problem, tactic), device))
 
 
-def like(problem: Problem) -> Problem:
-    """Returns one problem for all that take the same time: parts of a tensor that begin at the same channel modulo 8."""
+def like(problem: Problem, tactic: Tactic) -> Problem:
+    """Returns one problem for all that take the same time: parts of a tensor that begin at the same channel modulo 8, and for
+    dense tactics weights with and without the 2:4 pattern.
+    """
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)) and problem.sparse24 and not tactic.sparse:
+        return replace(problem, sparse24=False)
     if isinstance(problem, MoveProblem) and problem.is_part and problem.start[0] >= 16:
         return replace(problem, start=(8 + problem.start[0] % 8, 0, 0))
     return problem

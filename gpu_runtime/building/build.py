@@ -15,6 +15,7 @@ from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
 from gpu_runtime.building import points
 from gpu_runtime.building.fit import ends_of, fit
+from gpu_runtime.building.if_pruned import with_pruned
 from gpu_runtime.building.load import load, lowered, shared
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import Planned, Planner
@@ -51,6 +52,7 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
     fitted, exact, loaded = _fitted(source, wanted, options, pruned)
     planner = Planner(target, make_timer(target, options, [network for network, *_ in fitted]), options)
     profiles, planned = _planned(fitted, exact, wanted, planner)
+    planned = [with_pruned(loaded, p, planner) for p in planned]
     explained, given = _explained(loaded, planned, planner), points.optimal(wanted, options.shapes)
     return _reported(_packed(source, planned, explained, given, profiles, planner), options.save_pruned, pruned)
 
@@ -91,7 +93,8 @@ def _planned(
     for network, reached, rows in fitted:
         ends = ends_of(network, reached, options.input_formats, options.output_formats)
         planners.append(replace(planner, ends=ends))
-        planned.append(settle(network, reached, rows, planners[-1], planned[0].table.network if planned else None))
+        first = planned[0].table.network if planned else None
+        planned.append(replace(settle(network, reached, rows, planners[-1], first), fitted=network))
     profiles, stay = points.kept(wanted, planned, exact)
     if options.batch_invariant:
         return profiles, points.alike(profiles, [planned[i] for i in stay])
@@ -149,7 +152,7 @@ def _packed(
             raise planner.too_large(p.table.network, takes, tried=False)
     arena, sections, renamed = join([(arena, data.sections) for data, arena in parts])
     plans = [
-        plan_record(data, found, p.reached, what_if.store(p.table), names)
+        plan_record(data, found, p.reached, what_if.store(p.table, p.pruned_table), names, p.if_pruned)
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
     flags = Flags(options.sparsity, shapes, options.workspace, planner.risk, options.batch_invariant, options.activations)
@@ -191,13 +194,15 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
     found: list[Outlook] = []
     known: ranges.Known = {}  # networks too large for a run at each batch are run for one image
     for shape in sized:
-        network, reached = fit(loaded, lowered(loaded, shape, progress), None, progress, known)
-        network = alternatives(network)
+        fitted, reached = fit(loaded, lowered(loaded, shape, progress), None, progress, known)
+        network = alternatives(fitted)
         inputs = {t.name: t.shape for t in network.inputs}
         ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
         for target in targets:
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if sizes else ''}"))
             planner = Planner(target, make_timer(target), options, ends)
-            sparse, solution = explain(loaded, Planned(*planner.in_pieces(*planner(network)), reached), planner, {})
-            found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, options.risk, inputs))
+            planned = Planned(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
+            explained, pruned = explain(loaded, planned, planner, {}), with_pruned(loaded, planned, planner).if_pruned
+            model = Model(network.name)
+            found.append(Outlook(model, target, timing_record(target), *explained, options.risk, inputs, pruned))
     return Plans(tuple(found), sizes)

@@ -14,7 +14,7 @@ from gpu_runtime.planning.counterfactuals import launched, quoted
 from gpu_runtime.planning.surroundings import half_zeros
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import Progress
-from gpu_runtime.runtime.findings import Apart, Replaced
+from gpu_runtime.runtime.findings import Apart, IfPruned, Replaced
 from gpu_runtime.text import size_text
 from tactics.format import Format
 from tactics.measure.timing import Timer
@@ -28,7 +28,8 @@ class Planned:
     With one plan for all batches, `own` is the fastest plan of this batch alone, and `dense_us` the time of the best plan for
     all batches without sparse kernels. After a run on a GPU: `measured_us`, of the whole plan; `apart`: layers whose time in
     place differs from their time alone; `replaced`: tactics replaced because of that. `whole`: (microseconds of the plan
-    without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces.
+    without pieces, bytes of its activations), where a limit on these bytes is the reason for pieces. `fitted`: the network
+    before rewrites; `if_pruned`: the plan with pruned weights, and `pruned_table` its table, None beside a measured one.
     """
 
     table: tables.Table
@@ -40,6 +41,9 @@ class Planned:
     apart: tuple[Apart, ...] = ()
     replaced: tuple[Replaced, ...] = ()
     whole: tuple[float, int] | None = None
+    fitted: Network | None = None
+    if_pruned: IfPruned | None = None
+    pruned_table: tables.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)

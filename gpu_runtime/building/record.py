@@ -19,7 +19,7 @@ from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import Progress
-from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord, Tuned
+from gpu_runtime.runtime.findings import Choices, IfPruned, RangeRecord, Solution, SparsityRecord, Tuned
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
@@ -66,10 +66,11 @@ def explain(
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:
     """Returns how many tactics were timed, and how many not; None if all were."""
+    every = [*{id(times): times for times in table.times}.values(), *table.reformats.values()]  # ops alike share one
+    if all(time.timed for times in every for time in times.values()):
+        return None
     ops = [(op.problem, times) for op, times in zip(table.network.ops, table.times, strict=True)]
     timed = {(p, t): time.timed for p, times in (*ops, *table.reformats.items()) for t, time in times.items()}
-    if all(timed.values()):
-        return None
     count, early = sum(timed.values()), planner.timer.early
     missing = tuple(clipped(name) for name, e in chosen.entries.items() if not e.timed)
     return Tuned(count, len(timed) - count, 0.0 if early else planner.options.sigmas, early, missing)
@@ -89,6 +90,7 @@ def plan_record(
     reached: ranges.Ranges | None = None,
     choices: Choices | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
+    if_pruned: IfPruned | None = None,
 ) -> PlanRecord:
     """Makes the record of one plan: its tensors, layers and memory from `data`, its sparsity and solution from `explained`.
 
@@ -106,6 +108,7 @@ def plan_record(
         _range_record(reached) if reached else None,
         choices,
         {**{name: renamed.get(first, first) for name, first in data.renamed.items()}, **renamed},
+        if_pruned,
     )
 
 

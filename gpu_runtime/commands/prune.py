@@ -109,7 +109,7 @@ def prune_command(asked: Asked) -> None:
     def tell(forecast: Forecast) -> None:
         progress.end()
         if not asked.as_json:
-            say(wording.forecast(forecast), nl=False)
+            say(wording.forecast(forecast, only == ("auto",)), nl=False)
 
     result = prune.prune(
         asked.model,

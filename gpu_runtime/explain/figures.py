@@ -3,13 +3,14 @@ it proves, counts of layers, and the network in a few sentences."""
 
 import hashlib
 import math
+import shlex
 from collections.abc import Callable, Sequence
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
-from gpu_runtime.runtime.findings import SparsityRecord, SparsityRow
-from gpu_runtime.runtime.plan_record import Explained, PlanRecord, Timing
-from gpu_runtime.text import lost_text, versus
+from gpu_runtime.runtime.findings import IfPruned, SparsityRecord, SparsityRow
+from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Outlook, PlanRecord, Timing
+from gpu_runtime.text import dims, lost_text, printable, versus
 from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
@@ -19,6 +20,8 @@ SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # what a pick is
 RESOURCES = {"mma": "tensor cores", "math": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory",
              "launch": "launch", "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
 # fmt: on
+NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
+MOST_NAMED = 3  # layers in which most of the gain of pruning is
 SHOWN_US = 0.005  # a smaller time would be written as 0.00 us
 
 
@@ -135,7 +138,8 @@ def held_text(device: Device) -> str:
 def whose_text(record: Explained) -> str:
     """Whose plan it is."""
     device, mode = record.device, record.sparsity.mode
-    return f"{record.model.name} for {device.title} ({device.sm}), --sparsity={mode}; {times_are(record.timing)}"
+    where = f"{record.model.name} at batch {record.batch} for {device.title} ({device.sm})"
+    return f"{where}, --sparsity={mode}; {times_are(record.timing)}"
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
@@ -247,3 +251,88 @@ def pruned_text(sparsity: SparsityRecord) -> str:
     taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
     text = f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.pruned)} initializers"
     return f"{text}{taken}: the outputs differ from the original model's"
+
+
+# ---- whether pruning pays: the plan as if weights were 2:4
+
+
+def pruned_outlook(record: Explained) -> Outlook | None:
+    """The predicted plan with pruned weights; None where there is none."""
+    found = record.if_pruned
+    if found is None:
+        return None
+    if isinstance(record, Outlook):
+        risk, shapes = record.risk, record.shapes
+    else:
+        risk, shapes = record.flags.risk or 0.0, {b.name: b.shape for b in record.plan.inputs}
+    timing = Timing("predicted", f"predicted({record.device.name})")
+    return Outlook(record.model, record.device, timing, found.sparsity, found.solution, risk, shapes)
+
+
+def pruned_savings(found: IfPruned) -> list[tuple[SparsityRow, float]]:
+    """The layers that would run sparse, with the microseconds that the pruned plan would lose if each were dense; the most
+    first.
+    """
+    rows = [(row, max(row.other_cost_us or 0.0, 0.0)) for row in found.sparsity.rows if row.verdict == "sparse"]
+    return sorted(rows, key=lambda pair: -pair[1])
+
+
+def pruned_costs(record: Explained) -> dict[str, float]:
+    """Layer -> the microseconds that the pruned plan takes more with its sparse kernels than with its dense ones, negative
+    where it runs sparse; of layers whose weights are not 2:4.
+    """
+    found = record.if_pruned
+    rows = found.sparsity.rows if found else ()
+    costs = ((row, row.other_cost_us * (-1 if row.verdict == "sparse" else 1)) for row in rows if row.other_cost_us is not None)
+    return {name: cost for row, cost in costs for name in row.layers if found and name in found.layers}
+
+
+def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
+    """How much faster the pruned plan is: than the plan as it is, and than dense kernels of a library, None if not known. A
+    file that anyone may have made can say that it takes no time.
+    """
+    total, library = found.solution.total_us, found.solution.rivals.library
+    if not total:
+        return 1.0, None
+    return found.now_us / total, library.us / total if library else None
+
+
+def pruning_text(record: Explained) -> str:
+    """What pruning would gain, in which layers, and the command; "" where no weights could become 2:4."""
+    found = record.if_pruned
+    if found is None:
+        return ""
+    times = [us_text(us, PREDICTED) for us in (found.solution.total_us, found.now_us)]
+    able = len(found.sparsity.eligible)
+    which = (
+        f"the weights of {len(found.layers)} of the {able} layers that can be 2:4" if len(found.layers) < able else "weights"
+    )
+    would = "would take" if record.timing.is_predicted else "is predicted to take"
+    text = f"{which} are not 2:4; pruned, this network {would} {times[0]} instead of {times[1]} ("
+    own, library = pruned_gains(found)
+    if own < 1 - SHOWN_US:
+        text = f"{which} are not 2:4; pruned, this network gains nothing: it {would} {times[0]} instead of {times[1]} ("
+    if own < NO_GAIN:
+        return f"{text}{ratio_text(own)}): not worth retraining at this size; a larger batch or image may gain more"
+    text += ratio_text(own) + (f"; over a library's dense {ratio_text(library)})" if library else ")")
+    return printable(f"{text}, {_where(found)}; next: {_prune_command(record)}")
+
+
+def _where(found: IfPruned) -> str:
+    """The layers in which most of the gain is."""
+    rows = pruned_savings(found)
+    names = ", ".join(" + ".join(row.layers) for row, _ in rows[:MOST_NAMED])
+    first, whole = (sum(us for _, us in of) for of in (rows[:MOST_NAMED], rows))
+    return f"most of it in {names}" if 2 * first > whole else f"in {len(rows)} layers, first {names}"
+
+
+def _prune_command(record: Explained) -> str:
+    """The command that prunes the layers that would run sparse, as a shell takes it."""
+    name = printable(record.model.name)
+    words = ["gpu-runtime", "prune", f"{name}.onnx", "-o", f"{name}_24.onnx", "--layers=auto"]
+    if not record.device.measured:
+        words.append(f"--device={record.device.name}")
+    shapes = record.flags.shapes if isinstance(record, EngineRecord) else record.shapes
+    if shapes:
+        words.append(f"--shapes={','.join(f'{printable(n)}:{dims(of)}' for n, of in shapes.items())}")
+    return shlex.join(words)

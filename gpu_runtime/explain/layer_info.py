@@ -48,6 +48,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "I/O Tensors": [_io_tensor(t, mode) for t, mode in bindings],
         "ProfilingVerbosity": "detailed",
         "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
+        "Batch": record.batch,
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
         **({"Points": [asdict(p) for p in points.points(record)]} if record.profiles else {}),
@@ -61,7 +62,7 @@ def _network_keys(plan: PlanRecord) -> Keys:
     summary = sparsity.summary
     if summary is None:
         return {}
-    estimates = asdict(library) if library else {}
+    estimates, pruned = asdict(library) if library else {}, plan.if_pruned
     low, high = summary.saved_range_us or (None, None)
     return _known(
         {
@@ -74,6 +75,9 @@ def _network_keys(plan: PlanRecord) -> Keys:
             "SparsitySavedLowUs": low,
             "SparsitySavedHighUs": high,
             "SparsityCeilingUs": summary.ceiling_us,
+            "IfPrunedUs": pruned.solution.total_us if pruned else None,
+            "IfPrunedNowUs": pruned.now_us if pruned else None,
+            "IfPrunedPickedLayers": len(pruned.sparsity.picked) if pruned else None,
             **{f"LibraryEstimate{camel(key)}": value for key, value in estimates.items()},
         }
     )
@@ -117,7 +121,7 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
 
 
 def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> list[Keys]:
-    """trtexec's exported profile: {"count": iterations}, then five keys per layer in layer order, times in ms.
+    """trtexec's exported profile: {"count": iterations, "batch": images}, then five keys per layer in layer order, times in ms.
 
     `times_us[iteration][layer]`: measured times; without them the plan's own, one iteration, and if those are
     predictions the first record says `"predicted": true` (tools that take only measurements refuse it, rightly).
@@ -131,7 +135,7 @@ def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = N
             f"{sorted({len(run) for run in runs})}"
         )
     count, rows = len(runs), list(zip(*runs, strict=True))
-    head: Keys = {"count": count}
+    head: Keys = {"count": count, "batch": record.batch}
     if times_us is None and record.timing.is_predicted:
         head["predicted"] = True
     total = sum(map(sum, rows))

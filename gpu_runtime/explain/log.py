@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.figures import SURE, pruned_text, sureness, whose_text
+from gpu_runtime.explain.figures import SHOWN_US, SURE, pruned_costs, pruned_text, pruning_text, sureness, whose_text
 from gpu_runtime.explain.names import fitting, grouped, packed
 from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
@@ -15,6 +15,7 @@ from gpu_runtime.text import listed, printable, wrap
 
 MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log; of that of a network with more layers than LARGE
 FACT = 10  # columns of a fact's key
+VERDICT = 4  # lines on what pruning would gain
 MOST_NAMES = 6  # of a fact
 FACTS = ("pruning", "sparsity", "time", "batches", "library", "ceiling", *NOTED)
 INDENT = 6  # columns before a row's further lines
@@ -29,7 +30,8 @@ def log_text(record: EngineRecord, width: int, most: int) -> str:
     """At most `most` lines of `width` columns, but for TensorRT's two, each whole for programs that read them; facts are cut
     where eligible layers' names need the room."""
     sparsity = record.sparsity
-    head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else []
+    head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else wrap(pruning_text(record), width)[:VERDICT]
+    head = list(filter(None, head))
     if sparsity.mode == "force" and sparsity.not_pruned:
         name, why = sparsity.not_pruned[0]
         text = f"{len(sparsity.not_pruned)} initializers could not be pruned, such as {name}: {why}"
@@ -98,7 +100,10 @@ def _grouped(record: EngineRecord) -> list[_Row]:
 
 def _row(rows: Sequence[SparsityRow], record: EngineRecord) -> _Row:
     first, names = rows[0], [name for row in rows for name in row.layers]
+    count, costs = len(names), pruned_costs(record)
+    if first.reason == "pattern_violation" and costs:
+        names = [name for name in names if costs.get(name, 0.0) < -SHOWN_US]
     verdict = "not 2:4" if first.verdict == "not_eligible" else first.verdict
     what = ", ".join(filter(None, (first.reason, sureness(first))))
-    head = f"{verdict:8} {len(names):4} {what}: {REASONS[first.reason].group(rows, record)}:"
+    head = f"{verdict:8} {count:4} {what}: {REASONS[first.reason].group(rows, record)}{':' if names else ''}"
     return _Row(printable(head), names, int(first.verdict == "not_eligible"), INDENT, grouped)

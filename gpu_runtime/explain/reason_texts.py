@@ -5,12 +5,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
+from gpu_runtime.explain.figures import (
+    NO_GAIN,
+    PREDICTED,
+    RESOURCES,
+    SHOWN_US,
+    chance_text,
+    pruned_costs,
+    ratio_text,
+    span_text,
+    us_text,
+)
 from gpu_runtime.runtime.findings import IfSparse, KernelTime, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, several, share_text
+from tactics.tactic import Tile
 
-NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
+MOST_GAIN = 2.0  # 2:4 halves a layer's products
 Rows = Sequence[SparsityRow]
 
 
@@ -69,6 +80,9 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
     if astray := [r.elsewhere for r in rows if r.elsewhere]:
         verb = "is" if len(astray) == 1 else "are"
         text += f"; {several(len(astray), 'layer')} {verb} {', '.join(dict.fromkeys(astray))}, not along the input channels"
+    if costs := pruned_costs(record):
+        gaining = sum(costs.get(name, 0.0) < -SHOWN_US for row in rows for name in row.layers)
+        return f"{text}; pruned, {f'these {gaining}' if gaining else 'none'} would shorten the plan"
     if faster := _faster(rows):
         return f"{text}; pruned, {len(faster)} would be faster, up to {ratio_text(max(faster))}"
     return text + ("; pruned, none would be faster" if any(r.if_sparse for r in rows) else "")
@@ -118,7 +132,33 @@ def _dense_faster(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     if row.best_dense and row.best_sparse and row.best_dense.us == row.best_sparse.us:
         return f"could run sparse, but would gain nothing: both take {dense}"
-    return f"could run sparse, but dense is faster: {dense} against {sparse}"
+    return f"could run sparse, but dense is faster: {dense} against {sparse}{_since(row.best_sparse, row, record)}"
+
+
+def _since(best: KernelTime | None, row: SparsityRow, record: Explained) -> str:
+    """Why a layer's best sparse kernel gains little: the count that its prediction rests on; "" where none decides alone."""
+    if best is None or row.floor is None:
+        return ""
+    tile, bound, device, floor = best.tactic.tile, best.bound, record.device, row.floor
+    channels, taps = row.c // row.groups, row.kernel[0] * row.kernel[1]
+    megabytes = 2e-6 * row.k * channels * taps  # of weights
+    rates = {"dram": (floor.dram_us, device.dram_gbps), "l2": (floor.l2_us, device.l2_bytes_per_clk * device.clock_mhz / 1e3)}
+    if bound in rates:
+        moved = math.prod(rates[bound]) / 1e3
+        return f", since {RESOURCES[bound]} moves {moved:.3g} MB: 2:4 shrinks the {megabytes:.2g} MB of weights alone"
+    if bound == "launch":
+        return ", since a kernel so short takes hardly longer than its launch"
+    if not isinstance(tile, Tile):
+        return ""
+    if bound == "latency":
+        stages = several(math.ceil(channels * taps / tile.k), "stage")
+        return f", since it waits for memory in {stages}, which 2:4 does not shorten"
+    if channels < tile.k:
+        what = f"groups of {channels}" if row.groups > 1 else f"its {channels} input"
+        return f", since {what} channels are padded to a tile of {tile.k}"
+    if row.k < tile.m:
+        return f", since its {row.k} output channels are padded to a tile of {tile.m}"
+    return f", since {RESOURCES[bound]} limits it, which 2:4 relieves little" if bound in ("smem", "issue", "alu") else ""
 
 
 def _uncertain(row: SparsityRow, record: Explained) -> str:
@@ -215,9 +255,9 @@ def _limit(row: SparsityRow, record: Explained) -> str:
     floor, dense = row.floor, row.best_dense
     if not floor or not dense:
         return ""
-    most = dense.us / floor.sparse_us
+    most = min(MOST_GAIN, dense.us / floor.sparse_us)
     if row.if_sparse:
-        return _would(row.if_sparse, row.reason == "pattern_violation", most)
+        return _would(row, row.if_sparse, record, most)
     if most < NO_GAIN:
         return f"2:4 can gain next to nothing here: no sparse kernel could be more than {_up(most)} as fast."
     if row.reason == "dense_faster":
@@ -233,14 +273,15 @@ def _up(ratio: float) -> str:
     return ratio_text(math.ceil(100 * ratio - 1e-9) / 100)
 
 
-def _would(would: IfSparse, pruned: bool, most: float) -> str:
+def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) -> str:
     """The predictions for a layer's best kernels with and without the pattern, whatever the plan's times are."""
     sparse, dense, gain = us_text(would.us, PREDICTED), us_text(would.dense_us, PREDICTED), would.dense_us / would.us
+    pruned, since = row.reason == "pattern_violation", _since(would, row, record) if gain < NO_GAIN else ""
     head = "Pruned to 2:4" if pruned else "With --sparsity=enable"
     if gain <= 1:
-        return f"{head} it would gain nothing: its kernel is predicted to take {sparse} sparse and {dense} dense."
+        return f"{head} it would gain nothing: its kernel is predicted to take {sparse} sparse and {dense} dense{since}."
     text = f"{head} its kernel is predicted to take {sparse} instead of {dense} ({ratio_text(gain)}, limited by "
-    text += f"{RESOURCES[would.bound]}); no sparse kernel could be more than {_up(most)} as fast"
+    text += f"{RESOURCES[would.bound]}){since}; no sparse kernel could be more than {_up(max(most, gain))} as fast"
     if gain >= NO_GAIN:
         return text + (": prune and retrain it if that is worth it." if pruned else ".")
     return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")

@@ -5,12 +5,12 @@ some layers held to sparse, to dense or to a format.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpu_runtime.errors import EngineError
-from gpu_runtime.explain.figures import proof_text, summing, times_are, us_text
+from gpu_runtime.explain.figures import PREDICTED, proof_text, summing, times_are, us_text
 from gpu_runtime.explain.names import matching
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.fields import Shown
@@ -66,8 +66,8 @@ Side = Entry | Hop | None
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Shown):
-    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves; `text`: the same as a
-    table."""
+    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves; `pruned`: layers
+    whose weights are not 2:4 and would have to be pruned; `text`: the same as a table."""
 
     wishes: Mapping[str, str]
     before_us: float
@@ -76,30 +76,45 @@ class Answer(Shown):
     layers: tuple[Change, ...]
     reformats_gone: tuple[Hop, ...]
     reformats_new: tuple[Hop, ...]
+    pruned: tuple[str, ...] = ()
     text: str = field(default="", metadata=codec.DERIVED)
 
     def __str__(self) -> str:
         return self.text
 
 
-def store(table: Table) -> Choices:
-    """The planner's graph as a record: of the entries with the same formats only the fastest dense and the fastest sparse."""
+def store(table: Table, pruned: Table | None = None) -> Choices:
+    """The planner's graph as a record: of the entries with the same formats only the fastest dense and the fastest sparse.
+    `pruned`: the table with pruned weights, whose sparse entries are added to ops that have none."""
     g, network = table.graph, table.network
     tensors = {t: i for i, t in enumerate(network.tensors)}
     keys = {t: formats_of(g, t) for t in tensors}
     number = {t: {f: i for i, f in enumerate(each)} for t, each in keys.items()}
     tactics: dict[Tactic | None, int] = {}
+    others = {c.name: [e for e in c.entries if e.sparse] for c in pruned.graph.choices} if pruned else {}
     choices = []
     for c, op in zip(g.choices, network.ops, strict=True):
-        rows, bounds = [], list[int]()
-        for e in c.entries:
+        rows, bounds, more = [], list[int](), list[int]()
+        able = any(e.sparse for e in c.entries)
+        for e in (*c.entries, *(() if able else others.get(c.name, ()))):
             places = [number[t].get(f, -1) for f, t in zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
             if -1 not in places:
                 rows.append((tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps, e.premium_ps))
                 bounds += [] if e.timed else [len(rows) - 1]
+                more += [len(rows) - 1] if e.sparse and not able else []
         ins = tuple(tensors[t] for t in c.inputs)
         choices.append(
-            ChoiceRow(c.name, op.layer, tuple(op.layers), ins, tensors[c.output], tuple(c.when), tuple(rows), tuple(bounds))
+            ChoiceRow(
+                c.name,
+                op.layer,
+                tuple(op.layers),
+                ins,
+                tensors[c.output],
+                tuple(c.when),
+                tuple(rows),
+                tuple(bounds),
+                tuple(more),
+            )
         )
 
     def reformats(t: str) -> tuple[tuple[int | None, ...], ...]:
@@ -116,8 +131,8 @@ def store(table: Table) -> Choices:
     )
 
 
-def graph(stored: Choices) -> Graph:
-    """The planner's graph as it was stored."""
+def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
+    """The planner's graph as it was stored. `pruned`: the ops that may have their entries for pruned weights."""
     times, keys = {t.name: t.reformat_ps for t in stored.tensors}, {t.name: t.keys for t in stored.tensors}
     place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}
 
@@ -128,8 +143,10 @@ def graph(stored: Choices) -> Graph:
     for c in stored.choices:
         *inputs, output = (stored.tensors[i].name for i in (*c.in_, c.out))
         entries = []
-        bounds = set(c.bounds)
+        bounds, left_out = set(c.bounds), set[int]() if c.op in pruned else set(c.pruned)
         for i, (number, *places, ps, premium_ps) in enumerate(c.entries):
+            if i in left_out:
+                continue
             *ins, out = (keys[t][i] for t, i in zip((*inputs, output), places, strict=True))
             tactic, timed = stored.tactics[number], i not in bounds
             sparse = tactic is not None and tactic.sparse
@@ -140,20 +157,23 @@ def graph(stored: Choices) -> Graph:
 
 def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     """The best plan with each layer named, or that a pattern fits, held to "sparse", "dense", a format ("hwc8", in and out) or
-    a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. Raises ValueError for an unknown layer
-    or a wish that no kernel grants, EngineError where the engine holds no tables."""
+    a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. A layer whose weights are not 2:4 is
+    held to "sparse" as if it were pruned. Raises ValueError for an unknown layer or a wish that no kernel grants, EngineError
+    where the engine holds no tables."""
     if not isinstance(wishes, Mapping) or not all(isinstance(text, str) for pair in wishes.items() for text in pair):
         raise TypeError(f"wishes: expected layers and their kinds or formats, {{'conv1': 'sparse'}}, got {wishes!r}")
     plan, stored = record.plan, record.plan.choices
     if stored is None:
         raise EngineError("this engine does not contain the planner's tables: build it again")
-    g = graph(stored)
-    force: dict[str, Test] = {}
+    g, every = graph(stored), graph(stored, [c.op for c in stored.choices])
+    force, sparse = dict[str, Test](), set[str]()
     for layer, wish in wishes.items():
-        force |= _granted(plan, stored, g, layer, wish)
+        granted = _granted(plan, stored, every if wish == "sparse" else g, layer, wish)
+        force |= granted
+        sparse |= {*granted} if wish == "sparse" else set()
     before = planner.solve(g)
     try:
-        after = planner.solve(g, force=force)
+        after = planner.solve(graph(stored, sparse), force=force)
     except ValueError:
         raise ValueError("no plan fulfils " + ", ".join(f"{k}={v}" for k, v in wishes.items()) + " together") from None
     layers = {c.op: c.layer or c.op for c in stored.choices}
@@ -168,6 +188,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
         tuple(c for c in changed if c.before != c.after),
         tuple(_hop(stored, g, h) for h in moved.gone),
         tuple(_hop(stored, g, h) for h in moved.new),
+        tuple(dict.fromkeys(name for c in stored.choices if c.pruned and c.op in sparse for name in c.layers or (c.layer,))),
     )
     return replace(found, text=text(record, found))
 
@@ -204,6 +225,8 @@ def text(record: EngineRecord, found: Answer) -> str:
         f"{whose} plan would take {least}{us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
         f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
+    if found.pruned:
+        lines += wrap(printable(f"These weights are not 2:4, and sparse only once pruned: {', '.join(found.pruned)}"))
     moved: list[tuple[str, Side, Side]] = [(printable(c.name), c.before, c.after) for c in found.layers]
     moved += [(f"reformat of {printable(hop.tensor)} removed", hop, None) for hop in found.reformats_gone]
     moved += [(f"reformat of {printable(hop.tensor)} added", None, hop) for hop in found.reformats_new]
@@ -275,6 +298,9 @@ def _why_none(plan: PlanRecord, g: Graph, layer: str, wish: str, names: set[str]
     row = next((r for r in plan.sparsity.rows if r.layer == layer or r.op in names), None)
     if wish == "sparse":
         why = f": {row.reason}" + (f" ({row.detail})" if row.detail else "") if row else ": it has no weights"
+        if row and row.if_sparse:  # beside measured times
+            then, now = (us_text(us, PREDICTED) for us in (row.if_sparse.us, row.if_sparse.dense_us))
+            why += f"; pruned to 2:4, its kernel is predicted to take {then} instead of {now}"
         return f"no sparse kernel can run this layer{why}"
     entries = [_entry(c.name, e) for c in g.choices if c.name in names for e in c.entries]
     pairs = dict.fromkeys(f"{e.in_}->{e.out}" for e in entries)

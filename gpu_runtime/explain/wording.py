@@ -14,7 +14,9 @@ from gpu_runtime.explain.figures import (
     dense_text,
     gain_text,
     library_text,
+    pruned_costs,
     pruned_text,
+    pruning_text,
     ratio_text,
     summing,
     sure,
@@ -79,7 +81,9 @@ def sparsity_text(record: Explained) -> str:
 
 def cost_text(row: SparsityRow, record: Explained) -> str:
     """How much longer the plan would take with the layer forced the other way."""
-    cost = row.other_cost_us
+    cost, pruned = row.other_cost_us, pruned_costs(record)
+    if cost is None and (costs := [pruned[name] for name in row.layers if name in pruned]):
+        return "none\nif pruned" if abs(costs[0]) < SHOWN_US else f"{us_text(costs[0], PREDICTED, sign='+')}\nif pruned"
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
 
 
@@ -94,7 +98,8 @@ def network_lines(record: Explained) -> list[str]:
     )
     text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
     ceiling = ceiling_text(record)
-    parts = (f"2:4 {gain}" if gain else "", text, f"Upper limit of 2:4: {ceiling}" if ceiling else "", library)
+    limit = f"Upper limit of 2:4: {ceiling}" if ceiling else ""
+    parts = (pruning_text(record), f"2:4 {gain}" if gain else "", text, limit, library)
     return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
 
 

@@ -136,10 +136,12 @@ def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -
 def at_batch(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
     """Returns `shapes` and the declared sizes, with the dynamic first size that most inputs share set to `batch`.
 
-    Raises ModelError where no input has one.
+    Raises ModelError where no input has one, unless the model fixes the first input's first size to `batch`.
     """
     declared = {v.name: _declared(v).dims or () for v in loaded.proto.graph.input if v.name not in loaded.large}
     firsts = [dims[0] for name, dims in declared.items() if 0 in loaded.open_axes[name]]
+    if not firsts and next(iter(declared.values()), ())[:1] == (batch,):
+        return dict(_sizes(shapes))
     if not firsts:
         listed = ", ".join(f"{name!r} ({'x'.join(map(str, dims)) or 'unknown'})" for name, dims in declared.items())
         text = f"{loaded.source}: expected a dynamic batch, but the model fixes the first size of input {listed}"

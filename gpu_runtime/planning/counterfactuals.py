@@ -38,8 +38,10 @@ class Counterfactuals:
     apart_us: Mapping[str, float | None]
 
 
-def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
-    """Computes all of them, those of layers and of branches from one elimination tree."""
+def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Counterfactuals:
+    """Computes all of them, those of layers and of branches from one elimination tree. `only_dense`: of the rivals only plans
+    without sparse kernels.
+    """
     wanted, merged, questions = _questions(table, chosen)
     found = plan.forced(table.graph, chosen, questions)
     forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
@@ -49,7 +51,8 @@ def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
         for name, answer in zip(merged, found[len(wanted) :], strict=True)
     }
     flips = {layer: _flip(answer) for layer, answer in forced.items() if answer.speedup < math.inf}
-    return Counterfactuals(rivals(table, chosen), {x: _other(table, chosen, f) for x, f in forced.items()}, flips, apart)
+    found_rivals = rivals(table, chosen, only_dense=only_dense)
+    return Counterfactuals(found_rivals, {x: _other(table, chosen, f) for x, f in forced.items()}, flips, apart)
 
 
 def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[str], list[tuple[tuple[str, ...], bool]]]:
@@ -135,11 +138,11 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
     return {x: [able[i] for i in sorted(set().union(*(holding[m] for m in members.get(x, ()))))] for x in layers}
 
 
-def rivals(table: Table, chosen: plan.Plan) -> Rivals:
-    """Returns the totals of plans to compare with: the all-dense optimum, one format everywhere, each layer's fastest
-    kernel.
+def rivals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Rivals:
+    """Returns the totals of plans to compare with: the all-dense optimum; unless `only_dense`, also one format everywhere, each
+    layer's fastest kernel.
     """
-    dense, single, greedy = _rival_plans(table, chosen)
+    dense, single, greedy = (_dense_plan(table, chosen), None, None) if only_dense else _rival_plans(table, chosen)
     one = SingleFormat(single[0], single[1].us) if single else None
     whole = batch_pieces.without(table.graph)
     whole_us = plan.solve(whole).us if whole else None
@@ -164,10 +167,14 @@ def _rival_plans(table: Table, chosen: plan.Plan) -> tuple[plan.Plan, tuple[Form
         greedy = plan.greedy(table.graph)
     except ValueError:
         greedy = None
+    return _dense_plan(table, chosen), single, greedy
+
+
+def _dense_plan(table: Table, chosen: plan.Plan) -> plan.Plan:
     best_is_dense = not any(e.sparse for e in chosen.entries.values())
     if best_is_dense and not table.device.measured:  # measured plans may be chosen by their time as a whole
-        return chosen, single, greedy
-    return plan.solve(table.graph, force=without_sparse(table.network)), single, greedy
+        return chosen
+    return plan.solve(table.graph, force=without_sparse(table.network))
 
 
 def without_sparse(network: Network) -> plan.Force:

@@ -12,7 +12,15 @@ from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.target import pick_device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import wording
-from gpu_runtime.explain.figures import gain_text, library_text, us_text
+from gpu_runtime.explain.figures import (
+    dense_us,
+    fastest_dense_us,
+    gain_text,
+    library_text,
+    pruned_outlook,
+    pruning_text,
+    us_text,
+)
 from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.fields import Shown
@@ -44,16 +52,39 @@ class Benefit:
 @dataclass(frozen=True, slots=True, repr=False)
 class Forecast(Shown):
     """The predicted gain of pruning. `outlook`: the plan, times predicted, of the model with all weights pruned that can be;
-    None for the reason `unknown`, or if no forecast was requested.
+    None for the reason `unknown`, or if no forecast was requested. `now`: the plan of the model as it is.
     """
 
     outlook: Outlook | None = None
     unknown: str = ""
+    now: Outlook | None = None
 
     @property
     def gain(self) -> str:
         """The gain over the fastest dense plan known, in words; "" without an outlook."""
         return gain_text(self.outlook) or "gains nothing: no layer can run sparse" if self.outlook else ""
+
+    def data(self) -> dict[str, Any] | None:
+        """The numbers for JSON: microseconds of the plans at this batch, and how many times as fast the pruned plan is."""
+        outlook = self.outlook
+        if outlook is None:
+            return None
+        total, library = outlook.solution.total_us, outlook.solution.rivals.library
+        now = self.now.solution.total_us if self.now else dense_us(outlook)
+        return {
+            "device": outlook.device.name,
+            "timing": outlook.timing.label,
+            "batch": outlook.batch,
+            "shapes": outlook.shapes,
+            "total_us": total,
+            "now_us": now,
+            "dense_us": dense_us(outlook),
+            "library_us": library.us if library else None,
+            "fastest_dense_us": fastest_dense_us(outlook),
+            "gain_over_now": now / total if total else None,
+            "gain_over_library": library.us / total if library and total else None,
+            "gain": self.gain,
+        }
 
 
 def forecast(
@@ -69,12 +100,20 @@ def forecast(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes that were guessed are in the texts, FP16's range is no matter of times
-            options = BuildOptions(sparsity="force", shapes=shapes, progress=progress)
-            return Forecast(building.plan(model, name, (), options)[0])
+            options = BuildOptions(sparsity="enable", shapes=shapes, progress=progress)
+            now = building.plan(model, name, (), options)[0]
+            return Forecast(pruned_outlook(now) or now, now=now)
     except ModelError as e:
         if device:
             raise
         return Forecast(None, str(e))
+
+
+def verdict(found: Forecast, missing: Sequence[str]) -> str:
+    """States first what pruning would gain, or which option tells; "" if no weights are `missing` the pattern."""
+    if found.now and (text := pruning_text(found.now)):
+        return "\n".join([*wrap(text), "", ""])
+    return "weights are not 2:4; --device NAME tells the gain of pruning them\n\n" if missing and not found.now else ""
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:

@@ -110,7 +110,7 @@ def prune(
     with named(source):
         result = _pruned(whole, checked, found, reference, permute, separate, shapes or {}, progress)
     result = replace(result, forecast=gain)
-    result = replace(result, text=wording.forecast(gain) + wording.text(result))
+    result = replace(result, text=wording.forecast(gain, auto) + wording.text(result))
     report(result.__str__)
     return result
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cuda_kernels import files
-from gpu_runtime.explain.figures import dense_us, fastest_dense_us
 from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
@@ -139,7 +138,7 @@ def _data(result: Result) -> dict[str, Any]:
     )
     return {
         "schema_version": 1,
-        "forecast": _forecast_data(result.forecast),
+        "forecast": result.forecast.data(),
         "lost_energy": result.lost_energy,
         "lost_energy_unpermuted": result.unpermuted,
         "branches": "separate" if result.separate else "common",
@@ -147,20 +146,6 @@ def _data(result: Result) -> dict[str, Any]:
         "sums": [asdict(s) for s in result.sums],
         "accuracy": found,
         "weights": rows,
-    }
-
-
-def _forecast_data(found: Forecast) -> dict[str, Any] | None:
-    outlook = found.outlook
-    if outlook is None:
-        return None
-    return {
-        "device": outlook.device.name,
-        "timing": outlook.timing.label,
-        "total_us": outlook.solution.total_us,
-        "dense_us": dense_us(outlook),
-        "fastest_dense_us": fastest_dense_us(outlook),
-        "gain": found.gain,
     }
 
 

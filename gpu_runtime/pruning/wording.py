@@ -11,21 +11,32 @@ from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
+from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, printable, several, shapes_text, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
 
 
-def forecast(found: Forecast) -> str:
-    """Describes the gain of 2:4, to be read before pruning; "" if no forecast was requested."""
+def forecast(found: Forecast, judging: bool = False) -> str:
+    """Describes the gain of 2:4, to be read before pruning; "" if no forecast was requested. `judging`: the plan selects the
+    layers to prune.
+    """
     if found.unknown:
         return "\n".join([*wrap(f"The gain of 2:4 is unknown, for there is no plan: {found.unknown}"), "", ""])
     if (outlook := found.outlook) is None:
         return ""
     where = f"on {outlook.device.title}, {outlook.timing.label}, {shapes_text(outlook.shapes)}"
     line = f"With all its weights 2:4, {where}, the network {found.gain}"
-    return "\n".join([*wrap(line), *wrap(library_text(outlook)), "", ""])
+    return "\n".join([*wrap(line), *wrap(library_text(outlook)), *(_judged(outlook) if judging else []), "", ""])
+
+
+def _judged(outlook: Outlook) -> list[str]:
+    """States the batch at which a plan selects layers; warns of batch 1, which leaves tensor cores little to do."""
+    line = f"--layers auto judges the layers at batch {outlook.batch}"
+    if outlook.batch == 1:
+        line += ": fewer layers gain there than at a larger one, which --shapes gives where the model leaves it open"
+    return wrap(line)
 
 
 def text(result: Result) -> str:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from gpu_runtime.report.outlooks import LEGEND, SERIES, by_device, text
+from gpu_runtime.report.outlooks import Get, by_device, legend, series, text
 from gpu_runtime.report.page import HERE, sha256_of
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
@@ -37,17 +37,17 @@ def page(plans: Sequence[Outlook]) -> bytes:
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{sha256_of(style)}'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{style}</style></head><body><header><h1>{title}</h1></header><main>",
-        f"<section><p>All times are predicted; none was measured. {html.escape(LEGEND)}.</p></section>",
-        *map(_panel, devices.values()),
+        f"<section><p>All times are predicted; none was measured. {html.escape(legend(plans))}.</p></section>",
+        *(_panel(of, series(plans)) for of in devices.values()),
         f"<section><pre>{html.escape(text(plans, [p.batch for p in plans]))}</pre></section>",
         "</main></body></html>",
     ]
     return "\n".join(lines).encode()
 
 
-def _panel(plans: Sequence[Outlook]) -> str:
+def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
     """One device's plot, both axes logarithmic."""
-    curves = [[(p.batch, us / p.batch) for p in plans if (us := get(p))] for _, get in SERIES]
+    curves = [[(p.batch, us / p.batch) for p in plans if (us := get(p))] for _, get in columns]
     low, high = (f(us for curve in curves for _, us in curve) for f in (min, max))
     ticks = _ticks(low, high)
     bottom, top = math.log(min(low, ticks[0])), math.log(max(high, ticks[-1]))
@@ -73,14 +73,14 @@ def _panel(plans: Sequence[Outlook]) -> str:
         points = " ".join(f"{x(batch):.1f},{y(us):.1f}" for batch, us in curve)
         lines.append(f'<polyline class="series{i}" points="{points}"/>')
         for batch, us in curve:
-            what = f"{SERIES[i][0]}, batch {batch}: ~{us:.2f} us per image"
+            what = f"{columns[i][0]}, batch {batch}: ~{us:.2f} us per image"
             lines.append(f'<circle class="series{i}" cx="{x(batch):.1f}" cy="{y(us):.1f}" r="4"><title>{what}</title></circle>')
     lines += _numbers([[(x(batch), y(us), us) for batch, us in curve] for curve in curves])
     ends = {i: y(curve[-1][1]) for i, curve in enumerate(curves) if curve}
     for i, at in _without_overlap(ends).items():
         ends_at = f'x1="{WIDTH - RIGHT + 8}" y1="{at:.1f}" x2="{WIDTH - RIGHT + 22}" y2="{at:.1f}"'
         lines.append(f'<line class="series{i}" {ends_at}/>')
-        lines.append(f'<text x="{WIDTH - RIGHT + 26}" y="{at + 4:.1f}">{SERIES[i][0]}</text>')
+        lines.append(f'<text x="{WIDTH - RIGHT + 26}" y="{at + 4:.1f}">{columns[i][0]}</text>')
     return "\n".join([*lines, "</svg></section>"])
 
 

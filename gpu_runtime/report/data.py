@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.explain.facts import LayerFacts, facts_of
-from gpu_runtime.explain.figures import proof_text, pruned_text, range_text, sureness_text
+from gpu_runtime.explain.figures import proof_text, pruned_costs, pruned_text, range_text, sureness_text
 from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
 from gpu_runtime.explain.wording import layer_facts, network_lines
 from gpu_runtime.report.drawing import draw
@@ -38,7 +38,8 @@ def page(record: EngineRecord) -> Keys:
     numbers = {name: i for i, name in enumerate(tensors)}
     tactics: dict[Tactic, int] = {}
     forms = _Forms(plan.choices, tactics)
-    layers = [_layer(record, found, numbers, forms) for found in facts_of(record)]
+    costs = pruned_costs(record)
+    layers = [_layer(record, found, numbers, forms, costs) for found in facts_of(record)]
     return {
         "verdict": _verdict(record),
         "layers": layers,
@@ -119,7 +120,7 @@ class _Forms:
         """(number of the tactic, microseconds, the premium for doubt), the fastest first. A tactic that stands
         several times, for places in other tensors, has its least time."""
         best: dict[int, tuple[int, float, float]] = {}
-        for number, *_, ps, premium_ps in row.entries:
+        for number, *_, ps, premium_ps in (e for i, e in enumerate(row.entries) if i not in row.pruned):
             if tactic := self.tactics[number]:
                 mine = self.number(tactic)
                 found = (mine, to_us(ps - premium_ps), to_us(premium_ps))
@@ -130,12 +131,16 @@ class _Forms:
 # ---- layers
 
 
-def _layer(record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], forms: _Forms) -> Keys:
+def _layer(
+    record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], forms: _Forms, costs: Mapping[str, float]
+) -> Keys:
     """What is not known, or nothing, is left out. `nbytes`: what it must read and write, each byte once, weights included;
-    `cost_us`: what the plan would take more with the other choice; `saved_us`: what 2:4 saves here, or would; `facts`: (what,
-    in words); `layers`: how many of the model's nodes have the weights."""
+    `cost_us`: what the plan would take more with the other choice, of weights that are not 2:4 when they are pruned (`costs`);
+    `saved_us`: what 2:4 saves here, or would; `facts`: (what, in words); `layers`: how many of the model's nodes have the
+    weights."""
     layer, row = found.layer, found.row
     low, high = found.range_us(record.timing.sigma) or (None, None)
+    other = next((costs[name] for name in row.layers if name in costs), row.other_cost_us) if row else None
     keys = {
         "name": printable(layer.name),
         "type": layer.type,
@@ -152,8 +157,8 @@ def _layer(record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], 
         "facts": _facts(record, found),
         "macs": layer.problem.macs or None if layer.problem and layer.tactic else None,
         "nbytes": _nbytes(layer) or None,
-        "cost_us": _rounded(row.other_cost_us) if row else None,
-        "saved_us": _rounded(_saved_us(row)) if row else None,
+        "cost_us": _rounded(other),
+        "saved_us": _rounded(_saved_us(row, other)) if row else None,
         "lost_energy": row.lost_energy if row else None,
         "p_sparse_faster": row.p_sparse_faster if row else None,
         "forms": forms.of(layer) if layer.tactic else [],
@@ -162,10 +167,10 @@ def _layer(record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], 
     return {key: value for key, value in keys.items() if value not in (None, "", [])}
 
 
-def _saved_us(row: SparsityRow) -> float | None:
+def _saved_us(row: SparsityRow, other: float | None) -> float | None:
     """What 2:4 saves at this layer, or would save at a dense one; where nothing was planned, the gain of its kernels."""
-    if row.other_cost_us is not None:
-        return row.other_cost_us if row.verdict == "sparse" else -row.other_cost_us
+    if other is not None:
+        return other if row.verdict == "sparse" else -other
     return row.if_sparse.dense_us - row.if_sparse.us if row.if_sparse else None
 
 
@@ -214,12 +219,15 @@ def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
 
 def _verdict(record: EngineRecord) -> Keys:
     """The plan in short. `library_us`: the dense plan with a library's kernels, estimated; `saved_range`, in words:
-    where what sparse kernels save lies; `sure`: how many picks are how sure; `warning`: why outputs are not the model's."""
+    where what sparse kernels save lies; `sure`: how many picks are how sure; `warning`: why outputs are not the model's; with
+    weights that are not 2:4, `pruned_us`, `pruned_picked` and `ceiling_us` of the plan with pruned ones, `now_us` beside it."""
     plan, timing, solution = record.plan, record.timing, record.plan.solution
-    summary, library = plan.sparsity.summary, solution.rivals.library
+    pruned, library = plan.if_pruned, solution.rivals.library
+    summary = pruned.sparsity.summary if pruned else plan.sparsity.summary
     return {
         "model": printable(record.model.name),
         "device": printable(f"{record.device.title} ({record.device.sm})"),
+        "batch": record.batch,
         "sparsity": plan.sparsity.mode,
         "timing": printable(timing.label),
         "predicted": timing.is_predicted,
@@ -227,6 +235,9 @@ def _verdict(record: EngineRecord) -> Keys:
         "dense_us": solution.rivals.all_dense_us,
         "ceiling_us": summary.ceiling_us if summary else None,
         "library_us": library.us if library else None,
+        "pruned_us": pruned.solution.total_us if pruned else None,
+        "now_us": pruned.now_us if pruned else None,
+        "pruned_picked": f"{len(pruned.sparsity.picked)} of {len(pruned.sparsity.eligible)}" if pruned else None,
         "saved_range": range_text(record),
         "eligible": len(plan.sparsity.eligible),
         "picked": len(plan.sparsity.picked),

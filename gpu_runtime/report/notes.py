@@ -70,6 +70,7 @@ def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = Non
             at += us
     events += _alive(record, starts, at)
     about = {"device": printable(str(record.device)), "timing": label, "predicted": record.timing.is_predicted}
+    about["batch"] = record.batch
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 
@@ -120,6 +121,7 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
         node.doc_string = f"{node.doc_string}\n{text}" if node.doc_string else text
     total = us_text(record.plan.solution.total_us, record.timing)
     about = {"device": str(record.device), "timing": record.timing.label, "total": total, "sparsity": record.flags.sparsity}
+    about["batch"] = str(record.batch)
     _put(proto.metadata_props, {PREFIX + key: printable(value) for key, value in about.items()})
     return proto.SerializeToString(deterministic=True)
 

@@ -9,8 +9,9 @@ from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
     dense_us,
-    fastest_dense_us,
     held_text,
+    pruned_outlook,
+    pruning_text,
     rates_text,
     ratio_text,
     us_text,
@@ -21,16 +22,11 @@ from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share
-# The compared times in the order of columns: name, and the microseconds of a whole batch, None where they are not known.
-SERIES: tuple[tuple[str, Callable[[Outlook], float | None]], ...] = (
-    ("plan", lambda p: p.solution.total_us),
-    ("our dense", dense_us),
-    ("library dense", lambda p: p.solution.rivals.library.us if p.solution.rivals.library else None),
-    ("library 2:4", lambda p: p.solution.rivals.library.sparse_us if p.solution.rivals.library else None),
-)
+MOST_PROSE = 10  # lines per device below the tables
+Get = Callable[[Outlook], float | None]  # the microseconds of a whole batch, None where they are not known
 LEGEND = (
-    "Time per image in us. Columns: this plan; without sparse kernels; with a library's (cuBLAS, CUTLASS) estimated dense "
-    "convolutions, or with 2:4 ones where these are faster. Gain: over our dense plan, and over the faster of both dense plans"
+    "Time per image in us. Columns: {}; with a library's (cuBLAS, CUTLASS) estimated dense convolutions, or with 2:4 ones "
+    "where these are faster. Gain: over {}, and over the faster of both dense plans"
 )
 CELL = (
     "A cell: the verdict, the best dense / the best sparse kernel in us, and the resource that bounds the layer at the "
@@ -38,13 +34,53 @@ CELL = (
 )
 
 
+def shown(p: Outlook) -> Outlook:
+    """The plan with pruned weights where it was made, else the plan itself."""
+    return pruned_outlook(p) or p
+
+
+def dense(p: Outlook) -> float:
+    """The plan to beat: with the weights as they are, where `shown` has pruned ones, else without sparse kernels."""
+    return p.if_pruned.now_us if p.if_pruned else dense_us(p)
+
+
+def fastest_dense(p: Outlook) -> float:
+    library = shown(p).solution.rivals.library
+    return min(dense(p), library.us) if library else dense(p)
+
+
+def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
+    """The compared times in the order of columns, with their names."""
+    names = ("pruned", "as it is") if any(p.if_pruned for p in plans) else ("plan", "our dense")
+    return (
+        (names[0], lambda p: shown(p).solution.total_us),
+        (names[1], dense),
+        ("library dense", lambda p: found.us if (found := shown(p).solution.rivals.library) else None),
+        ("library 2:4", lambda p: found.sparse_us if (found := shown(p).solution.rivals.library) else None),
+    )
+
+
+def legend(plans: Sequence[Outlook]) -> str:
+    if any(p.if_pruned for p in plans):
+        return LEGEND.format("the plan with all weights pruned that can be 2:4; with the weights as they are", "the latter")
+    return LEGEND.format("this plan; without sparse kernels", "our dense plan")
+
+
 def text(plans: Sequence[Outlook], batches: Sequence[int] = ()) -> str:
-    """`plans`: as pipeline.plan returns them. With `batches` a row per device and batch; else a column per device and a row per
-    layer, then totals, and a line for each layer whose verdict is not the same everywhere."""
-    lines = _batch_table(plans) if batches else _device_table(plans)
-    for name, of in by_device(plans).items():
-        lines += [] if batches else _sources(of[0].device)
-        lines += wrap(f"{name}: {known}") if (known := rates_text(of)) else []
+    """`plans`: as pipeline.plan returns them. First a row per device and batch; without `batches` then a column per device and
+    a row per layer. Last the prose, of MOST_PROSE lines per device at most.
+    """
+    lines = [*_batch_table(plans), *wrap(legend(plans)), "", *([] if batches else [*_device_table(plans), *wrap(CELL), ""])]
+    each = by_device(plans).values()
+    best = [max(of, key=lambda p: dense(p) / shown(p).solution.total_us) for of in each]
+    paragraphs = [wrap(f"{p.device.name}, batch {p.batch}: {found}") for p in best if (found := pruning_text(p))]
+    paragraphs += [wrap(f"{of[0].device.name}: {known}") for of in each if (known := rates_text([*map(shown, of)]))]
+    paragraphs += [] if batches else [*_differing(plans), *(_sources(of[0].device) for of in each)]
+    left = MOST_PROSE * len(best) - 1
+    for i, paragraph in enumerate(paragraphs):
+        if len(paragraph) > left:
+            return "\n".join([*lines, f"{len(paragraphs) - i} more notes are in --json"]) + "\n"
+        lines, left = lines + paragraph, left - len(paragraph)
     return "\n".join(lines) + "\n"
 
 
@@ -64,7 +100,12 @@ def _us(us: float | None, unit: str = " us") -> str:
 
 def _head(plans: Sequence[Outlook], which: str) -> str:
     head = f"{plans[0].model.name} {which}; --sparsity={plans[0].sparsity.mode}"
-    return printable(f"{head}; all times are predicted, marked ~; none was measured")
+    if any(p.if_pruned for p in plans):
+        head += "; weights are not 2:4: the table is of the network with pruned weights"
+    head += "; all times are predicted, marked ~; none was measured"
+    if plans[0].sparsity.mode != "disable":
+        head += f"; sparse kernels are taken where P(faster) is {100 * plans[0].risk:.3g} % or more (--risk)"
+    return printable(head)
 
 
 # ---- batches
@@ -72,45 +113,50 @@ def _head(plans: Sequence[Outlook], which: str) -> str:
 
 def _batch_table(plans: Sequence[Outlook]) -> list[str]:
     batches = ", ".join(map(str, sorted({p.batch for p in plans})))
-    times = [f"{name},\nper image" for name, _ in SERIES]
-    gains = ["sparse of\neligible", "gain over\nour dense", "gain over\nfastest dense"]
-    header = ["device", "batch", "plan, us", *times, *gains]
+    (first, _), (second, _), *_ = columns = series(plans)
+    times = [f"{name},\nper image" for name, _ in columns]
+    picks = "sparse if\npruned" if any(p.if_pruned for p in plans) else "sparse of\neligible"
+    header = ["device", "batch", f"{first}, us", *times, picks, f"gain over\n{second}", "gain over\nfastest dense"]
     rows = [
         [
             p.device.name,
             str(p.batch),
-            _us(p.solution.total_us, unit=""),
-            *(_us(None if (us := get(p)) is None else us / p.batch, unit="") for _, get in SERIES),
-            _picks(p),
-            *(ratio_text(us / p.solution.total_us) for us in (dense_us(p), fastest_dense_us(p))),
+            _us(shown(p).solution.total_us, unit=""),
+            *(_us(None if (us := get(p)) is None else us / p.batch, unit="") for _, get in columns),
+            _picks(shown(p)),
+            *(ratio_text(us / shown(p).solution.total_us) for us in (dense(p), fastest_dense(p))),
         ]
         for of in by_device(plans).values()
         for p in of
     ]
-    shown = table(header, rows, right=range(1, len(header)))
-    return [*wrap(_head(plans, f"at batch {batches}")), "", *shown, "", *wrap(LEGEND)]
+    shown_rows = table(header, rows, right=range(1, len(header)))
+    return [*wrap(_head(plans, f"at batch {batches}")), "", *shown_rows, ""]
 
 
 # ---- devices
 
 
+def _by_layer(plans: Sequence[Outlook]) -> list[dict[str, SparsityRow]]:
+    return [{name: r for r in shown(p).sparsity.rows for name in r.layers} for p in plans]
+
+
 def _device_table(plans: Sequence[Outlook]) -> list[str]:
-    head = _head(plans, f"planned for {', '.join(p.device.title for p in plans)}")
-    if plans[0].sparsity.mode != "disable":
-        head += f"; sparse kernels are taken where P(faster) is {100 * plans[0].risk:.3g} % or more (--risk)"
-    by_layer = [{name: r for r in p.sparsity.rows for name in r.layers} for p in plans]
+    by_layer = _by_layer(plans)
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
         for layer in by_layer[0]
     ]
-    rows += [[label, *(cell(p) for p in plans)] for label, cell in TOTALS]
-    lines = [*wrap(head), "", *table(["layer", *(p.device.name for p in plans)], rows, gap=True), "", *wrap(CELL)]
+    rows.append(["dense kernels limited by", *(_limits(shown(p)) for p in plans)])
+    return [*table(["layer", *(p.device.name for p in plans)], rows, gap=True), ""]
+
+
+def _differing(plans: Sequence[Outlook]) -> list[list[str]]:
+    """A paragraph for each layer whose verdict is not the same on all devices."""
+    by_layer = _by_layer(plans)
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
     differ = f"{len(differing)} of {len(by_layer[0])} layers have different verdicts:"
-    lines += ["", *wrap(differ if differing else "Every layer has the same verdict on all devices.")]
-    for layer in differing:
-        lines += wrap(f"{printable(layer)}: {_why(layer, by_layer, plans)}")
-    return [*lines, "", "Where the facts come from:"]
+    head = wrap(differ if differing else "Every layer has the same verdict on all devices.")
+    return [head, *(wrap(f"{printable(layer)}: {_why(layer, by_layer, plans)}") for layer in differing)]
 
 
 def _sources(d: Device) -> list[str]:
@@ -131,19 +177,6 @@ def _limits(plan: Outlook) -> str:
     """What limits the best dense kernels of the layers that also have a sparse one, most frequent first."""
     counts = Counter(RESOURCES[r.best_dense.bound] for r in plan.sparsity.rows if r.best_dense and r.best_sparse)
     return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
-
-
-US = dict(SERIES)
-TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
-    ("sparse of eligible", _picks),
-    ("plan", lambda p: _us(US["plan"](p))),
-    ("without sparse kernels", lambda p: _us(US["our dense"](p))),
-    ("gain over our dense", lambda p: f"{dense_us(p) / p.solution.total_us:.3f}x"),
-    ("library dense (estimate)", lambda p: _us(US["library dense"](p))),
-    ("library 2:4 (estimate)", lambda p: _us(US["library 2:4"](p))),
-    ("gain over fastest dense", lambda p: f"{fastest_dense_us(p) / p.solution.total_us:.3f}x"),
-    ("dense kernels limited by", _limits),
-)
 
 
 def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Sequence[Outlook]) -> str:

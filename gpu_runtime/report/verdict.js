@@ -5,6 +5,10 @@ function tile(value, what, cls = "") {
 }
 
 function against(verdict) {
+  if (verdict.pruned_us !== undefined && verdict.pruned_us !== null) {
+    const text = `with pruned weights, predicted, instead of ${us(verdict.now_us, { predicted: true })}; ${verdict.pruned_picked} layers would run sparse`;
+    return [tile(us(verdict.pruned_us, { predicted: true }), text, judged(verdict.pruned_us - verdict.now_us, false))];
+  }
   if (verdict.dense_us === undefined || verdict.dense_us === null) return [];
   const saved = verdict.dense_us - verdict.total_us;
   const span = verdict.saved_range ? `; ${verdict.saved_range}` : "";
@@ -26,7 +30,7 @@ function library(verdict) {
 function showVerdict(page) {
   const v = page.verdict;
   by("verdict").append(
-    el("p", { class: "headline" }, el("b", {}, v.model), ` on ${v.device}: `, el("b", {}, us(v.total_us, v)),
+    el("p", { class: "headline" }, el("b", {}, v.model), ` at batch ${v.batch} on ${v.device}: `, el("b", {}, us(v.total_us, v)),
       `, ${v.timing}${v.predicted ? ": nothing was measured" : ""}`),
     el("div", { class: "tiles" },
       tile(us(v.total_us, v), `${v.predicted ? "predicted" : "measured"} per run, ${page.memory.steps.length} launches`),

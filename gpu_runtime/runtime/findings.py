@@ -325,6 +325,18 @@ class Solution(Shown):
     replaced: tuple[Replaced, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class IfPruned(Shown):
+    """The predicted plan of the network with 2:4 weights wherever these can be: its `sparsity` and `solution`. `now_us`: of the
+    plan with the weights as they are, by predictions too; `layers`: whose weights would have to change.
+    """
+
+    now_us: Number
+    layers: tuple[Text, ...]
+    sparsity: SparsityRecord
+    solution: Solution
+
+
 TensorError = tuple[Text, Number | None, Number]
 
 
@@ -383,7 +395,7 @@ class ChoiceRow:
 
     `in`, `out`: numbers of tensors; an entry is [tactic, key of each input, key of the output, picoseconds, of them premium for
     doubt], all but the last two by number. `bounds`: the numbers of the entries that are not timed, whose times are lower
-    bounds.
+    bounds. `pruned`: of those that need weights to be pruned to 2:4 first, for which only what-if asks.
     """
 
     op: Text
@@ -394,6 +406,7 @@ class ChoiceRow:
     when: tuple[Named, ...]
     entries: tuple[tuple[Size, ...], ...]
     bounds: tuple[Size, ...] = ()
+    pruned: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

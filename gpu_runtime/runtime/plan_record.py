@@ -32,7 +32,7 @@ from gpu_runtime.runtime.fields import (
     Text,
     padded,
 )
-from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
+from gpu_runtime.runtime.findings import Choices, IfPruned, RangeRecord, Solution, SparsityRecord
 from gpu_runtime.text import piece_text
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
@@ -299,7 +299,8 @@ class Section:
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRecord(Shown):
     """The plan of a network at one size. `layers` are in execution order; `range`: null where ranges were not examined;
-    `renamed`: the section that holds a layer's weights, where it has another name: plans share equal weights.
+    `renamed`: the section that holds a layer's weights, where it has another name: plans share equal weights. `if_pruned`: null
+    where no weights could become 2:4, or sparse kernels were not allowed.
     """
 
     # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
@@ -313,6 +314,7 @@ class PlanRecord(Shown):
     range: RangeRecord | None = None
     choices: Choices | None = None
     renamed: Mapping[Text, Text] = field(default_factory=dict)
+    if_pruned: IfPruned | None = None
     steps: tuple[Step, ...] = field(default=(), metadata=DERIVED)
     frees: tuple[tuple[int, tuple[Span, ...]], ...] = field(default=(), metadata=DERIVED)
 
@@ -369,6 +371,15 @@ class EngineRecord(Shown):
         return self.plan.solution
 
     @property
+    def if_pruned(self) -> IfPruned | None:
+        return self.plan.if_pruned
+
+    @property
+    def batch(self) -> int:
+        """The first size of the first input, of the plan that is shown."""
+        return next((t.shape[0] for t in self.plan.inputs[:1] if t.shape), 1)
+
+    @property
     def weight_sections(self) -> dict[str, Section]:
         return {s.name: s for s in self.sections if s.kind == "weights"}
 
@@ -386,7 +397,7 @@ class EngineRecord(Shown):
 class Outlook(Shown):
     """A model planned for a device, without packing or compiling, for comparing plans for several devices and batches.
 
-    `risk`: as in Flags; `shapes`: of the inputs.
+    `risk`: as in Flags; `shapes`: of the inputs; `if_pruned`: as in PlanRecord.
     """
 
     model: Model
@@ -396,6 +407,7 @@ class Outlook(Shown):
     solution: Solution
     risk: Number
     shapes: Mapping[Text, tuple[Count, ...]] = field(default_factory=dict)
+    if_pruned: IfPruned | None = None
 
     @property
     def batch(self) -> int:

@@ -125,15 +125,16 @@ class Predicted:
         self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        times, errors, problem = {}, sigmas(self.device), like(problem)
-        kinds, known = dict[int, Tactic](), dict[tuple, Time]()  # of a kind one that is alike; of these and a tile one time
+        times, errors = {}, sigmas(self.device)
+        # Of a kind a tactic that is alike, with its problem; of these and a tile one time.
+        kinds, known = dict[int, tuple[Problem, Tactic]](), dict[tuple, Time]()
         for tactic in tactics:
             if tactic.kind not in kinds:
-                kinds[tactic.kind] = alike(problem, tactic)
-            same = kinds[tactic.kind]
+                kinds[tactic.kind] = like(problem, tactic), alike(problem, tactic)
+            of, same = kinds[tactic.kind]
             cell = same.kind, tactic.tile
             if (time := known.get(cell)) is None:
-                parts = predict_alike(problem, tactic_of(same.kernel, tactic.tile, same.ins, same.out), self.device)
+                parts = predict_alike(of, tactic_of(same.kernel, tactic.tile, same.ins, same.out), self.device)
                 us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
                 known[cell] = time = Time(us, us * (1 - error), us * (1 + error))
             times[tactic] = time

@@ -99,7 +99,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
 
     info, profile = (json.loads((files / f"li_{name}.json").read_text()) for name in ("layinfo", "profile"))
     assert info["Bindings"] == ["x", "logits"]
-    assert profile[0] == {"count": 1, "predicted": True}
+    assert profile[0] == {"count": 1, "batch": info["Batch"], "predicted": True}
     assert [r["name"] for r in profile[1:]] == [layer["Name"] for layer in info["Layers"]]
     assert all(list(r) == ["name", "timeMs", "averageMs", "medianMs", "percentage"] for r in profile[1:])
     names = [layer["Name"].split(" // ") for layer in info["Layers"] if layer.get("SparsityChosen")]
@@ -355,7 +355,7 @@ def test_sparsity_of_partly_pruned_and_computed_weights(files, cli):
     onnx.save(model(nodes, {"x": ("N", 8, "H", "W")}, "y", w), "mixed.onnx")
     code, out, _ = cli("inspect-sparsity mixed.onnx")
     assert code == 0
-    assert [line.split()[0] + " " + line.split("  ")[-1] for line in out.splitlines()[2:7]] == [
+    assert [line.split()[0] + " " + line.split("  ")[-1] for line in out.splitlines()[4:9]] == [
         "a 2:4",
         "b dense",
         "c dense",

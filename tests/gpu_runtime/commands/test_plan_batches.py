@@ -124,6 +124,21 @@ def test_a_fixed_batch_is_refused(files, cli):
     assert code == 1 and out == "" and text in err
 
 
+@pytest.mark.parametrize(
+    "model_file,batches", [("tiny.onnx", ""), ("tiny.onnx", "--batches 1"), (DIGITS / "digits_dense.onnx", "")]
+)
+def test_the_table_is_first_and_prose_is_short(files, cli, model_file, batches):
+    """Also of a model that fixes the batch that is asked for. Ten lines of prose a device, below the tables and captions."""
+    shapes = "" if model_file == "tiny.onnx" else "--shapes x:64x1x8x8"
+    code, out, _ = cli(f"plan {model_file} --devices l4,h200 {batches} {shapes}")
+    lines = out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("device "))
+    assert code == 0 and head < 5 and sum(line.startswith(("l4 ", "h200 ")) for line in lines[: head + 5]) == 2
+    assert lines[head + 3].split()[1] == ("64" if shapes else "1")
+    below = len(lines) - max(i for i, line in enumerate(lines) if not line) - 1
+    assert 0 < below <= 20 and max(map(len, lines)) <= 120
+
+
 def test_inputs_that_share_the_batch(tmp_path):
     """An input with another first size, or a fixed one, keeps it; sizes that stay open are asked for."""
     nodes = [node("Add", "a b", "s"), node("Mul", "s scale", "y")]

@@ -142,6 +142,6 @@ def test_where_it_is_said(digits, files, cli):
     code, out, _ = cli(f"inspect-sparsity {DIGITS / 'digits_dense.onnx'} --device b200 --shapes=x:2048x1x8x8")
     assert "All of it together gains nothing: this plan runs at" in " ".join(out.split())
     code, out, _ = cli("plan sparse.onnx --devices a100,b200 --shapes=x:2048x1x8x8")
-    assert re.search(r"\ngain over our dense +1\.\d+x +1\.\d+x\n", out)
-    assert re.search(r"\ngain over fastest dense +1\.\d+x +0\.\d+x\n", out)
-    assert re.search(r"\nlibrary dense \(estimate\) +~\d+\.\d\d us +~\d+", out)
+    rows = [line.split() for line in out.splitlines() if line.startswith(("a100 ", "b200 "))]
+    assert [row[1] for row in rows[:2]] == ["2048", "2048"] and all(row[5].startswith("~") for row in rows[:2])
+    assert [float(row[-1][:-1]) > 1 for row in rows[:2]] == [True, False] and all(float(row[-2][:-1]) > 1 for row in rows[:2])

@@ -18,6 +18,7 @@ from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.problems.problem import ConvProblem, ReformatProblem
+from tests.example_plan import example_plan, record
 from tests.gpu_runtime.explain.test_reasons import W24, network
 
 SEEDS = range(120)
@@ -115,3 +116,27 @@ def test_the_ratio_of_a_pick_and_the_premium_of_what_is_uncertain_follow_from_th
                 assert sparse + doubt > row.us - 0.016, text
                 uncertain += 1
     assert picked > 20 and uncertain > 4
+
+
+def test_why_a_sparse_kernel_gains_little():
+    """From the counts of its prediction, whatever limits it; and never that it could gain more than 2:4 can give."""
+    row = next(r for r in record(example_plan()).sparsity.rows if r.reason == "dense_faster")
+    plan = record(example_plan())
+    tactic = row.best_sparse.tactic
+    size = {"k": 512, "c": 256, "groups": 1, "kernel": (3, 3)}
+    deep = replace(row, floor=replace(row.floor, dram_us=10.0, l2_us=4.0), **size)
+    for bound, changes, text in (
+        ("dram", {}, f"DRAM moves {10 * plan.device.dram_gbps / 1e3:.3g} MB: 2:4 shrinks the 2.4 MB of weights alone"),
+        ("l2", {}, "L2 moves "),
+        ("launch", {}, "a kernel so short takes hardly longer than its launch"),
+        ("latency", {}, f"it waits for memory in {256 * 9 // tactic.tile.k} stages, which 2:4 does not shorten"),
+        ("mma", {"c": 64, "groups": 16}, f"groups of 4 channels are padded to a tile of {tactic.tile.k}"),
+        ("mma", {"c": 32}, f"its 32 input channels are padded to a tile of {tactic.tile.k}"),
+        ("mma", {"k": 8}, f"its 8 output channels are padded to a tile of {tactic.tile.m}"),
+        ("smem", {}, "shared memory limits it, which 2:4 relieves little"),
+    ):
+        slow = replace(deep, best_sparse=replace(row.best_sparse, bound=bound), **changes)
+        assert f", since {text}" in wording.sentence(slow, plan), bound
+    assert ", since" not in wording.sentence(replace(deep, best_sparse=replace(row.best_sparse, bound="mma")), plan)
+    found = [float(x) for r in plan.sparsity.rows for x in re.findall(r"be more than ([\d.]+)x", wording.sentence(r, plan))]
+    assert found and max(found) <= 2.0

@@ -297,11 +297,11 @@ def test_sparsity_rows_are_found_by_the_layer_key():
 
 def test_profile_of_a_prediction_and_of_a_measurement():
     plan = record(example_plan())
-    assert layer_info.profile(plan)[0] == {"count": 1, "predicted": True}
-    assert layer_info.profile(record(measured(example_plan())))[0] == {"count": 1}
+    assert layer_info.profile(plan)[0] == {"count": 1, "batch": 8, "predicted": True}
+    assert layer_info.profile(record(measured(example_plan())))[0] == {"count": 1, "batch": 8}
     times = [[i + extra for i in range(len(plan.plan.layers))] for extra in (1.0, 2.0, 6.0)]
     records = layer_info.profile(plan, times)
-    assert records[0] == {"count": 3}
+    assert records[0] == {"count": 3, "batch": 8}
     assert records[1] == {
         "name": plan.plan.layers[0].name,
         "timeMs": 0.009,

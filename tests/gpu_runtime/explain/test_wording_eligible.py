@@ -26,11 +26,13 @@ def test_the_network_in_a_line(name, tmp_path):
     log, lines = wording.sparsity_text(plan), " ".join(" ".join(wording.network_lines(plan)).split())
     assert f"{wording.ELIGIBLE_LINE} {', '.join(able)}".strip() in log
     if able:
-        assert lines.startswith("2:4 gains ")
+        assert "2:4 gains " in lines
+        assert lines.startswith("The weights of 1 of the 3 layers that can be 2:4 are not 2:4; pruned, ") == (name == "some")
         assert f". {len(able)} of {len(layers)} layers with weights are eligible, 1 runs sparse" in lines
         assert "; the plan takes ~" in lines and "if every eligible layer ran twice as fast" in lines
     else:
-        assert lines.startswith(f"None of {len(layers)} layers with weights is eligible for 2:4, so the plan is dense;")
+        assert f"None of {len(layers)} layers with weights is eligible for 2:4, so the plan is dense;" in lines
+        assert lines.startswith("Weights are not 2:4; pruned, this network would take ~") == (channels == 32)
     for row in plan.sparsity.rows:
         eligible = row.verdict != "not_eligible"
         assert eligible == (row.layer in able), row
