@@ -15,7 +15,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.source import ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, as_stored, name_nodes, prune_one, weights
+from gpu_runtime.frontend.weights import Weight, as_stored, name_layers, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
@@ -131,7 +131,7 @@ def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
     checked.CopyFrom(whole)
     check_graph(checked.graph)
     check_values(checked.graph)
-    name_nodes(checked.graph.node)
+    name_layers(checked.graph)
     return checked
 
 
