@@ -72,7 +72,7 @@ class Examples:
     batches: bool = False
 
     def open_axes(self, name: str, shape: Sequence[int]) -> list[int]:
-        """Of the tensor of this name, given with this shape."""
+        """The open axes of the tensor of this name, whose example has this shape."""
         given = (self.sizes,) if isinstance(self.sizes, Mapping) else self.sizes or ()
         several = [s if s and isinstance(s[0], Sequence) else (s,) for sizes in given if (s := sizes.get(name))]
         found = {i for shapes in several for s in shapes for i, (n, was) in enumerate(zip(s, shape, strict=False)) if n != was}

@@ -76,11 +76,10 @@ def prune(
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 
-    `example_inputs`: as for `build`. `layers`, `skip`: names of layers or weights, or shell patterns, to prune only these or to
-    leave these dense; layers="auto": the layers that the plan for `device` runs sparse. `device`: as for `build`, the GPU for
-    which `result.forecast` is what 2:4 gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a
-    plan. Branches that may run as one convolution (sums.py) get one common pattern, which the convolution also has, unless
-    `separate`.
+    `layers`, `skip`: names of layers or weights, or shell patterns, to prune only these or to leave these dense; layers="auto":
+    the layers that the plan for `device` runs sparse. `example_inputs`, `device`: as for `build`, the GPU for which
+    `result.forecast` is what 2:4 gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a plan.
+    Branches that may run as one convolution (sums.py) get one pattern, the convolution's too, unless `separate`.
 
     `permute`: reorder channels to lose less; without pruning the network computes the same up to rounding. `shapes`: sizes of
     dynamic inputs, for tracing channels. `calibration`: inputs by name, several samples along their first axes; on them

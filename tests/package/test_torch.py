@@ -1,12 +1,18 @@
 """PyTorch's modules as models: exported with open sizes, planned, pruned, with names that their authors know."""
 
+import importlib
+import tomllib
+import warnings
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from gpu_runtime.frontend.source import Examples
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_axes_in_which_sizes_differ_stay_open():
@@ -74,3 +80,80 @@ def test_both_exporters_give_the_same_names(torch, net, tmp_path):
         torch.onnx.export(net, x, tmp_path / f"{dynamo}.onnx", dynamo=dynamo, external_data=False, verbose=False)
         found.append([row.layer for row in gr.build(tmp_path / f"{dynamo}.onnx", device="a100").explain().layers])
     assert found == [LAYERS, LAYERS]
+
+
+def test_a_compiled_module_gives_what_the_module_does(torch, net):
+    fast = gr.compile(net, emulate=True, device="a100", timing_cache=False)
+    for batch in (2, 1, 2):
+        x = torch.randn(batch, 8, 6, 6)
+        y = fast(x)
+        with torch.no_grad():
+            assert y.shape == (batch, 8) and not y.requires_grad and (y - net(x)).abs().max() < 2e-3
+    assert [e.inputs[0].shape[0] for e in fast.engines] == [2, 1]  # one for each shape
+    assert [row.layer for row in fast.engines[0].explain().layers] == LAYERS
+
+
+def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
+    x = torch.randn(1, 8, 6, 6)
+    fast = gr.compile(net, device="a100")
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch, without an engine: tensors that are not on a GPU"):
+        y = fast(x)
+    assert torch.equal(y, net(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(fast(x), y)
+    odd = torch.nn.Sequential(torch.nn.Bilinear(4, 4, 2))
+    with pytest.raises(ValueError, match="sparsity"):
+        gr.compile(odd, sparsity="some")
+    with pytest.raises(TypeError, match="module: expected a torch.nn.Module, got str"):
+        gr.compile("model.onnx")
+
+
+def test_what_no_engine_computes_is_pytorchs(torch):
+    class Sorted(torch.nn.Module):  # type: ignore[name-defined]
+        def forward(self, x):
+            return x.sort(dim=1).values if x.sum() > 0 else x  # decided by data
+
+    fast, x = gr.compile(Sorted(), emulate=True, device="a100"), torch.ones(1, 8, 2, 2)
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch for inputs of 1x8x2x2, without an engine: torch.export cannot"):
+        assert torch.equal(fast(x), x)
+    assert not fast.engines
+
+
+def test_outputs_keep_their_structure(torch):
+    class Two(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(8, 8, 1)
+
+        def forward(self, a, b):
+            y = self.conv(a)
+            return {"sum": y + b, "both": (y, torch.relu(y))}
+
+    net, x = Two().eval(), (torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4))
+    got = gr.compile(net, emulate=True, device="a100")(*x)
+    with torch.no_grad():
+        wanted = net(*x)
+    for y, z in ((got["sum"], wanted["sum"]), *zip(got["both"], wanted["both"], strict=True)):
+        assert (y - z).abs().max() < 2e-3
+
+
+def test_torch_compile_runs_engines(torch, net):
+    options = {"emulate": True, "device": "a100", "timing_cache": False}
+    fast = torch.compile(net, backend=backend_of(torch), options=options)
+    x = torch.randn(2, 8, 6, 6)
+    with torch.no_grad():
+        assert 0 < (fast(x) - net(x)).abs().max() < 2e-3  # FP16's rounding: an engine ran
+        net.fc.bias.add_(1.0)
+        assert 0 < (fast(x) - net(x)).abs().max() < 2e-3
+    with pytest.warns(RuntimeWarning, match="inputs that need gradients: call it under torch.no_grad"):
+        y = fast(x)
+    assert y.requires_grad and torch.equal(y, net(x))
+
+
+def backend_of(torch):
+    """By the entry point where the package is installed with it, else the function that it names."""
+    text = (ROOT / "pyproject.toml").read_text()
+    place = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]["gpu_runtime"]
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
