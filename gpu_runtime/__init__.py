@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from gpu_runtime.runtime.fields import TensorSpec
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.serving.pool import Pool
+    from gpu_runtime.torch_backend import compile
 
     __version__: str
 
 # fmt: off
 __all__ = [
     "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "Pool",
-    "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "installed_version", "load", "plan", "prune",
+    "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "compile", "installed_version", "load", "plan",
+    "prune",
 ]
 # fmt: on
 # Name -> its module, imported when the name is first used: running engines takes neither onnx nor the planner.
@@ -47,6 +49,7 @@ PLACES = {
     "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",
     "compare": "gpu_runtime.accuracy.compare",
+    "compile": "gpu_runtime.torch_backend",
     "load": "gpu_runtime.engine",
     "plan": "gpu_runtime.pipeline",
     "prune": "gpu_runtime.pruning.prune",

@@ -121,7 +121,7 @@ class Network:
 
     `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `types`: of the tensors that are not
     HALF: integers and truth values; SINGLE where FP16 cannot hold the values; WIDE where FP16's rounding would ruin later
-    results; and FP16 in one required layout.
+    results; and FP16 in one required layout. `onnx_names`: of `Op.nodes`, the names in the file of those that differ.
     """
 
     name: str
@@ -131,6 +131,7 @@ class Network:
     ops: tuple[Op[Problem], ...]
     groups: tuple[Group, ...] = ()
     types: Mapping[str, Type] = field(default_factory=dict)
+    onnx_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> int:

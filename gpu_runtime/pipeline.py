@@ -49,22 +49,22 @@ def build(
 ) -> Engine:
     """Build an engine from an ONNX model: a path, a ModelProto, its bytes, an open file, or a torch.nn.Module.
 
-    `example_inputs`: the arguments of a torch.nn.Module's forward. `sparsity`: "disable"; "enable" considers 2:4 kernels for
-    weights that have the pattern; "force" first prunes the initializers to it (`save_pruned`, a path or a file, gets that model
-    at the end). `device`: None: the GPU at hand, measured, else an H200, predicted; a name ("a100"): predicted. `shapes`: of
-    dynamic inputs, or three each (smallest, optimal, largest) for a range of batches; a list of such for several sizes of
-    image. `batch_invariant`: one tactic per layer for all batches: an image gets the same bits in each. `timing_cache`:
-    file of times to use and extend, False: none; `only_cached_times`: measure nothing, ValueError where a time is not in it.
-    `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" for all, ["chw", "uint8:hwc"] or by name, see io_formats;
-    without, linear in the model's types. `exhaustive`: time also what must take the same time. `optimization_level`: on a GPU,
-    0 predicts times, 5 measures all, 1 to 4 those that plan and explanation need; `tuning_time`: its seconds, or a function
-    that says when they are over; `ray`: the address of a Ray cluster whose GPUs time them, True: of this machine's.
-    `workspace`: scratch bytes of a tactic, None: any number; `activations`: bytes of tensors and scratch together, for which a
-    batch runs in pieces if need be. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which predicted plans take
-    it. `calibration`: inputs as for `Context.run`: tensors near FP16's limit in an FP32 run of them are stored smaller or in
-    FP32, and what rounding harms in a run of the plan reads FP32; without, by random values and known risks. `precisions`: name
-    or pattern -> "fp32", "fp32_output", "fp16". `log` gets all timings. Raises ModelError, ValueError for an argument, OSError
-    for `save_pruned`, InternalError for bugs.
+    `example_inputs`: the arguments of a torch.nn.Module's forward; axes in which `shapes` differ from them stay open.
+    `sparsity`: "disable"; "enable" considers 2:4 kernels for weights that have the pattern; "force" first prunes the
+    initializers to it (`save_pruned`, a path or a file, gets that model at the end). `device`: None: the GPU at hand, measured,
+    else an H200, predicted; a name ("a100"): predicted. `shapes`: of dynamic inputs, or three each (smallest, optimal, largest)
+    for a range of batches; a list of such for several sizes of image. `batch_invariant`: one tactic per layer for all batches:
+    an image gets the same bits in each. `timing_cache`: file of times to use and extend, False: none; `only_cached_times`:
+    measure nothing, ValueError where a time is not in it. `input_formats`, `output_formats`: memory formats, as "fp16:hwc8" for
+    all, ["chw", "uint8:hwc"] or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also what
+    must take the same time. `optimization_level`: on a GPU, 0 predicts times, 5 measures all, 1 to 4 those that plan and
+    explanation need; `tuning_time`: its seconds, or a function that says when they are over; `ray`: the address of a Ray
+    cluster whose GPUs time them, True: of this machine's. `workspace`: scratch bytes of a tactic, None: any number;
+    `activations`: bytes of tensors and scratch together, for which a batch runs in pieces if need be. `risk`: the least
+    P(sparse kernel faster), 0.5 to below 1, with which predicted plans take it. `calibration`: inputs as for `Context.run`:
+    tensors near FP16's limit in an FP32 run of them are stored smaller or in FP32, and what rounding harms in a run of the plan
+    reads FP32; without, by random values and known risks. `precisions`: name or pattern -> "fp32", "fp32_output", "fp16". `log`
+    gets all timings. Raises ModelError, ValueError for an argument, OSError for `save_pruned`, InternalError for bugs.
 
     >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
     'channels_not_multiple_of_4'
@@ -81,16 +81,19 @@ def plan(
     devices: str | Sequence[str],
     batches: int | Sequence[int] = (),
     *,
+    example_inputs: Sequence[Any] | None = None,
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
     progress: Listener = ignore,
 ) -> Plans:
     """The model planned for each of `batches`, a dynamic first size of its inputs, on each named device, in that order. Times
-    are predicted, `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as `build` does."""
+    are predicted, `example_inputs` and `risk` as for `build`; the model is read once, nothing is packed or compiled. Raises as
+    `build` does."""
     from gpu_runtime.building import build as building
 
     options = BuildOptions(
+        example_inputs=example_inputs,
         sparsity=sparsity,  # type: ignore[arg-type]  # `checked` refuses others
         shapes=shapes,
         risk=risk,

@@ -10,7 +10,7 @@ from gpu_runtime.text import printable
 LOGGER = logging.getLogger("gpu_runtime")
 # fmt: off
 STAGES = {
-    "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
+    "start": "starting", "export": "exporting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
     "time": "times of layers:", "tune": "timing tactics:",
     "network": "running as a whole:", "plan": "choosing the plan of",
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",

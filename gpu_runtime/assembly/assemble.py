@@ -318,7 +318,7 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         tuple(tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)),
         (tensor(*layer.out, problem.out_shape if problem is not None else layer.shape),),
         round(layer.time_us, 6),
-        tuple(op.nodes) if op else (),
+        tuple(table.network.onnx_names.get(node, node) for node in op.nodes) if op else (),
         op.layer or None if op else None,
         sum(int(w.size) for w in weights),
         layer.images,

@@ -27,7 +27,7 @@ from gpu_runtime.engine import Engine, join, seal
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, reasons, what_if
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
+from gpu_runtime.frontend.source import Examples, ModelLike, Source, sha256_of, source_of
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
@@ -46,7 +46,8 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
     options = replace(options.checked(), progress=logged(options.progress))
     importer.check_target(options.save_pruned)
     target, options = placed(options)
-    wanted, source = points.asked(options.shapes), source_of(model, options.example_inputs)
+    wanted = points.asked(options.shapes)
+    source = source_of(model, Examples(options.example_inputs, options.shapes), options.progress)
     options.progress(Progress("import", str(source)))
     pruned = None if options.save_pruned is None else io.BytesIO()
     fitted, exact, loaded = _fitted(source, wanted, options, pruned)
@@ -187,7 +188,7 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
     progress = options.progress
     shapes: Any = options.shapes  # one size of each input
     loaded, sized = load(
-        source_of(model),
+        source_of(model, Examples(options.example_inputs, shapes, bool(sizes)), progress),
         lambda m: [importer.at_batch(m, shapes or {}, n) for n in sizes] or [shapes],
         options.sparsity == "force",
     )

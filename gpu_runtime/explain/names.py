@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import TypeVar
 
+from gpu_runtime.runtime.plan_record import PlanRecord
 from gpu_runtime.text import printable
 
 Parts = tuple[tuple[str, ...], ...]  # of a name, each with all values that it takes
@@ -102,15 +103,28 @@ def _words(text: str, room: int) -> list[str]:
 # ---- a name that a user typed
 
 
-def matching(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]], what: str) -> list[Row]:
+def others_of(plan: PlanRecord) -> Callable[[str, Iterable[str]], list[str]]:
+    """Names by which users may know a layer besides its own: its ONNX nodes, and its weight's. The function takes the name of
+    a row, and of the layers in it."""
+    nodes = {layer.layer or layer.op_name: layer.nodes for layer in plan.layers}
+    return lambda name, layers: [*nodes.get(name, ()), *(f"{layer}.weight" for layer in (name, *layers))]
+
+
+def matching(
+    wanted: str,
+    rows: Sequence[Row],
+    names: Callable[[Row], Iterable[str]],
+    what: str,
+    others: Callable[[Row], Iterable[str]] = lambda _: (),
+) -> list[Row]:
     """The rows that have this name, or one that the pattern `wanted` fits (`layer3.*`, `conv[12]`, `layer{1..3}/conv`), or else
-    the only one with a name that it is part of. `names`: of a row. Raises ValueError where there is none, or are several;
-    `what`: none of which it is."""
+    the only one with a name that it is part of. `names`: of a row; `others`: which no message proposes. Raises ValueError where
+    there is none, or are several; `what`: none of which it is."""
     known = [(row, tuple(names(row))) for row in rows]
-    for fits in (wanted.__eq__, _fits(wanted)):
-        found = [row for row, own in known if any(map(fits, own))]
-        if found:
-            return found
+    for called in (known, [(row, tuple(others(row))) for row in rows]):
+        for fits in (wanted.__eq__, _fits(wanted)):
+            if found := [row for row, own in called if any(map(fits, own))]:
+                return found
     parts = [row for row, own in known if any(wanted in name for name in own)]
     if len(parts) == 1:
         return parts

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain.figures import PREDICTED, proof_text, summing, times_are, us_text
-from gpu_runtime.explain.names import matching
+from gpu_runtime.explain.names import matching, others_of
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
@@ -196,7 +196,14 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
     """Operation -> whether one of its entries grants the wish, for each layer of that name; of several that a pattern fits, for
     those that can grant it. ValueError where none can."""
-    found = matching(wanted, stored.choices, lambda c: [x for x in (c.layer, c.op, *c.layers) if x], "layer of this engine")
+    others = others_of(plan)
+    found = matching(
+        wanted,
+        stored.choices,
+        lambda c: [x for x in (c.layer, c.op, *c.layers) if x],
+        "layer of this engine",
+        lambda c: others(c.layer or c.op, c.layers),
+    )
     exact = any(wanted in (c.layer, c.op, *c.layers) for c in found)
     if not exact and wish in ("sparse", "dense"):  # of what a pattern fits, the layers with weights
         found = [c for c in found if c.layer] or found

@@ -24,7 +24,7 @@ from gpu_runtime.explain.figures import (
     us_text,
     whose_text,
 )
-from gpu_runtime.explain.names import matching
+from gpu_runtime.explain.names import matching, others_of
 from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import (
@@ -272,13 +272,21 @@ def _measured(best: KernelTime | None, timing: Timing) -> str:
 
 
 def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRow]:
-    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's or an
-    op's, a pattern, or any part of a layer's that only one has (names.matching). ValueError where it is none."""
-    rows, wanted = record.sparsity.rows, set[str]()
+    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's, an
+    op's, an ONNX node's or a weight's, a pattern, or any part of a layer's that only one has (names.matching). ValueError where
+    it is none."""
+    rows, wanted, others = record.sparsity.rows, set[str](), others_of(record.plan)
     for name in layers:
         if any(name in (layer.name, *layer.nodes) for layer in record.plan.layers if not layer.layer):
             raise ValueError(f"{name!r} has no weights that could be sparse: `gpu-runtime inspect` shows its tactic")
-        wanted |= {row.op for row in matching(name, rows, lambda row: (row.layer, row.op, *row.layers), "layer with weights")}
+        found = matching(
+            name,
+            rows,
+            lambda row: (row.layer, row.op, *row.layers),
+            "layer with weights",
+            lambda row: others(row.layer, row.layers),
+        )
+        wanted |= {row.op for row in found}
     return [row for row in rows if not layers or row.op in wanted]
 
 

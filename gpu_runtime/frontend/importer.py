@@ -39,7 +39,7 @@ from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
 from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
-from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
+from gpu_runtime.frontend.weights import Stored, name_layers, prune_weights, stored_by_layer, together
 from gpu_runtime.progress import warn
 from tactics.problems.library_problem import EXACT, PIXELS
 from tactics.problems.operators import OPERATORS
@@ -54,7 +54,7 @@ class Loaded:
     those that cannot be. `stored`: node -> the pattern of its weights in the file, after pruning if requested. `dtypes`: of
     every network input and output as declared, "fp32", "fp16" or one of EXACT; an input may also be "uint8", with its values
     FP32 in the graph. `open_axes`: of each input, the axes whose sizes the file leaves open. `maskable`: inputs that may hold
-    -infinity.
+    -infinity. `onnx_names`: node -> its name in the file, where another one is its own (see weights.name_layers).
     """
 
     source: Path | Source
@@ -67,6 +67,7 @@ class Loaded:
     stored: Mapping[str, Stored]
     open_axes: Mapping[str, tuple[int, ...]]
     maskable: frozenset[str]
+    onnx_names: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Imported:
     dtypes: Mapping[str, str]
     stored: Mapping[str, Stored] = field(default_factory=dict)
     maskable: frozenset[str] = frozenset()
+    onnx_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -101,10 +103,10 @@ def load(
         as_stored = onnx.ModelProto()
         if save_pruned is not None:
             as_stored.CopyFrom(proto)
-        _check(proto)
+        names = _check(proto)
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
-        loaded = _loaded(source, proto, pruned, not_pruned)
+        loaded = _loaded(source, proto, pruned, not_pruned, names)
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:
@@ -114,7 +116,11 @@ def load(
 
 
 def _loaded(
-    source: Path | Source, proto: onnx.ModelProto, pruned: Mapping[str, Stored], not_pruned: tuple[tuple[str, str], ...]
+    source: Path | Source,
+    proto: onnx.ModelProto,
+    pruned: Mapping[str, Stored],
+    not_pruned: tuple[tuple[str, str], ...],
+    names: Mapping[str, str],
 ) -> Loaded:
     """Makes the Loaded of a checked model; `proto` is used up."""
     dtypes = _dtypes(proto.graph)
@@ -123,7 +129,7 @@ def _loaded(
     maskable = frozenset(v.name for v in proto.graph.input if not offender(v.name, readers))
     small, large = set_aside(proto)
     before = together(pruned.values())
-    return Loaded(source, small, large, dtypes, tuple(pruned), not_pruned, before, stored, axes, maskable)
+    return Loaded(source, small, large, dtypes, tuple(pruned), not_pruned, before, stored, axes, maskable, names)
 
 
 def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
@@ -167,13 +173,13 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
         return _sized(_flat(loaded, proto), {})
     check_sizes(proto)
     cleaned = clean(convert(proto), loaded.large)
-    return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable)
+    return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable, loaded.onnx_names)
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
     """Checks a model without its control flow, `proto`, like one that was read."""
-    _check(proto)
-    flat = _loaded(loaded.source, proto, {}, loaded.not_pruned)
+    names = {name: loaded.onnx_names.get(own, own) for name, own in _check(proto).items()}
+    flat = _loaded(loaded.source, proto, {}, loaded.not_pruned, {**loaded.onnx_names, **names})
     return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
 
 
@@ -184,18 +190,21 @@ def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
     """Cleans a model in memory; `proto` is used up. Raises ModelError."""
-    _check(proto)
-    return _sized(_loaded(Source(name, b""), proto, {}, ()), shapes)
+    names = _check(proto)
+    return _sized(_loaded(Source(name, b""), proto, {}, (), names), shapes)
 
 
-def _check(proto: onnx.ModelProto) -> None:
-    """Refuses unreadable models, drops texts, and gives every node a name. Raises ModelError."""
-    drop_texts(proto)
+def _check(proto: onnx.ModelProto) -> dict[str, str]:
+    """Refuses unreadable models, drops texts, and gives every node a name. Returns name -> that in the file, where it was
+    another one. Raises ModelError.
+    """
     check_graph(proto.graph)
     check_ops(proto, OPERATORS)
     check_values(proto.graph)
     spell_out_group_norms(proto)
-    name_nodes(proto.graph.node)
+    names = name_layers(proto.graph)
+    drop_texts(proto)
+    return names
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

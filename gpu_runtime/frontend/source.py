@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
@@ -15,6 +16,7 @@ from google.protobuf.message import EncodeError
 
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError
+from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.text import printable
 
 if TYPE_CHECKING:
@@ -56,18 +58,42 @@ def sha256_of(source: Path | Source) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path | Source:
+Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # of inputs: a shape, or several
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """How a torch module is exported. `inputs`: the arguments of its forward. An axis of theirs stays open in the model if one
+    of `sizes` has another size there; with `batches`, the first axes do.
+    """
+
+    inputs: Sequence[Any] | None = None
+    sizes: Sizes | Sequence[Sizes] | None = None
+    batches: bool = False
+
+    def open_axes(self, name: str, shape: Sequence[int]) -> list[int]:
+        """The open axes of the tensor of this name, whose example has this shape."""
+        given = (self.sizes,) if isinstance(self.sizes, Mapping) else self.sizes or ()
+        several = [s if s and isinstance(s[0], Sequence) else (s,) for sizes in given if (s := sizes.get(name))]
+        found = {i for shapes in several for s in shapes for i, (n, was) in enumerate(zip(s, shape, strict=False)) if n != was}
+        return sorted(found | ({0} if self.batches and shape else set()))
+
+
+def source_of(model: Any, examples: Examples | None = None, progress: Listener = ignore) -> Path | Source:
     """Turns `model`, in one of the forms EXPECTED, into a path or Source, which can be read repeatedly.
 
-    `example_inputs`: the arguments of a torch module's forward for its export. Raises TypeError, ValueError or ModelError.
+    `examples`: for the export of a torch module. Raises TypeError, ValueError or ModelError.
     """
     if isinstance(model, Source):
         return model
+    examples = examples or Examples()
     if _is_of_torch(model, "nn", "Module"):
-        return _exported(model, example_inputs)
-    if example_inputs is not None:
+        progress(Progress("export", type(model).__name__))
+        return _exported(model, examples)
+    if examples.inputs is not None:
         raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
     if _is_of_torch(model, "export", "ExportedProgram"):
+        progress(Progress("export", "ExportedProgram"))
         return _converted("ExportedProgram", model)
     if isinstance(model, (str, os.PathLike)):
         if not os.fspath(model):
@@ -91,29 +117,53 @@ def _is_of_torch(model: object, package: str, kind: str) -> bool:
     return found is not None and isinstance(model, found)
 
 
-def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
+def _exported(module: Any, examples: Examples) -> Source:
     """Exports the module by torch.onnx.export; inputs have the names of forward's arguments."""
     import torch
 
     name = type(module).__name__
-    if example_inputs is None or isinstance(example_inputs, torch.Tensor):
+    if examples.inputs is None or isinstance(examples.inputs, torch.Tensor):
         raise ValueError(
             f"example_inputs: expected the tuple of arguments of {name}.forward, as torch.onnx.export takes it, "
-            f"got {'none' if example_inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
+            f"got {'none' if examples.inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
         )
+    given, options = _opened(torch, module, examples)
     was = module.training
     try:
-        return _converted(name, module.eval(), tuple(example_inputs))
+        return _converted(name, module.eval(), given, **options)
     finally:
         module.train(was)
 
 
-def _converted(name: str, *given: Any) -> Source:
+def _opened(torch: Any, module: Any, examples: Examples) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments for torch.onnx.export, and its options that keep sizes open. An open size of 1 becomes 2:
+    torch.export would fix it.
+    """
+    given, dynamic = list(examples.inputs or ()), list[Any]()
+    if not (examples.sizes or examples.batches):
+        return tuple(given), {}
+    for i, (argument, a) in enumerate(zip(_arguments(module, len(given)), given, strict=True)):
+        axes = examples.open_axes(argument, a.shape) if isinstance(a, torch.Tensor) else []
+        for axis in axes:
+            if a.shape[axis] == 1:
+                given[i] = torch.cat((given[i], given[i]), axis)
+        dynamic.append(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) if axes else None)
+    return tuple(given), {"dynamic_shapes": tuple(dynamic)} if any(dynamic) else {}
+
+
+def _arguments(module: Any, count: int) -> list[str]:
+    """The names of forward's first `count` arguments; "" for those of `*args`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds][:count]
+    return names + [""] * (count - len(names))
+
+
+def _converted(name: str, *given: Any, **options: Any) -> Source:
     """Exports a module and its arguments, or an exported program, by torch.onnx.export."""
     import torch
 
     try:
-        program = torch.onnx.export(*given, dynamo=True, verbose=False)
+        program = torch.onnx.export(*given, dynamo=True, verbose=False, **options)
     except Exception as e:  # whatever the exporter or the module's own code raises
         raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
     return _serialized(program.model_proto, name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -21,6 +22,9 @@ from gpu_runtime.text import share_text
 from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # operators that keep the pattern
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+MODULE = re.compile(r"\w[\w/-]*(?:\.[\w/-]+)*", re.ASCII)  # the name of a module in a framework, as "layer1.0.conv1"
+MOST_MODULE = 200  # characters of such a name
 View = tuple[str, tuple[int, ...]]  # "reshape" and a shape, or "transpose" and a permutation
 OUTPUT = "the network's outputs"
 
@@ -140,13 +144,13 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
 
 
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
-    """Reads a file's model, checks its graph and constants, and names its nodes. Raises ModelError."""
+    """Reads a file's model, checks its graph and constants, and names its nodes and layers. Raises ModelError."""
     source = source_of(path)
     with named(source):
         proto = load_whole(source)
         check_graph(proto.graph)
         check_values(proto.graph)
-        name_nodes(proto.graph.node)
+        name_layers(proto.graph)
         return proto
 
 
@@ -393,3 +397,54 @@ def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
             name = f"{name}_{i}"
         node.name = name
         taken.add(name)
+
+
+def name_layers(graph: onnx.GraphProto) -> dict[str, str]:
+    """Names nodes as `name_nodes` does, then layers by their modules (`layer1.0.conv1`); returns new name -> the node's own.
+
+    A module used several times gets a number behind its name. Must precede `load.drop_texts`. Names given before stay.
+    """
+    name_nodes(graph.node)
+    wanted = dict(_modules(graph))
+    taken, changed = {node.name for i, node in enumerate(graph.node) if i not in wanted}, dict[str, str]()
+    for i, module in wanted.items():
+        node, name, number = graph.node[i], module, 1
+        while name in taken:
+            number += 1
+            name = f"{module}_{number}"
+        taken.add(name)
+        if name != node.name:
+            changed[name], node.name = node.name, name
+    return changed
+
+
+def _modules(graph: onnx.GraphProto) -> Iterator[tuple[int, str]]:
+    """Yields (position, module) of the nodes with weights whose module is known: by the weight's name, by the exporter's
+    metadata, or by a path as torch.onnx.export(dynamo=False) writes it.
+    """
+    sources = {name: name for name, _ in stored_tensors(graph)}  # constant, or view of one -> the constant
+    for i, node in enumerate(graph.node):
+        read = next((sources[name] for name in node.input[:2] if name in sources), "")
+        if read and node.output and node.op_type in (*COPIES, *VIEWS, "DequantizeLinear"):
+            sources[node.output[0]] = read
+        if read and node.op_type in LAYERS:
+            found = (read.removesuffix(".weight") if read.endswith(".weight") else "", _scope(node), _path(node))
+            if module := next((m for m in found if len(m) <= MOST_MODULE and MODULE.fullmatch(m)), ""):
+                yield i, module
+
+
+def _scope(node: onnx.NodeProto) -> str:
+    """The innermost module of `: Net/layer1: Sequential/layer1.0: Conv2d/conv2d: aten.conv2d.default`, as torch.onnx.export
+    writes it; "" without one. Of a convolution with which a BatchNormalization was fused it is that of the normalization.
+    """
+    text = next((entry.value for entry in node.metadata_props if entry.key == "namespace"), "")
+    return text.split("/")[-2].partition(":")[0].strip() if text.count("/") > 1 else ""
+
+
+def _path(node: onnx.NodeProto) -> str:
+    """`layer1.0.conv1` of the name `/layer1/layer1.0/conv1/Conv`: a module in a list repeats the list's name."""
+    root, *modules, last = node.name.split("/") if node.name.startswith("/") else ("", "")
+    if root or not modules or not last.startswith(node.op_type):
+        return ""
+    short = [m for m, after in zip(modules, (*modules[1:], ""), strict=True) if not after.startswith(f"{m}.")]
+    return ".".join(short)

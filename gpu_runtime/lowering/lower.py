@@ -48,7 +48,9 @@ def lower(imported: Imported) -> Network:
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT and t.dtype != PIXELS}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     types = {t: Type(dtype) for t, dtype in exact.items()}
-    return Network(imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types)
+    return Network(
+        imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types, onnx_names=imported.onnx_names
+    )
 
 
 def _lowered(model: str, units: Iterable[Unit], views: _Views) -> list[Op[Problem]]:

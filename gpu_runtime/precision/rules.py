@@ -116,7 +116,8 @@ def _as_asked(found: _Found, pattern: str, precision: str) -> None:
     """Applies a user's precision to the operators whose name, node or output matches a pattern."""
     network, why, ops = found.network, f"{pattern}:{precision} was asked for", []
     for op in network.ops:  # a name may hold brackets, which stand for themselves
-        if any(name == pattern or fnmatchcase(name, pattern) for name in (op.name, op.layer, op.output, *op.nodes)):
+        names = (op.name, op.layer, op.output, *op.nodes, *(network.onnx_names.get(node, node) for node in op.nodes))
+        if any(name == pattern or fnmatchcase(name, pattern) for name in names):
             ops.append(op)
     if not ops:
         near = ", ".join(get_close_matches(pattern, unique(name for op in network.ops for name in op.nodes), 3, 0))

@@ -14,8 +14,8 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
-from gpu_runtime.frontend.source import ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, as_stored, name_nodes, prune_one, weights
+from gpu_runtime.frontend.source import Examples, ModelLike, source_of
+from gpu_runtime.frontend.weights import Weight, as_stored, name_layers, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
@@ -59,6 +59,7 @@ def _matches(pattern: str, name: str, layers: Sequence[str]) -> bool:
 def prune(
     model: ModelLike,
     *,
+    example_inputs: Sequence[object] | None = None,
     layers: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
     device: str | None = None,
@@ -76,9 +77,9 @@ def prune(
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 
     `layers`, `skip`: names of layers or weights, or shell patterns, to prune only these or to leave these dense; layers="auto":
-    the layers that the plan for `device` runs sparse. `device`: as for `build`, the GPU for which `result.forecast` is what 2:4
-    gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a plan. Branches that may run as one
-    convolution (sums.py) get one common pattern, which the convolution also has, unless `separate`.
+    the layers that the plan for `device` runs sparse. `example_inputs`, `device`: as for `build`, the GPU for which
+    `result.forecast` is what 2:4 gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a plan.
+    Branches that may run as one convolution (sums.py) get one pattern, the convolution's too, unless `separate`.
 
     `permute`: reorder channels to lose less; without pruning the network computes the same up to rounding. `shapes`: sizes of
     dynamic inputs, for tracing channels. `calibration`: inputs by name, several samples along their first axes; on them
@@ -87,7 +88,7 @@ def prune(
     of the worst output) and `max_drop` (of accuracy or the metric; without labels the share of samples whose top-1 changes):
     the most harmful layers stay dense until both hold. Raises ModelError for the model, ValueError for other arguments.
     """
-    source, progress, judged = source_of(model), logged(progress), judge(labels, metric)
+    progress, judged = logged(progress), judge(labels, metric)
     if calibration is None and (judged, min_snr, max_drop) != (None, None, None):
         raise ValueError("labels, min_snr and max_drop need calibration, inputs by name: without it nothing is measured")
     if max_drop is not None and not 0 <= max_drop <= (1 if metric is None else math.inf):
@@ -95,6 +96,7 @@ def prune(
     if min_snr is not None and math.isnan(min_snr):
         raise ValueError("min_snr: expected a number of dB, got nan")
     choice, auto = _choice(layers, skip, device)
+    source = source_of(model, Examples(example_inputs, shapes), progress)
     progress(Progress("import", str(source)))
     with named(source):
         whole = load_whole(source)
@@ -131,7 +133,7 @@ def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
     checked.CopyFrom(whole)
     check_graph(checked.graph)
     check_values(checked.graph)
-    name_nodes(checked.graph.node)
+    name_layers(checked.graph)
     return checked
 
 

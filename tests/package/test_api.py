@@ -180,5 +180,5 @@ def test_a_torch_module_that_cannot_be_exported_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     module = Module()
     with pytest.raises(gr.ModelError, match="^Module: torch.onnx.export cannot export it: RuntimeError: a loop over a tensor"):
-        source.source_of(module, (1,))
+        source.source_of(module, source.Examples((1,)))
     assert module.training
