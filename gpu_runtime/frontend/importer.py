@@ -348,7 +348,7 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
     if not declared.admits(shape):
         raise ModelError(
-            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape))}; "
+            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape)) or 'none'}; "
             "only dynamic sizes can be chosen"
         )
     if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > LARGEST_TENSOR:
