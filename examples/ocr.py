@@ -5,8 +5,8 @@ It needs gpu_runtime with the extra `build` and one that runs engines (`cuda13`,
     pip install rapidocr-onnxruntime==1.4.4
 
 whose wheel holds PP-OCRv4's detector, classifier of direction, and recognizer. In the emulator it takes about a minute; times
-are predicted. Exits with 1 if texts or boxes differ. With -o it writes the picture with its boxes, and beside it which layers of
-the detector would run sparse, pruned, on three GPUs.
+are predicted. Exits with 1 if texts or boxes differ. With -o it writes the picture with its boxes, and beside it the layers of
+the detector that would run sparse, pruned, on three GPUs.
 
     python examples/ocr.py -o ocr.png
 """
