@@ -49,9 +49,7 @@ def compiler() -> str:
             return name
     cure = "install g++, or set CXX"
     if any(_shadowed()):
-        cure += (
-            f", or run outside of {SOURCES.parents[1]}, whose sources hide those of the installed gpu-runtime and its emulator"
-        )
+        cure += f", or run outside of {SOURCES.parents[1]}, whose sources hide the installed gpu-runtime and its emulator"
     raise BuildError(f"no C++ compiler found: the emulator needs one with C++17, once ({cure})")
 
 

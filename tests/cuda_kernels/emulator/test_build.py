@@ -57,9 +57,7 @@ def test_a_clone_takes_the_library_of_an_installed_wheel_of_its_sources(shadowed
 
 def test_a_clone_of_other_sources_says_why_it_finds_no_emulator(shadowed):
     shadowed.rename(shadowed.with_name("emulator-0123456789abcdef0123-00000000.so"))
-    text = (
-        f"once \\(install g\\+\\+, or set CXX, or run outside of {ROOT}, whose sources hide those of the installed gpu-runtime"
-    )
+    text = f"once \\(install g\\+\\+, or set CXX, or run outside of {ROOT}, whose sources hide the installed gpu-runtime"
     with pytest.raises(BuildError, match=text):
         load()
 
