@@ -177,3 +177,14 @@ def test_the_quickstart_of_the_readme(installed):
     (env.work / "benchmarks").mkdir()
     (env.work / "benchmarks" / "digits").symlink_to(ROOT / "benchmarks" / "digits")
     env.bash("\n".join(as_command(paste) for paste in pastes(ROOT / "README.md") if paste.cost != "never"))
+
+
+@pytest.mark.parametrize("example", ["ocr"])
+def test_an_example_with_the_packages_of_others_runs(example, installed):
+    """RapidOCR, its models in its own wheel, reads the same texts in the same boxes as on onnxruntime."""
+    env = installed("[build,emulator]")
+    pip = [sys.executable, "-m", "pip", "--python", env.folder / "bin" / "python", "install", "--quiet", "--no-compile"]
+    done(*pip, "rapidocr-onnxruntime==1.4.4", cwd=env.work, env=clean())
+    shutil.copy(ROOT / "examples" / f"{example}.py", env.work)
+    said = env.run(f"python {example}.py")
+    assert said.endswith("the same 3 texts and boxes as on onnxruntime\n") and "Sparse tensor cores" in said

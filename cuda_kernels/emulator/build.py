@@ -13,8 +13,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import distributions
 from pathlib import Path
 
 from cuda_kernels.compile import CompileError
@@ -45,7 +47,18 @@ def compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
-    raise BuildError("no C++ compiler found: the emulator needs one with C++17, once (install g++, or set CXX)")
+    cure = "install g++, or set CXX"
+    if any(_shadowed()):
+        cure += f", or run outside of {SOURCES.parents[1]}, whose sources hide the installed gpu-runtime and its emulator"
+    raise BuildError(f"no C++ compiler found: the emulator needs one with C++17, once ({cure})")
+
+
+def _shadowed() -> Iterator[Path]:
+    """Yields the folder of the library that a wheel installed, where Python imports these sources, as of the current folder."""
+    for installed in distributions(name="gpu-runtime"):
+        folder = Path(str(installed.locate_file("cuda_kernels/emulator/prebuilt")))
+        if folder.is_dir() and folder.resolve() != PREBUILT.resolve():
+            yield folder
 
 
 def _cpu() -> str:
@@ -60,7 +73,10 @@ def _cpu() -> str:
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Loads the interpreter, compiled if neither the wheel nor the cache has it from these sources for this CPU."""
-    lib = _loaded(PREBUILT, _key(LEVEL)) if not MARCH and has_level() else None
+    lib = None
+    if not MARCH and has_level():
+        key = _key(LEVEL)
+        lib = next((found for folder in (PREBUILT, *_shadowed()) if (found := _loaded(folder, key))), None)
     if lib is None:
         cxx, march = compiler().split(), MARCH or "native"
         lib = _load(cxx, march, _key(march, *cxx, _cpu()))

@@ -358,7 +358,7 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
     if not declared.admits(shape):
         raise ModelError(
-            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape))}; "
+            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape)) or 'none'}; "
             "only dynamic sizes can be chosen: export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
             "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
         )

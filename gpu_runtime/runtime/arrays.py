@@ -6,7 +6,7 @@ objects that NumPy reads. Numbers, single or in lists, become an array of the ex
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,7 +37,14 @@ class Given(NamedTuple):
     stream: int | None = None
 
 
-def check_names(expected: Iterable[Bound], inputs: object) -> None:
+class Named(Protocol):
+    """An input of a plan, an engine or a model."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def check_names(expected: Iterable[Named], inputs: object) -> None:
     """Raises TypeError or ValueError unless `inputs` is a mapping with a value for each name, and no others."""
     names = sorted(info.name for info in expected)
     if not isinstance(inputs, Mapping):

@@ -94,7 +94,7 @@ def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
     """Returns the rows of a request. Raises TypeError or ValueError unless it has each input, with equal numbers of rows, 1 to
     `most`.
     """
-    check_names(inputs, request)  # type: ignore[arg-type]  # it reads names
+    check_names(inputs, request)
     for spec in inputs:
         array, wanted = request[spec.name], f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
         if not isinstance(array, np.ndarray):

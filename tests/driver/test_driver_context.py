@@ -139,6 +139,46 @@ def test_a_session_warns_of_what_is_there_wherever_its_inputs_are(engine, cupy, 
     assert str(told[1].message).startswith("outputs hold infinite values or NaN, first written by ")
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_session_binds_memory_on_the_gpu(engine, cupy, x, y, stream, place, in_place):
+    """By address, as onnxruntime's users bind CuPy's; the run follows the current stream, and has ended when it returns."""
+    with gr.InferenceSession(engine) as session:
+        bound, half = session.io_binding(), cupy.asarray(x) / 2
+        given = half + half
+        into = cupy.zeros(SHAPE, np.float32) if place == "cuda" else np.zeros(SHAPE, np.float32)
+        address = into.data.ptr if place == "cuda" else into.ctypes.data
+        bound.bind_input("x", "cuda", 0, np.float32, given.shape, given.data.ptr)
+        bound.bind_output("y", place, 0, *((np.float32, SHAPE, address) if in_place else ()))
+        session.run_with_iobinding(bound)
+        (value,) = bound.get_outputs()
+        assert value.device_name() == place and (value.data_ptr() == address) == in_place
+        assert close(bound.copy_outputs_to_cpu()[0], y) and value.shape() == list(SHAPE)
+        if in_place:
+            assert close(cupy.asnumpy(into), y)
+        bound.bind_cpu_input("x", x)
+        bound.bind_output("y", "cuda")
+        session.run_with_iobinding(bound)
+        assert bound.get_outputs()[0].device_name() == "cuda" and close(bound.get_outputs()[0].numpy(), y)
+
+
+def test_a_session_of_any_size_runs_arrays_on_the_gpu(folder, cupy):
+    path = network(folder, name="any")
+    proto = onnx.load(path)
+    for v in (proto.graph.input[0], proto.graph.output[0]):
+        v.type.tensor_type.shape.dim[2].dim_param = "H"
+    del proto.graph.value_info[:]
+    device = next(d.name for d in NAMED.values() if d.sm == current().sm)
+    with gr.InferenceSession(proto, device=device) as session:
+        assert session.get_providers() == ["CUDAExecutionProvider"]
+        for height in (6, 9):
+            x = np.random.default_rng(height).standard_normal((2, 16, height, 6)).astype(np.float32)
+            (got,) = session.run(None, {"x": cupy.asarray(x)})
+            assert close(got, expected(session.engine, {"x": x})) and not session.context.emulated
+        first, second = session.engines
+        assert (first.weights is second.weights) == (first.record.sections == second.record.sections)
+
+
 # ---- the caller's stream
 
 

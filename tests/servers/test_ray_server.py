@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.emulated_driver import build as driver
 from tests.emulated_driver.settings import ROOT_VARIABLE, VARIABLE, Settings
 from tests.servers.client import Reply, Server, ask, flood, free_ports, metrics, until
@@ -219,3 +220,11 @@ def test_two_replicas_run_on_a_gpu_each(python, digits, tmp_path):
         logs = [path.read_text(errors="replace") for path in Path(ray.short).glob("session_2*/logs/worker-*.err")]
     told = re.findall("its tactics were chosen for .*", "".join(logs))
     assert told == ["its tactics were chosen for H200 SXM 141GB, this is NVIDIA H100 80GB HBM3: build it here to be faster"]
+
+
+def test_the_example_answers(python):
+    """examples/serve_ray.py, as its head says."""
+    env = clean(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", PATH=f"{python / 'bin'}:{os.environ['PATH']}")
+    (port,) = free_ports(1)
+    said = done(python / "bin" / "python", "-m", "examples.serve_ray", "--emulate", "--port", str(port), cwd=ROOT, env=env)
+    assert said.splitlines()[-1] == "answered [7, 6, 3, 7, 7, 3, 2, 8], 8 of 8 right"

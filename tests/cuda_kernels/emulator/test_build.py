@@ -38,6 +38,30 @@ def test_the_library_of_a_wheel_needs_no_compiler(alone):
     assert load()._name == str(alone)
 
 
+@pytest.fixture
+def shadowed(alone, monkeypatch):
+    """As in a clone, whose sources Python imports instead of those of the installed wheel: returns the wheel's library."""
+    installed = alone.parent.parent / "site" / "cuda_kernels" / "emulator" / "prebuilt"
+    installed.mkdir(parents=True)
+    alone.rename(installed / alone.name)
+    record = installed.parents[2] / "gpu_runtime-0.1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: gpu-runtime\nVersion: 0.1.0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(record.parent)])
+    return installed / alone.name
+
+
+def test_a_clone_takes_the_library_of_an_installed_wheel_of_its_sources(shadowed):
+    assert load()._name == str(shadowed)
+
+
+def test_a_clone_of_other_sources_says_why_it_finds_no_emulator(shadowed):
+    shadowed.rename(shadowed.with_name("emulator-0123456789abcdef0123-00000000.so"))
+    text = f"once \\(install g\\+\\+, or set CXX, or run outside of {ROOT}, whose sources hide the installed gpu-runtime"
+    with pytest.raises(BuildError, match=text):
+        load()
+
+
 def test_a_compilation_is_said_once_where_there_is_one(alone, monkeypatch, caplog):
     """On stderr, where nobody listens: a first run takes half a minute longer than all others."""
     load()
