@@ -27,7 +27,8 @@ import numpy as np
 from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import Device
-from cuda_kernels.driver_errors import check_status, is_fatal
+from cuda_kernels.driver_errors import is_fatal
+from cuda_kernels.driver_launch import Starter, Triple, dependent, param_bytes
 from cuda_kernels.params import KINDS, check_launch, pack_params
 from cuda_kernels.sharing import Copy, shared
 from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging
@@ -54,15 +55,14 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
 
 
-Triple = tuple[int, int, int]
-
-
 class Kernel(NamedTuple):
-    """A loaded kernel: the bytes of its code's parameters, and the function that starts it (grid, block, smem, params)."""
+    """A loaded kernel: the bytes of its code's parameters, and the function that starts it (grid, block, smem, params).
+    `prepare`, of a GPU's: the same with a buffer of parameters that may change -> a function that starts it on a stream."""
 
     name: str
     param_bytes: int
     start: Callable[[Triple, Triple, int, bytes], None]
+    prepare: Callable[[Triple, Triple, int, bytearray], Starter] | None = None
 
 
 def fill_params(gpu: Cuda | Emulated, args: Iterable[tuple[str, Any]], address: Callable[[tuple[str, Any]], int]) -> bytes:
@@ -315,7 +315,8 @@ class Cuda:
             # Once, as much as there is: CuPy gives one function to all that load it, and their threads launch it with any size.
             function.max_dynamic_shared_size_bytes = self.device.smem_per_block - function.shared_size_bytes
             function.preferred_shared_memory_carveout = CARVEOUT
-            self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, function))
+            prepare = partial(self._prepared, function)
+            self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, prepare), prepare)
         return self._kernels[path]
 
     def encode(self, given: Map, address: int) -> bytes:
@@ -325,12 +326,20 @@ class Cuda:
         check_launch(kernel.name, grid, block, params, kernel.param_bytes)
         kernel.start(grid, block, smem, params)
 
-    def _start(self, function: RawKernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
+    def _start(self, prepare: Callable[..., Starter], grid: Triple, block: Triple, smem: int, params: bytes) -> None:
+        prepare(grid, block, smem, bytearray(params))(self.stream.ptr)
+
+    def _prepared(self, function: RawKernel, grid: Triple, block: Triple, smem: int, params: bytearray) -> Starter:
         if self.early:
-            return launch_dependent(function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
+            return dependent(function.kernel.ptr, grid, block, smem, params)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
-        return function(grid, block, (blob,), shared_mem=smem, stream=self.stream)
+
+        def start(stream: int) -> None:
+            own = stream == self.stream.ptr
+            function(grid, block, (blob,), shared_mem=smem, stream=self.stream if own else external(self.cupy, stream))
+
+        return start
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         with self.current():
@@ -389,42 +398,6 @@ def release(process: int, stream: Stream, held: dict[int, object], kept: deque[t
     held.clear()
     kept.clear()
     return True
-
-
-def param_bytes(function: int) -> int:
-    """Returns the size of our kernel's single parameter struct, as the driver reads it from the code: the bytes that it copies.
-
-    `function`: driver handle. Parameters of sm_90a begin at 0x210, so a struct with a map begins 48 bytes behind.
-    """
-    from cuda.bindings import driver
-
-    status, _, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
-    check_status("cuFuncGetParamInfo", status)
-    return int(size)
-
-
-def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, params: bytes, stream: int) -> None:
-    """Launches the kernel so that it may begin before the previous one in the stream has ended; sm_90 and newer.
-
-    Only for kernels that execute griddepcontrol.wait before they access other launches' data; all of ours do. CUDA Programming
-    Guide, "Programmatic Dependent Launch and Synchronization". `function`, `stream`: driver handles.
-    """
-    import ctypes
-
-    from cuda.bindings import driver
-
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = block
-    config.sharedMemBytes, config.hStream = smem, driver.CUstream(stream)
-    config.attrs, config.numAttrs = [attribute], 1
-    struct_bytes = ctypes.create_string_buffer(params, len(params))
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(struct_bytes))
-    (status,) = driver.cuLaunchKernelEx(config, driver.CUfunction(function), ctypes.addressof(pointers), 0)
-    check_status("cuLaunchKernelEx", status, f"for grid {grid}, block {block}, {smem} bytes of shared memory")
 
 
 def open_gpu(device: Device, **options: Any) -> Cuda | Emulated:

@@ -234,6 +234,16 @@ def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
     return bytes(data + bytes(-len(data) % most))
 
 
+def offsets(args: Iterable[tuple[str, Any]]) -> list[int]:
+    """Returns the first byte of each of these arguments in the struct of `pack_params`."""
+    found, end = list[int](), 0
+    for kind, _ in args:
+        code, align = KINDS.get(kind, KINDS["ptr"])
+        found.append(end + -end % align)
+        end = found[-1] + struct.calcsize("<" + code)
+    return found
+
+
 def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
     """Raises ValueError if the driver would refuse grid or block, or would read bytes outside `params`.
 

@@ -24,7 +24,7 @@ def reading_order() -> list[str]:
 ROWS = [line.split() for line in (ROOT / "tests" / "floors.txt").read_text().splitlines()]
 ORDER = reading_order()
 # Models are read and written there.
-ONNX = ("gpu_runtime.frontend.", "gpu_runtime.accuracy.", "gpu_runtime.pruning.")
+ONNX = ("gpu_runtime.frontend.", "gpu_runtime.accuracy.", "gpu_runtime.pruning.", "gpu_runtime.ops.graph")
 MOST_FILES = 16  # of Python in one folder
 
 

@@ -218,7 +218,7 @@ def _not_contiguous(what: str, cure: str) -> str:
 
 def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
     """Returns an input in place; only numbers and another byte order are copied."""
-    given = _given(gpu, _input(info), a)
+    given = on_gpu(gpu, _input(info), a)
     if given is None:
         return Given(host_input(info, a), False)
     _check_fits(_input(info), info, given.array, CONVERT)
@@ -228,7 +228,7 @@ def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
 def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
     """Returns an output, to be filled in place."""
     what = _output(info)
-    given = _given(gpu, what, a, writes=True)
+    given = on_gpu(gpu, what, a, writes=True)
     if given is None:
         return Given(host_output(info, a), False)
     _check_fits(what, info, given.array, ALLOCATE)
@@ -237,7 +237,7 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
     return given
 
 
-def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
+def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
     """Views a GPU array as a CuPy array; None for a host array."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None

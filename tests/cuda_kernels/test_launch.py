@@ -7,7 +7,8 @@ import pytest
 
 from cuda_kernels.device import NAMED
 from cuda_kernels.driver_errors import DriverError
-from cuda_kernels.launch import Cuda, Emulated, Kernel, launch_dependent, param_bytes
+from cuda_kernels.driver_launch import dependent, param_bytes
+from cuda_kernels.launch import Cuda, Emulated, Kernel
 from cuda_kernels.params import check_launch, pack_params
 
 
@@ -37,7 +38,7 @@ def driver(monkeypatch):
 
 def test_a_dependent_launch_says_so_and_passes_the_struct_by_value(driver):
     driver, calls = driver
-    launch_dependent(0x1234, (3, 4, 1), (128, 1, 1), 99_000, bytes(range(16)), 0x77)
+    dependent(0x1234, (3, 4, 1), (128, 1, 1), 99_000, bytearray(range(16)))(0x77)
     ((config, function, params),) = calls
     assert function == 0x1234 and params == bytes(range(16))
     assert (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX) == (3, 4, 1, 128)
@@ -49,7 +50,7 @@ def test_a_dependent_launch_says_so_and_passes_the_struct_by_value(driver):
 
 def test_a_refused_launch_says_what_was_asked(driver):
     with pytest.raises(DriverError, match=r"cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE for grid \(2147483647, 1, 1\)"):
-        launch_dependent(1, (2**31 - 1, 1, 1), (32, 1, 1), 0, bytes(16), 1)
+        dependent(1, (2**31 - 1, 1, 1), (32, 1, 1), 0, bytearray(16))(1)
 
 
 def test_which_devices_launch_early():

@@ -68,7 +68,7 @@ def test_all_kernels_ask_for_the_same_carveout_and_what_they_need_of_it(engine, 
     """Two wishes would make the driver synchronise between launches."""
     with engine.context() as context:
         context.run({"x": x})
-        kernels = [kernel.start.args[0] for kernel in context.gpu._kernels.values()]
+        kernels = [kernel.prepare.args[0] for kernel in context.gpu._kernels.values()]
         steps = [step for step in engine.plan.steps if isinstance(step, LaunchStep)]
         most = current().smem_per_block
     assert len(kernels) > 1 and {k.preferred_shared_memory_carveout for k in kernels} == {CARVEOUT}

@@ -194,12 +194,13 @@ def test_a_launch_that_would_write_what_is_there_is_not_run_again(repeats, print
 
 
 def dependent_launch():
-    from cuda_kernels.launch import launch_dependent, pack_params
+    from cuda_kernels.driver_launch import dependent
+    from cuda_kernels.params import pack_params
 
     cupy, a, *_ = setup()
     function = cupy.RawKernel('extern "C" __global__ void nothing(long long x) {}', "nothing")
     try:
-        launch_dependent(function.kernel.ptr, (1, 1, 1), (32, 1, 1), 0, pack_params([("i64", 1)]), a.ptr)
+        dependent(function.kernel.ptr, (1, 1, 1), (32, 1, 1), 0, bytearray(pack_params([("i64", 1)])))(a.ptr)
         a.synchronize()
         print("launched")
     except RuntimeError as e:
@@ -218,8 +219,8 @@ def ways_to_launch():
     from tactics.sampling.stopwatch import Spin
 
     by_driver = []
-    dependent = launch.launch_dependent
-    launch.launch_dependent = lambda *args: (by_driver.append(args), dependent(*args))[1]
+    dependent = launch.dependent
+    launch.dependent = lambda *args: (by_driver.append(args), dependent(*args))[1]
     try:
         gpu = launch.Cuda(current())
         Spin(gpu).launch(0, 10)

@@ -1,0 +1,5 @@
+"""2:4-sparse operators without an engine, on the caller's arrays and stream: SparseConv2d, SparseLinear, sparse_conv2d."""
+
+from gpu_runtime.ops.conv import SparseConv2d, SparseLinear, sparse_conv2d
+
+__all__ = ["SparseConv2d", "SparseLinear", "sparse_conv2d"]

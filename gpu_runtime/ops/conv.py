@@ -1,0 +1,313 @@
+"""2:4-sparse convolutions and linear layers as operators. Each size of input gets a plan at its first call, as a layer of an
+engine would: the fastest tactic, sparse or dense, by the timing cache or else by predictions, and the reason for it.
+
+Arrays are FP16, [N, C, H, W] channels-last, so that a pixel's channels lie together: PyTorch's torch.channels_last, in CuPy and
+NumPy `nhwc.transpose(0, 3, 1, 2)`. On a GPU they are read and written in place, on the caller's stream, in CUDA graphs too.
+Without a GPU the emulator runs the same kernels on NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+
+from cuda_kernels import device as devices
+from cuda_kernels import sparse24
+from cuda_kernels.device import Device
+from cuda_kernels.launch import Cuda
+from gpu_runtime.building.options import LEVEL
+from gpu_runtime.engine import Engine
+from gpu_runtime.ops.direct import Direct
+from gpu_runtime.ops.graph import ACTIVATIONS, Geometry, graph
+from gpu_runtime.pipeline import build
+from gpu_runtime.runtime import arrays
+from gpu_runtime.runtime.context import Context
+from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.text import dims, suggest
+
+Shape4 = tuple[int, int, int, int]
+HALF = np.dtype(np.float16)
+FORMAT = "fp16:hwc8"
+ALIGN = 16  # bytes: kernels load 8 channels at once
+CURE = "make it so with .to(memory_format=torch.channels_last), in CuPy or NumPy from [N, H, W, C] with .transpose(0, 3, 1, 2)"
+
+
+class Options(TypedDict, total=False):
+    """Options of `from_dense`. `padding`: one number, (rows, columns), or (top, left, bottom, right); `activation`: a name of
+    ACTIVATIONS; `prune`: "refuse" weights that are not 2:4, or set the smaller two of four input channels to zero by
+    "magnitude"; `device`: None: the GPU at hand, else an emulated H200; a name: that GPU, emulated."""
+
+    stride: int | tuple[int, int]
+    padding: int | tuple[int, ...]
+    dilation: int | tuple[int, int]
+    groups: int
+    activation: str
+    prune: str
+    device: str | Device | None
+
+
+class Plan(NamedTuple):
+    """The plan of one size: an engine of one layer, and how it runs: on the caller's arrays on a GPU, or in the emulator."""
+
+    engine: Engine
+    out_shape: Shape4
+    direct: Direct | None
+    context: Context | None
+
+
+class SparseConv2d:
+    """y = activation(conv(x, weight) + bias + residual), made by `from_dense`. Threads may share it.
+
+    >>> conv = SparseConv2d.from_dense(weight, bias, padding=1, activation="relu", prune="magnitude")
+    >>> y = conv(x)
+    """
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, geometry: Geometry, activation: str, device: Any) -> None:
+        self.weight, self.bias, self.geometry, self.activation, self._device = weight, bias, geometry, activation, device
+        self._plans: dict[tuple[tuple[int, ...], bool], Plan] = {}
+        self._lock = threading.RLock()
+        self._gpu: Cuda | None = None
+
+    @classmethod
+    def from_dense(cls, weight: Any, bias: Any = None, **options: Unpack[Options]) -> SparseConv2d:
+        """Makes the operator from weights [K, C / groups, R, S] and a bias [K] or None. Raises ValueError for weights that are
+        not 2:4 along the input channels (unless prune="magnitude"), or an argument."""
+        if unknown := [name for name in options if name not in Options.__annotations__]:
+            known = [*Options.__annotations__]
+            raise TypeError(f"unknown option {unknown[0]!r}, expected some of {', '.join(known)}{suggest(unknown, known)}")
+        w, b = _host(weight), None if bias is None else _host(bias)
+        groups, act = options.get("groups", 1), options.get("activation", "")
+        if w.ndim != 4 or not isinstance(groups, int) or groups < 1 or w.shape[0] % groups:
+            raise ValueError(
+                f"weight: expected [K, C / groups, R, S] with K a multiple of groups={groups}, got {list(w.shape)}"
+            )
+        if b is not None and b.shape != w.shape[:1]:
+            raise ValueError(f"bias: expected [{w.shape[0]}], got {list(b.shape)}")
+        if act not in ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {act!r}")
+        stride, dilation = _pair("stride", options.get("stride", 1)), _pair("dilation", options.get("dilation", 1))
+        geometry = Geometry(stride, _pads(options.get("padding", 0)), dilation, groups)
+        return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, act, options.get("device"))
+
+    def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Computes y [N, K, P, Q]. On a GPU `x`, `residual` and `out` are CuPy arrays, or objects with DLPack or
+        __cuda_array_interface__; it queues the launches on `stream` (CuPy's current one by default) and waits for nothing.
+
+        The first call of a size plans and compiles; of a size on a stream it allocates scratch memory. Later calls allocate y
+        alone, or nothing where `out` is given, which must not share memory with x or residual.
+        """
+        if (gpu := self._opened()) is None:
+            return self._emulated(x, residual, out)
+        handle = _handle(gpu, stream)
+        given = [self._view(gpu, name, a) for name, a in (("x", x), ("residual", residual)) if a is not None]
+        plan = self._ready(given[0].shape, len(given) > 1, handle)
+        y = self._new(gpu, plan.out_shape, handle) if out is None else self._view(gpu, "out", out)
+        addresses = [a.data.ptr for a in (*given, y)]
+        _check(given, y, plan.out_shape, addresses)
+        assert plan.direct is not None
+        with self._lock:  # threads share the structs of a stream
+            plan.direct.run(addresses, handle)
+        return y
+
+    # ---- plans
+
+    def prepare(self, shape: Sequence[int], residual: bool = False, stream: Any = None) -> None:
+        """Plans and compiles for x of this shape, and allocates for the stream: calls inside a CUDA graph need it."""
+        gpu = self._opened()
+        self._ready(tuple(shape), residual, 0 if gpu is None else _handle(gpu, stream))
+
+    def tune(self, shape: Sequence[int], residual: bool = False) -> None:
+        """Times the tactics for x of this shape on the GPU, as a build does, and takes the fastest from then on. Without a GPU
+        times stay predicted."""
+        self._make(tuple(shape), residual, LEVEL)
+
+    def tactic(self, shape: Sequence[int], residual: bool = False) -> str:
+        """The tactic that computes x of this shape, by name."""
+        layers = self._plan(tuple(shape), residual).engine.plan.layers
+        return next(str(layer.tactic.name) for layer in layers if layer.tactic)
+
+    def why(self, shape: Sequence[int], residual: bool = False) -> SparsityRow:
+        """Whether x of this shape runs sparse, why, and the times of both kinds, as in an engine's layer."""
+        return self._plan(tuple(shape), residual).engine.sparsity.rows[0]
+
+    def out_shape(self, shape: Sequence[int]) -> Shape4:
+        """[N, K, P, Q] of y for x of this shape. Raises ValueError where the operator does not take it."""
+        if len(shape) != 4 or min(shape) < 1 or shape[1] != self.weight.shape[1] * self.geometry.groups:
+            expected = f"[N, {self.weight.shape[1] * self.geometry.groups}, H, W]"
+            raise ValueError(f"x: expected {expected}, got {dims(tuple(shape))}")
+        (top, left, bottom, right), spans = (
+            self.geometry.padding,
+            zip(self.geometry.dilation, self.weight.shape[2:], strict=True),
+        )
+        padded = shape[2] + top + bottom, shape[3] + left + right
+        p, q = ((n - d * (k - 1) - 1) // s + 1 for n, (d, k), s in zip(padded, spans, self.geometry.stride, strict=True))
+        if min(p, q) < 1:
+            raise ValueError(f"x: {dims(tuple(shape))} is smaller than the kernel {list(self.weight.shape[2:])}")
+        return shape[0], self.weight.shape[0], p, q
+
+    def _plan(self, shape: tuple[int, ...], residual: bool) -> Plan:
+        return self._plans.get((shape, residual)) or self._make(shape, residual, 0)
+
+    def _ready(self, shape: tuple[int, ...], residual: bool, stream: int) -> Plan:
+        """Returns the plan of a size, ready on the stream. Raises RuntimeError while the stream is captured and it is not."""
+        plan = self._plans.get((shape, residual))
+        if plan is not None and (plan.direct is None or plan.direct.is_ready(stream)):
+            return plan
+        if self._gpu is not None and self._gpu.cupy.cuda.runtime.streamIsCapturing(stream):
+            raise RuntimeError(
+                f"x of {dims(shape)} is new on this stream, which is captured: call prepare({list(shape)}) before"
+            )
+        with self._lock:
+            plan = self._plan(shape, residual)
+            if plan.direct is not None and not plan.direct.is_ready(stream):
+                plan.direct.ready(stream)
+        return plan
+
+    def _make(self, shape: tuple[int, ...], residual: bool, level: int) -> Plan:
+        out = self.out_shape(shape)
+        stored = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+        model = graph(stored, self.geometry, self.activation, shape, out if residual else ())
+        options: dict[str, Any] = {"device": self._device, "optimization_level": level, "sparsity": "enable"}
+        with self._lock:
+            gpu = self._opened()
+            engine = build(model, input_formats=FORMAT, output_formats=FORMAT, **options)
+            direct = None if gpu is None else Direct(gpu, engine)
+            plan = Plan(engine, out, direct, engine.context() if gpu is None else None)
+            self._plans[shape, residual] = plan
+        return plan
+
+    def _view(self, gpu: Cuda, name: str, a: Any) -> Any:
+        """Returns a GPU array as CuPy's, in place. Raises ValueError for others."""
+        if isinstance(a, gpu.cupy.ndarray):
+            return a
+        if (found := arrays.on_gpu(gpu, name, a, writes=name == "out")) is None:
+            raise ValueError(f"{name}: expected an array on the GPU, got {arrays.kind(a)}: copy it there with cupy.asarray")
+        return found.array
+
+    def _new(self, gpu: Cuda, shape: Shape4, stream: int) -> Any:
+        with gpu.current(stream):
+            return gpu.cupy.empty(_nhwc(shape), HALF).transpose(0, 3, 1, 2)
+
+    def _opened(self) -> Cuda | None:
+        """The GPU at hand, unless the operator is for a named device; None where the emulator runs it."""
+        if self._gpu is None and self._device is None and devices.has_gpu():
+            self._gpu = Cuda(devices.current())
+        return self._gpu
+
+    # ---- arrays
+
+    def _emulated(self, x: Any, residual: Any, out: Any) -> np.ndarray:
+        given = {name: np.asarray(a) for name, a in (("x", x), ("residual", residual)) if a is not None}
+        plan = self._ready(given["x"].shape, "residual" in given, 0)
+        y = np.empty(_nhwc(plan.out_shape), HALF).transpose(0, 3, 1, 2) if out is None else out
+        _check([*given.values()], y, plan.out_shape, [a.ctypes.data for a in (*given.values(), y)])
+        assert plan.context is not None
+        with self._lock:
+            y[...] = plan.context.run(given)["y"]
+        return y
+
+
+class SparseLinear:
+    """y = activation(x @ weight.T + bias + residual), for x [..., C] and weight [K, C]: a 1x1 SparseConv2d, made by
+    `from_dense` with its options but stride, padding, dilation and groups."""
+
+    def __init__(self, conv: SparseConv2d) -> None:
+        self.conv = conv
+
+    @classmethod
+    def from_dense(cls, weight: Any, bias: Any = None, **options: Unpack[Options]) -> SparseLinear:
+        w = _host(weight)
+        if w.ndim != 2:
+            raise ValueError(f"weight: expected [K, C], got {list(w.shape)}")
+        if spatial := [name for name in options if name in ("stride", "padding", "dilation", "groups")]:
+            raise TypeError(f"a linear layer has no {spatial[0]}")
+        return cls(SparseConv2d.from_dense(w[:, :, None, None], bias, **options))
+
+    def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Computes y [..., K], as `SparseConv2d` does; rows are contiguous."""
+        y = self.conv(_image("x", x), _image("residual", residual), _image("out", out), stream)
+        return y.transpose(0, 2, 3, 1).reshape(*x.shape[:-1], y.shape[1]) if out is None else out
+
+
+def sparse_conv2d(x: Any, weight: Any, bias: Any = None, **options: Unpack[Options]) -> Any:
+    """Computes one convolution; weights are packed at each call, so keep a SparseConv2d for more than one."""
+    return SparseConv2d.from_dense(weight, bias, **options)(x)
+
+
+# ---- arguments
+
+
+def _handle(gpu: Cuda, stream: Any) -> int:
+    """The handle of the caller's stream; of CuPy's current one where none is named."""
+    named = None if stream is None else arrays.handle_of(gpu.cupy, stream)
+    return int(gpu.cupy.cuda.get_current_stream().ptr) if named is None else named
+
+
+def _host(a: Any) -> np.ndarray:
+    """Copies weights to the host as FP32: NumPy's, CuPy's or PyTorch's."""
+    for copy in ("detach", "cpu", "get"):
+        a = getattr(a, copy)() if hasattr(a, copy) else a
+    return np.asarray(a, np.float32)
+
+
+def _pair(name: str, given: int | tuple[int, int]) -> tuple[int, int]:
+    pair = (given, given) if isinstance(given, int) else tuple(given)
+    if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
+        raise ValueError(f"{name}: expected one or two whole numbers, 1 or more, got {given!r}")
+    return pair[0], pair[1]
+
+
+def _pads(given: int | tuple[int, ...]) -> tuple[int, int, int, int]:
+    pads = (given,) * 4 if isinstance(given, int) else (*given, *given) if len(given) == 2 else tuple(given)
+    if len(pads) != 4 or any(type(v) is not int or v < 0 for v in pads):
+        raise ValueError(f"padding: expected one, two or four whole numbers, 0 or more, got {given!r}")
+    return pads[0], pads[1], pads[2], pads[3]
+
+
+def _pruned(weight: np.ndarray, how: str) -> np.ndarray:
+    if how not in ("refuse", "magnitude"):
+        raise ValueError(f"prune: expected 'refuse' or 'magnitude', got {how!r}")
+    if weight.shape[1] % 4:
+        raise ValueError(f"weight: 2:4 needs input channels in fours in each group, got {weight.shape[1]}")
+    if how == "magnitude":
+        return sparse24.prune(weight)
+    if not sparse24.is_sparse(weight):
+        share = float(sparse24.fits(weight).mean())
+        raise ValueError(
+            f"weight: {100 * share:.1f} % of its groups of 4 input channels have two zeros, expected all: prune and fine-tune "
+            "the model (docs/pruning.md), or give prune='magnitude'"
+        )
+    return weight
+
+
+def _nhwc(shape: Shape4) -> Shape4:
+    n, c, h, w = shape
+    return n, h, w, c
+
+
+def _image(name: str, a: Any) -> Any:
+    """Views rows [..., C] as the pixels of an image [1, C, 1, rows]; None stays None."""
+    if a is None:
+        return None
+    if not a.flags.c_contiguous:
+        raise ValueError(f"{name}: expected rows of C channels, one after the other: make it contiguous")
+    return a.reshape(1, 1, -1, a.shape[-1]).transpose(0, 3, 1, 2)
+
+
+def _check(given: Sequence[Any], y: Any, out_shape: Shape4, addresses: Sequence[int]) -> None:
+    """Raises ValueError unless arrays are FP16, channels-last, aligned, of the right shapes, and y overlaps no other."""
+    shapes = (given[0].shape, *(out_shape for _ in given[1:]), out_shape)
+    for name, a, shape, address in zip(("x", "residual")[: len(given)] + ("out",), (*given, y), shapes, addresses, strict=True):
+        n, c, h, w = shape
+        if a.dtype != HALF or a.shape != shape:
+            raise ValueError(f"{name}: expected float16 {dims(shape)}, got {a.dtype} {dims(tuple(a.shape))}")
+        if a.strides != (2 * h * w * c, 2, 2 * w * c, 2 * c) and not a.transpose(0, 2, 3, 1).flags.c_contiguous:
+            raise ValueError(f"{name}: expected channels-last memory, got strides {list(a.strides)}: {CURE}")
+        if address % ALIGN:
+            raise ValueError(f"{name}: expected an address that is a multiple of {ALIGN}, got {address:#x}")
+    for name, a, address in zip(("x", "residual"), given, addresses, strict=False):
+        if address < addresses[-1] + y.nbytes and addresses[-1] < address + a.nbytes:
+            raise ValueError(f"out: it shares memory with {name}, which is still read while y is written: give another array")

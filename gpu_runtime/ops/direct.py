@@ -1,0 +1,117 @@
+"""Launches an engine's plan on the caller's own arrays and stream: nothing is copied, allocated or waited for.
+
+An engine's launches name their tensors as offsets in an arena. Here an offset inside an input or output is the address of the
+caller's array instead; the rest of the arena, such as the sums of a split K and their counters, exists once for each stream.
+
+    args of a launch    ("arena", 0)    ("arena", 4096)     ("weights", 0)     ("arena", 8192)
+                        input x         output y            packed weights     counters
+    a call's struct     x.data.ptr      out.data.ptr        shared copy        scratch of the stream
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.launch import Cuda, Starter, fill_params
+from cuda_kernels.params import offsets
+from cuda_kernels.tensor_maps import Map
+from gpu_runtime.errors import EngineError
+from gpu_runtime.runtime.plan_record import Bound, EngineData, LaunchStep
+
+MOST_MAPS = 256  # tensor maps kept by address: encoding one takes longer than a launch
+
+
+class Patch(NamedTuple):
+    """A place in a launch's struct: its first byte, the number of the caller's array, and the bytes from its beginning; with
+    `given` the struct has a tensor map of that address there."""
+
+    at: int
+    array: int
+    delta: int
+    given: Map | None
+
+
+class Prepared(NamedTuple):
+    """A launch on a stream; `params`: its struct, in which patches are filled in before each start."""
+
+    params: bytearray
+    patches: tuple[Patch, ...]
+    start: Starter
+
+
+class Direct:
+    """The launches of an engine of one plan on a GPU. Raises EngineError where its plan calls a library function."""
+
+    def __init__(self, gpu: Cuda, engine: EngineData) -> None:
+        plan = engine.record.plan
+        steps = [s for s in plan.steps if isinstance(s, LaunchStep)]
+        if len(steps) < len(plan.steps):
+            raise EngineError("an operator that runs as a library function cannot run on the caller's arrays")
+        self._gpu, self._memory, self._steps = gpu, plan.memory, steps
+        self._ends: Sequence[Bound] = (*plan.inputs, *plan.outputs)
+        self._weights = gpu.share(engine.weights)
+        self._kernels = [gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
+        self._on: dict[int, list[Prepared]] = {}
+        self._maps: dict[tuple[Map, int], bytes] = {}
+
+    def is_ready(self, stream: int) -> bool:
+        """Whether a run on this stream allocates nothing."""
+        return stream in self._on
+
+    def ready(self, stream: int) -> None:
+        """Allocates scratch memory of the launches for this stream, and prepares them."""
+        lowest, zeros = self._scratch()
+        arena = self._gpu.allocate(max(self._memory.activation_bytes - lowest, 16)) - lowest
+        flag = self._gpu.allocate(4)
+        for offset, nbytes in (*zeros, (flag - arena, 4)):
+            self._gpu.zero(arena + offset, nbytes)
+        self._gpu.synchronize()  # the memory was cleared on another stream
+        bases = {"arena": arena, "weights": self._weights, "nonfinite": flag}
+        prepared = []
+        for step, kernel in zip(self._steps, self._kernels, strict=True):
+            params = bytearray(fill_params(self._gpu, step.args, lambda arg: bases[arg[0]] + int(arg[1])))
+            assert kernel.prepare is not None  # a GPU's
+            start = kernel.prepare(step.grid, step.block, step.smem, params)
+            prepared.append(Prepared(params, tuple(self._patches(step)), start))
+        self._on[stream] = prepared
+
+    def run(self, addresses: Sequence[int], stream: int) -> None:
+        """Queues the plan on the stream; `addresses`: of the inputs, then of the output."""
+        for params, patches, start in self._on[stream]:
+            for at, array, delta, given in patches:
+                address = addresses[array] + delta
+                if given is None:
+                    struct.pack_into("<Q", params, at, address)
+                else:
+                    params[at : at + 128] = self._encoded(given, address)
+            start(stream)
+
+    def _encoded(self, given: Map, address: int) -> bytes:
+        if (given, address) not in self._maps:
+            if len(self._maps) == MOST_MAPS:
+                self._maps.clear()
+            self._maps[given, address] = self._gpu.encode(given, address)
+        return self._maps[given, address]
+
+    def _patches(self, step: LaunchStep) -> list[Patch]:
+        found = []
+        for at, (kind, value) in zip(offsets(step.args), step.args, strict=True):
+            base, offset = value.of if kind == "map" else (kind, value)
+            if base == "arena" and (place := self._end(int(offset))) is not None:
+                found.append(Patch(at, *place, value if kind == "map" else None))
+        return found
+
+    def _end(self, offset: int) -> tuple[int, int] | None:
+        """Returns (number of the input or output that holds an offset of the arena, bytes from its beginning)."""
+        inside = ((i, offset - e.offset) for i, e in enumerate(self._ends) if e.offset <= offset < e.offset + e.nbytes)
+        return next(inside, None)
+
+    def _scratch(self) -> tuple[int, list[Any]]:
+        """Returns the lowest offset of the arena that is no caller's array, and the spans to clear there."""
+        used = [a[1].of if a[0] == "map" else a for s in self._steps for a in s.args]
+        own = [int(v) for kind, v in used if kind == "arena" and self._end(int(v)) is None]
+        zeros = [span for span in self._memory.zeros if self._end(span[0]) is None]
+        return min([*own, *(offset for offset, _ in zeros)], default=self._memory.activation_bytes), zeros

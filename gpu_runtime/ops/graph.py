@@ -1,0 +1,55 @@
+"""The ONNX graph of one convolution with its epilogue, from which the planner makes the operator's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+# Activation -> its operators, one after the other; Mul also takes the tensor ahead of all of them.
+ACTIVATIONS = {
+    "": (),
+    "relu": ("Relu",),
+    "sigmoid": ("Sigmoid",),
+    "tanh": ("Tanh",),
+    "silu": ("Sigmoid", "Mul"),
+    "gelu": ("Gelu",),
+    "hardswish": ("HardSwish",),
+    "mish": ("Mish",),
+    "softplus": ("Softplus",),
+}
+OPSET = 20  # the first one with Gelu
+
+
+class Geometry(NamedTuple):
+    """Strides, padding (top, left, bottom, right), dilations and groups of a convolution."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def graph(
+    arrays: Mapping[str, np.ndarray], geometry: Geometry, activation: str, shape: Sequence[int], residual: Sequence[int] = ()
+) -> onnx.ModelProto:
+    """Makes y = activation(conv(x, weight) + bias + residual) in FP32. `arrays`: weight [K, C / groups, R, S] and perhaps bias
+    [K]; `shape`: of x; `residual`: its shape, without it there is none."""
+    fp32 = onnx.TensorProto.FLOAT
+    conv = helper.make_node("Conv", ["x", *arrays], ["conv"], "conv", strides=geometry.stride, group=geometry.groups,
+                            pads=geometry.padding, dilations=geometry.dilation)  # fmt: skip
+    nodes, last, own = [conv], "conv", "conv"
+    if residual:
+        nodes.append(helper.make_node("Add", [last, "residual"], [own := "sum"], "sum"))
+        last = own
+    for op in ACTIVATIONS[activation]:
+        nodes.append(helper.make_node(op, [last, own] if op == "Mul" else [last], [last := op.lower()], op.lower()))
+    nodes[-1].output[0] = "y"
+    ends = {"x": shape, "residual": residual} if residual else {"x": shape}
+    ins = [helper.make_tensor_value_info(name, fp32, size) for name, size in ends.items()]
+    stored = [numpy_helper.from_array(np.asarray(a, np.float32), name) for name, a in arrays.items()]
+    made = helper.make_graph(nodes, "operator", ins, [helper.make_tensor_value_info("y", fp32, None)], stored)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
