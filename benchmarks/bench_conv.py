@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks import hardware
 from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
-from cuda_kernels.driver_errors import is_fatal
+from cuda_kernels.driver import is_fatal
 from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.measure.timing import Cache, driver_version, measured, quantiles

@@ -27,8 +27,7 @@ import numpy as np
 from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import Device
-from cuda_kernels.driver_errors import is_fatal
-from cuda_kernels.driver_launch import Starter, Triple, dependent, param_bytes
+from cuda_kernels.driver import Starter, Triple, dependent, is_fatal, param_bytes
 from cuda_kernels.params import KINDS, check_launch, pack_params
 from cuda_kernels.sharing import Copy, shared
 from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging

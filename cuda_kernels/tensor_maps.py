@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_kernels.driver_errors import check_status
+from cuda_kernels.driver import check_status
 
 SIZES = {  # bytes of each element type; its position is its number in a map
     **{"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8},

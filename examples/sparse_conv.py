@@ -23,4 +23,5 @@ y = conv(x.transpose(0, 3, 1, 2))  # channels-last [N, C, H, W]
 
 row = conv.why(x.transpose(0, 3, 1, 2).shape)
 print(f"y: {y.shape}, {type(y).__module__}; the layer runs {row.verdict} ({row.reason}): {conv.tactic((8, 128, 28, 28))}")
-print(f"best dense kernel {row.best_dense.us:.2f} us, best 2:4 kernel {row.best_sparse.us:.2f} us")
+if row.best_dense and row.best_sparse:
+    print(f"best dense kernel {row.best_dense.us:.2f} us, best 2:4 kernel {row.best_sparse.us:.2f} us")

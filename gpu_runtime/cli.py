@@ -11,7 +11,7 @@ import warnings
 import click
 
 from cuda_kernels.compile import CompileError
-from cuda_kernels.driver_errors import code_of
+from cuda_kernels.driver import code_of
 from cuda_kernels.extras import why_missing
 from gpu_runtime.commands.bench import bench_command
 from gpu_runtime.commands.build import build_command

@@ -20,7 +20,7 @@ import numpy as np
 
 from cuda_kernels import files
 from cuda_kernels.compile import Counter, source_hash
-from cuda_kernels.driver_errors import explained
+from cuda_kernels.driver import explained
 from gpu_runtime import engine_header, file_kinds
 from gpu_runtime.engine_header import bad, file_data, header_of, layout_problem, record_of, section_of, sha256, too_large
 from gpu_runtime.errors import EngineError, NoEngineError

@@ -22,13 +22,13 @@ from cuda_kernels import device as devices
 from cuda_kernels import extras
 from gpu_runtime import file_kinds
 from gpu_runtime.engine import Engine, load
-from gpu_runtime.sessions.io_binding import IOBinding
-from gpu_runtime.sessions.open_sizes import ModelMetadata, NodeArg, Opened, OpenSizes, Signature
 from gpu_runtime.progress import warn
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.fields import Batch, TensorSpec
 from gpu_runtime.runtime.steps import warning
+from gpu_runtime.sessions.io_binding import IOBinding
+from gpu_runtime.sessions.open_sizes import ModelMetadata, NodeArg, Opened, OpenSizes, Signature
 from gpu_runtime.text import printable
 
 ORT_TYPES = {"float32": "tensor(float)"}  # exceptions from tensor(NumPy's name)

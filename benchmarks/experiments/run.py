@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import hardware
 from cuda_kernels.device import Device, current
-from cuda_kernels.driver_errors import is_fatal
+from cuda_kernels.driver import is_fatal
 from tactics.measure import timing
 
 WHOLE, PARTLY = 0, 3  # exit statuses: all steps were reached, or the time ended before

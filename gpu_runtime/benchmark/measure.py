@@ -17,7 +17,7 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Counter
-from cuda_kernels.driver_errors import explained
+from cuda_kernels.driver import explained
 from cuda_kernels.launch import Cuda
 from gpu_runtime.benchmark.attend import Stuck, attend
 from gpu_runtime.benchmark.clocks import ClockWatch

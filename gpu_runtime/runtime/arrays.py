@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cuda_kernels.driver_errors import code_of
+from cuda_kernels.driver import code_of
 from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.plan_record import Bound
 from gpu_runtime.text import dims, printable, suggest

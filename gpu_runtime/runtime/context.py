@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
-from cuda_kernels.driver_errors import explained
+from cuda_kernels.driver import explained
 from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError, QueueFullError
 from gpu_runtime.progress import warn

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cuda_kernels.driver_errors import explained
+from cuda_kernels.driver import explained
 from gpu_runtime.progress import warn
 
 if TYPE_CHECKING:

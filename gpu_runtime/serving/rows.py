@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cuda_kernels.driver_errors import is_fatal
+from cuda_kernels.driver import is_fatal
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.progress import warn

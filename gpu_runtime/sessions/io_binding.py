@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.sessions.open_sizes import Signature
 from gpu_runtime.runtime.arrays import check_known
+from gpu_runtime.sessions.open_sizes import Signature
 
 # ONNX's numbers of element types -> NumPy's names.
 ELEMENT_TYPES = {1: "float32", 2: "uint8", 6: "int32", 7: "int64", 9: "bool", 10: "float16"}

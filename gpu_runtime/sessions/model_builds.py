@@ -10,8 +10,8 @@ from gpu_runtime.errors import bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.load import load_whole, named, type_name
 from gpu_runtime.frontend.source import source_of
-from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, Signature
 from gpu_runtime.pipeline import build
+from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, Signature
 
 
 @bounded

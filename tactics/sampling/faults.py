@@ -7,7 +7,7 @@ reported, and tried again by the next build. Also decided: whether the process c
 import signal
 from typing import Any, NamedTuple
 
-from cuda_kernels.driver_errors import OUT_OF_MEMORY, code_of, fatal_code
+from cuda_kernels.driver import OUT_OF_MEMORY, code_of, fatal_code
 
 # Of the codes after which a context is lost, those that a kernel brings about; the others (ECC, NVLink, MPS, a device or driver
 # that is gone, or does not know why) may meet any. (CUDA Driver API, "CUresult".)

@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from cuda_kernels.device import NAMED
-from cuda_kernels.driver_errors import DriverError
-from cuda_kernels.driver_launch import dependent, param_bytes
+from cuda_kernels.driver import DriverError, dependent, param_bytes
 from cuda_kernels.launch import Cuda, Emulated, Kernel
 from cuda_kernels.params import check_launch, pack_params
 

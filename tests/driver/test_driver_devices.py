@@ -26,7 +26,7 @@ START = """
 import os, sys, warnings
 import cupy, numpy as np
 import gpu_runtime as gr
-from cuda_kernels.driver_errors import DriverError, is_fatal
+from cuda_kernels.driver import DriverError, is_fatal
 engine = gr.load(sys.argv[1])
 x = np.random.default_rng(0).standard_normal((1, 8, 4, 4)).astype(np.float32)
 with engine.context(device="emulator") as context:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cuda_kernels.driver_errors import FATAL, DriverError, check_status, code_of, is_fatal, why_fatal
+from cuda_kernels.driver import FATAL, DriverError, check_status, code_of, is_fatal, why_fatal
 
 driver = pytest.importorskip("cuda.bindings.driver")
 
@@ -63,7 +63,7 @@ def test_every_fatal_code_is_one_of_the_drivers():
 
 def test_no_error_is_told_without_cupy():
     code = (
-        "import sys; from cuda_kernels.driver_errors import code_of\n"
+        "import sys; from cuda_kernels.driver import code_of\n"
         "assert code_of(ValueError()) is None and not {'cupy', 'cuda'} & {m.split('.')[0] for m in sys.modules}"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).returncode == 0

@@ -88,7 +88,7 @@ def too_many_registers():
     import cupy
 
     from cuda_kernels.compile import compile_kernel, cubin_path
-    from cuda_kernels.driver_errors import code_of, is_fatal
+    from cuda_kernels.driver import code_of, is_fatal
     from cuda_kernels.launch import Cuda, pack_params
 
     gpu = Cuda(current())
@@ -194,7 +194,7 @@ def test_a_launch_that_would_write_what_is_there_is_not_run_again(repeats, print
 
 
 def dependent_launch():
-    from cuda_kernels.driver_launch import dependent
+    from cuda_kernels.driver import dependent
     from cuda_kernels.params import pack_params
 
     cupy, a, *_ = setup()

@@ -21,7 +21,7 @@ import pytest
 
 from cuda_kernels.compile import compile_many
 from cuda_kernels.device import current, why_no_gpu
-from cuda_kernels.driver_errors import why_fatal
+from cuda_kernels.driver import why_fatal
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import current, why_no_gpu
-from cuda_kernels.driver_errors import DriverError
+from cuda_kernels.driver import DriverError
 from cuda_kernels.launch import Cuda
 from cuda_kernels.tensor_maps import SIZES, Map, encode, encode_by_driver
 from gpu_runtime.engine import Engine

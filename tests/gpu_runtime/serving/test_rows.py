@@ -10,7 +10,7 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.device import DRIVER_NAMES, Device, named
-from cuda_kernels.driver_errors import DriverError
+from cuda_kernels.driver import DriverError
 from gpu_runtime.building import points
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import steps

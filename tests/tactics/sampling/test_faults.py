@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cuda_kernels.driver_errors import FATAL, DriverError
+from cuda_kernels.driver import FATAL, DriverError
 from tactics.sampling import faults
 from tactics.sampling.faults import Fault, Overloaded
 
