@@ -1,6 +1,5 @@
 """GPUs in numbers: the facts of named devices, each with its source, and the names by which they are known."""
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -301,6 +300,8 @@ def named(name: str) -> Device:
         raise ValueError(f"device {name}: {REFUSED[known]}")
     if known:
         return NAMED[known]
+    import difflib  # only an error needs it
+
     near = [other for other in SPOKEN if other.startswith(said)] if len(said) > 1 else []
     near = near or difflib.get_close_matches(said, SPOKEN, n=4, cutoff=0.5 if len(said) > 1 else 1)
     close = [name for name in dict.fromkeys(SPOKEN[other] for other in near) if name in NAMED]

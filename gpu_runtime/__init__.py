@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from gpu_runtime.runtime.fields import TensorSpec
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.serving.pool import Pool
-    from gpu_runtime.torch_backend import compile
+    from gpu_runtime.torch_backend import compile as compile  # not in __all__: it needs PyTorch, and hides a built-in function
 
     __version__: str
 
 # fmt: off
 __all__ = [
     "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "Pool",
-    "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "compile", "installed_version", "load", "plan",
+    "QueueFullError", "RunFuture", "TensorSpec", "build", "compare", "installed_version", "load", "plan",
     "prune",
 ]
 # fmt: on
@@ -84,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "compile", "__version__"]

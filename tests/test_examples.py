@@ -24,6 +24,14 @@ def test_an_example_says_what_it_needs_and_where_it_runs(path):
 
 
 @pytest.mark.slow
+def test_a_convolution_without_an_engine():
+    said = subprocess.run(
+        [sys.executable, "-m", "examples.sparse_conv"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"^y: \(8, 128, 28, 28\), .*runs (sparse|dense)", said) and "best 2:4 kernel" in said
+
+
+@pytest.mark.slow
 def test_the_loop_from_dense_to_sparse():
     """Without training: the network that training gives lies beside the dense one."""
     words = [sys.executable, "-m", "examples.prune_and_finetune", "--tuned", "benchmarks/digits/digits_sparse.onnx"]

@@ -40,7 +40,9 @@ def with_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> 
         return planned
     target = replace(planner.target, measured=False)
     ends = {t: (fmt,) for t, fmt in planned.table.io.items()}
-    other = Planner(target, make_timer(target), planner.options, ends)
+    tell = planner.options.progress
+    options = replace(planner.options, progress=lambda p: tell(replace(p, detail=f"{p.detail}, with all weights 2:4")))
+    other = Planner(target, make_timer(target), options, ends)
     try:
         found = other.settled(*other(alternatives(pruned(loaded, network, changed))), planned.reached)
         now = other.settled(*other(planned.table.network), planned.reached) if planner.target.measured else planned

@@ -101,7 +101,7 @@ def _us(us: float | None, unit: str = " us") -> str:
 def _head(plans: Sequence[Outlook], which: str) -> str:
     head = f"{plans[0].model.name} {which}; --sparsity={plans[0].sparsity.mode}"
     if any(p.if_pruned for p in plans):
-        head += "; weights are not 2:4: the table is of the network with pruned weights"
+        head += "; not all weights are 2:4: the table is of the network with all of them pruned"
     head += "; all times are predicted, marked ~; none was measured"
     if plans[0].sparsity.mode != "disable":
         head += f"; sparse kernels are taken where P(faster) is {100 * plans[0].risk:.3g} % or more (--risk)"

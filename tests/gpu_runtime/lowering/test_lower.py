@@ -71,14 +71,14 @@ def test_resnet20_shortcuts_are_one_window_each():
     moves = [op for op in net.ops if isinstance(op.problem, MoveProblem)]
     assert [op.name for op in moves] == ["n30_Slice + n31_Pad", "n53_Slice + n54_Pad"]
     assert str(moves[0].problem) == "move n1 c16 h32 w32 window out32,16,16 start-8,0,0 step1,2,2 fill0.0"
-    assert len(net.groups) == 9 and net.groups[0] == ("n9_Add", ("apart", "into n7_Conv"))
+    assert len(net.groups) == 9 and net.groups[0] == ("n9_Add", ("apart", "into layer1.0.conv2"))
 
 
 def test_super_resolution_shuffles_pixels_in_its_last_convolution():
     net = network(given_model("super_resolution_10"), shapes={"input": (1, 1, 224, 224)})
     assert [type(op.problem) for op in net.ops] == [ConvProblem] * 4
     assert net.ops[-1].problem.epilogue.d2s_mode == "crd" and net.ops[-1].problem.out_shape == (1, 1, 672, 672)
-    assert net.ops[0].name == "Conv_0 + Relu_1"
+    assert net.ops[0].name == "conv1 + Relu_1"
 
 
 # ---- convolutions

@@ -98,7 +98,7 @@ def test_every_type_of_an_input_has_a_type_of_tritons():
     from tactics.format import DTYPES
 
     found = {triton_repo._tensor(TensorSpec("x", (1, 2), dtype)).split()[4] for dtype in DTYPES.values()}
-    assert found == {f"TYPE_{name}" for name in ("FP32", "FP16", "UINT8", "INT32", "INT64", "BOOL")}
+    assert found == {f"TYPE_{name}" for name in ("FP32", "FP16", "UINT8", "INT8", "INT32", "INT64", "BOOL")}
 
 
 def test_the_requests_that_it_answers_are_told():
