@@ -88,7 +88,7 @@ def test_ten_killed_builds_lose_what_was_in_flight_alone(tmp_path, monkeypatch):
         for number in range(kills):
             with started(build, checks=False) as process:
                 kill(process, folder, rng.uniform(0, 0.6), number % 3 == 0)
-        totals.append(float(passes(build, checks=False)))
+        totals.append(float(passes(build, seconds=300, checks=False)))
     assert totals[1] == pytest.approx(totals[0], rel=0.005)
     rows = answers(cut)
     in_flight = {i for i, row in enumerate(rows[:-1]) if rows[i + 1][0] != row[0]}  # perhaps answered, but not kept
