@@ -7,17 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_kernels import extras
-from cuda_kernels.named_devices import (
-    DRIVER_NAMES,
-    INTEGRATED,
-    L2,
-    LAUNCH,
-    NAMED,
-    Device,
-)
-from cuda_kernels.named_devices import (
-    named as named,
-)
+from cuda_kernels.named_devices import DRIVER_NAMES, INTEGRATED, L2, LAUNCH, NAMED, Device
+from cuda_kernels.named_devices import named as named  # of this module, too
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")

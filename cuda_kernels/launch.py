@@ -325,6 +325,12 @@ class Cuda:
         check_launch(kernel.name, grid, block, params, kernel.param_bytes)
         kernel.start(grid, block, smem, params)
 
+    def prepare(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytearray) -> Starter:
+        """Checks a launch once, and returns the function that starts it on a stream, with `params` as they are then."""
+        check_launch(kernel.name, grid, block, bytes(params), kernel.param_bytes)
+        assert kernel.prepare is not None  # a GPU's
+        return kernel.prepare(grid, block, smem, params)
+
     def _start(self, prepare: Callable[..., Starter], grid: Triple, block: Triple, smem: int, params: bytes) -> None:
         prepare(grid, block, smem, bytearray(params))(self.stream.ptr)
 

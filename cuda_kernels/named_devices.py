@@ -110,7 +110,7 @@ GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.3
 GA100_L2 = "GA100 whitepaper (5120 B/clk L2)"
 # fmt: off
 # Jetson modules in the power mode MAXN without Super: lower modes have fewer SMs and lower clocks. Data sheets give the dense
-# INT8 rate of the GPU, twice that of FP16; deviceQuery prints SMs, clocks (NX 8GB: from its INT8 rate) and L2.
+# INT8 rate of the GPU, twice the FP16 rate; deviceQuery prints SMs, clocks (NX 8GB: from its INT8 rate) and L2.
 ORINS = tuple(
     Device(
         name, f"Jetson {title}", "sm_87", sms, mhz, gbps, l2 * MIB, round(5120 * sms / 108), 163 * KIB, 164 * KIB, 1536, 16,

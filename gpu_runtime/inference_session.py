@@ -143,7 +143,7 @@ class InferenceSession:
         than engines are kept.
         """
         if self._sizes is None:
-            raise ValueError("prepare: this session has an engine of fixed sizes: make one of a model whose sizes are open")
+            raise ValueError("prepare: the engine has fixed sizes: make an InferenceSession of a model whose sizes are open")
         for shapes in sizes:
             arrays.check_names(self._declared.inputs, shapes)
         return self._sizes.ahead(sizes)
@@ -202,7 +202,7 @@ class InferenceSession:
 
     def _of_last_run(self) -> Opened:
         if self._last is None:
-            raise ValueError("this session has no engine yet: the first run of a model with open sizes builds one")
+            raise ValueError("there is no engine yet: the first run of a model with open sizes builds one")
         return self._last
 
     def close(self) -> None:

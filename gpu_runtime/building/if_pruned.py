@@ -13,7 +13,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.building.planner import Planned, Planner
-from gpu_runtime.building.record import solution_of
+from gpu_runtime.building.record import fp32_reasons, solution_of
 from gpu_runtime.building.target import make_timer
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import reasons
@@ -49,7 +49,15 @@ def with_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> 
     except ModelError:
         return planned
     others = counterfactuals(found.table, found.chosen, only_dense=True)
-    facts = reasons.Known(found.table, found.chosen, others, "enable", measured=False, stored=loaded.stored)
+    facts = reasons.Known(
+        found.table,
+        found.chosen,
+        others,
+        "enable",
+        measured=False,
+        single=fp32_reasons(found),
+        stored=loaded.stored,
+    )
     solution = replace(solution_of(found.chosen), rivals=others.rivals)
     answer = IfPruned((now.own or now.chosen).us, changed, reasons.sparsity(facts), solution)
     return replace(planned, if_pruned=answer, pruned_table=None if planner.target.measured else found.table)

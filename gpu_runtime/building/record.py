@@ -47,7 +47,7 @@ def explain(
         planner.options.sparsity,
         table.device.measured,
         own=planned.own,
-        single={t: clipped(why) for t, why in planned.reached.single if table.network.type(t).fixed},
+        single=fp32_reasons(planned),
         stored=loaded.stored,
         patterns=known,
     )
@@ -62,6 +62,11 @@ def explain(
         apart=planned.apart,
         replaced=planned.replaced,
     )
+
+
+def fp32_reasons(planned: Planned) -> dict[str, str]:
+    """Returns FP32 tensor -> the sentence on why it cannot be FP16."""
+    return {t: clipped(why) for t, why in planned.reached.single if planned.table.network.type(t).fixed}
 
 
 def _tuned(table: tables.Table, chosen: Plan, planner: Planner) -> Tuned | None:

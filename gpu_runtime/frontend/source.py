@@ -152,7 +152,7 @@ def _opened(torch: Any, module: Any, examples: Examples) -> tuple[tuple[Any, ...
 
 
 def _arguments(module: Any, count: int) -> list[str]:
-    """The names of forward's first `count` arguments; "" for those of `*args`."""
+    """Lists the names of the first `count` arguments of a module's forward; "" for an argument that `*args` takes."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds][:count]
     return names + [""] * (count - len(names))

@@ -105,7 +105,7 @@ def elsewhere(w: np.ndarray, axis: int) -> str:
 
 
 def _divergence(share: float, chance: float) -> float:
-    """Kullback and Leibler's, of two probabilities of which the first is the larger."""
+    """Returns the Kullback-Leibler divergence of two coins' probabilities, the larger one first."""
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
     return share * math.log(share / chance) + rest if share > chance else 0.0
 

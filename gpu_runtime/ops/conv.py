@@ -1,5 +1,5 @@
 """2:4-sparse convolutions and linear layers as operators. Each size of input gets a plan at its first call, as a layer of an
-engine would: the fastest tactic, sparse or dense, by the timing cache or else by predictions, and the reason for it.
+engine would: the fastest tactic, sparse or dense, by predictions until `tune` has timed them, and the reason for it.
 
 Arrays are FP16, [N, C, H, W] channels-last, so that a pixel's channels lie together: PyTorch's torch.channels_last, in CuPy and
 NumPy `nhwc.transpose(0, 3, 1, 2)`. On a GPU they are read and written in place, on the caller's stream, in CUDA graphs too.
@@ -31,7 +31,7 @@ from gpu_runtime.text import dims, suggest
 Shape4 = tuple[int, int, int, int]
 HALF = np.dtype(np.float16)
 FORMAT = "fp16:hwc8"
-ALIGN = 16  # bytes: kernels load 8 channels at once
+CHANNELS, ALIGN = 8, 16  # of a pixel: kernels load 8 channels, 16 bytes, at once
 CURE = "make it so with .to(memory_format=torch.channels_last), in CuPy or NumPy from [N, H, W, C] with .transpose(0, 3, 1, 2)"
 
 
@@ -68,7 +68,7 @@ class SparseConv2d:
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None, geometry: Geometry, activation: str, device: Any) -> None:
         self.weight, self.bias, self.geometry, self.activation, self._device = weight, bias, geometry, activation, device
         self._plans: dict[tuple[tuple[int, ...], bool], Plan] = {}
-        self._lock = threading.RLock()
+        self._planning, self._running = threading.RLock(), threading.Lock()  # calls of known sizes do not wait for a build
         self._gpu: Cuda | None = None
 
     @classmethod
@@ -88,6 +88,8 @@ class SparseConv2d:
             raise ValueError(f"bias: expected [{w.shape[0]}], got {list(b.shape)}")
         if act not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {act!r}")
+        if unaligned := [n for n in (w.shape[1] * groups, w.shape[0]) if n % CHANNELS]:
+            raise ValueError(f"weight: expected C and K in multiples of {CHANNELS}, got {unaligned[0]}: add channels of zeros")
         stride, dilation = _pair("stride", options.get("stride", 1)), _pair("dilation", options.get("dilation", 1))
         geometry = Geometry(stride, _pads(options.get("padding", 0)), dilation, groups)
         return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, act, options.get("device"))
@@ -101,14 +103,18 @@ class SparseConv2d:
         """
         if (gpu := self._opened()) is None:
             return self._emulated(x, residual, out)
-        handle = _handle(gpu, stream)
-        given = [self._view(gpu, name, a) for name, a in (("x", x), ("residual", residual)) if a is not None]
-        plan = self._ready(given[0].shape, len(given) > 1, handle)
-        y = self._new(gpu, plan.out_shape, handle) if out is None else self._view(gpu, "out", out)
+        views = [self._view(gpu, *named) for named in (("x", x), ("residual", residual), ("out", out)) if named[1] is not None]
+        theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
+        handle = _handle(gpu, theirs if stream is None else stream)
+        if any(v.foreign for v in views):
+            gpu.lead(handle)  # DLPack's producers made the GPU's own stream wait
+        *given, y = [v.array for v in views] + ([None] if out is None else [])
+        plan = self._ready(given[0].shape, residual is not None, handle)
+        y = self._new(gpu, plan.out_shape, handle) if out is None else y
         addresses = [a.data.ptr for a in (*given, y)]
         _check(given, y, plan.out_shape, addresses)
         assert plan.direct is not None
-        with self._lock:  # threads share the structs of a stream
+        with self._running:  # threads share the structs of a stream
             plan.direct.run(addresses, handle)
         return y
 
@@ -160,7 +166,7 @@ class SparseConv2d:
             raise RuntimeError(
                 f"x of {dims(shape)} is new on this stream, which is captured: call prepare({list(shape)}) before"
             )
-        with self._lock:
+        with self._planning:
             plan = self._plan(shape, residual)
             if plan.direct is not None and not plan.direct.is_ready(stream):
                 plan.direct.ready(stream)
@@ -171,21 +177,21 @@ class SparseConv2d:
         stored = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
         model = graph(stored, self.geometry, self.activation, shape, out if residual else ())
         options: dict[str, Any] = {"device": self._device, "optimization_level": level, "sparsity": "enable"}
-        with self._lock:
+        with self._planning:
             gpu = self._opened()
             engine = build(model, input_formats=FORMAT, output_formats=FORMAT, **options)
             direct = None if gpu is None else Direct(gpu, engine)
-            plan = Plan(engine, out, direct, engine.context() if gpu is None else None)
+            plan = Plan(engine, out, direct, engine.context(device="emulator") if gpu is None else None)
             self._plans[shape, residual] = plan
         return plan
 
-    def _view(self, gpu: Cuda, name: str, a: Any) -> Any:
-        """Returns a GPU array as CuPy's, in place. Raises ValueError for others."""
+    def _view(self, gpu: Cuda, name: str, a: Any) -> arrays.Given:
+        """Views a GPU array as CuPy's, in place. Raises ValueError for others."""
         if isinstance(a, gpu.cupy.ndarray):
-            return a
+            return arrays.Given(a, True)
         if (found := arrays.on_gpu(gpu, name, a, writes=name == "out")) is None:
             raise ValueError(f"{name}: expected an array on the GPU, got {arrays.kind(a)}: copy it there with cupy.asarray")
-        return found.array
+        return found
 
     def _new(self, gpu: Cuda, shape: Shape4, stream: int) -> Any:
         with gpu.current(stream):
@@ -205,7 +211,7 @@ class SparseConv2d:
         y = np.empty(_nhwc(plan.out_shape), HALF).transpose(0, 3, 1, 2) if out is None else out
         _check([*given.values()], y, plan.out_shape, [a.ctypes.data for a in (*given.values(), y)])
         assert plan.context is not None
-        with self._lock:
+        with self._running:
             y[...] = plan.context.run(given)["y"]
         return y
 

@@ -73,8 +73,7 @@ class Direct:
         prepared = []
         for step, kernel in zip(self._steps, self._kernels, strict=True):
             params = bytearray(fill_params(self._gpu, step.args, lambda arg: bases[arg[0]] + int(arg[1])))
-            assert kernel.prepare is not None  # a GPU's
-            start = kernel.prepare(step.grid, step.block, step.smem, params)
+            start = self._gpu.prepare(kernel, step.grid, step.block, step.smem, params)
             prepared.append(Prepared(params, tuple(self._patches(step)), start))
         self._on[stream] = prepared
 

@@ -39,7 +39,7 @@ class Counterfactuals:
 
 
 def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Counterfactuals:
-    """Computes all of them, those of layers and of branches from one elimination tree. `only_dense`: of the rivals only plans
+    """Computes the counterfactuals of all layers and branches from one elimination tree. `only_dense`: of the rivals only plans
     without sparse kernels.
     """
     wanted, merged, questions = _questions(table, chosen)

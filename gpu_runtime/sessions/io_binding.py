@@ -12,7 +12,7 @@ from gpu_runtime.runtime.arrays import check_known
 from gpu_runtime.sessions.open_sizes import Signature
 
 # ONNX's numbers of element types -> NumPy's names.
-ELEMENT_TYPES = {1: "float32", 2: "uint8", 6: "int32", 7: "int64", 9: "bool", 10: "float16"}
+ELEMENT_TYPES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16"}
 Run = Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Mapping[str, Any], Any]]
 
 
@@ -118,9 +118,11 @@ class IOBinding:
         self._found = [OrtValue(found[name]) for name in self._outputs]
 
     def _array(self, place: str, element_type: Any, shape: Sequence[int], address: int | None) -> Any:
-        """An array on a caller's memory, by NumPy's protocol or that of GPU arrays; None for no address."""
+        """Views a caller's memory as a NumPy array, or on the GPU as an object that CuPy reads; None for no address."""
         if not isinstance(place, str) or place.lower() not in self._places:
-            raise ValueError(f"device_type: expected {' or '.join(self._places)}, which this session reads, got {place!r}")
+            raise ValueError(
+                f"device_type: expected {' or '.join(self._places)}, which this InferenceSession reads, got {place!r}"
+            )
         if address is None:
             return None
         if isinstance(element_type, int) and element_type not in ELEMENT_TYPES:

@@ -9,7 +9,7 @@ from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.load import load_whole, named, type_name
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.source import Examples, source_of
 from gpu_runtime.pipeline import build
 from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, Signature
 
@@ -20,7 +20,7 @@ def builds(model: Any, options: Mapping[str, Any]) -> tuple[Signature, Callable[
 
     A torch module is exported once. Raises as `build` does; for a model whose sizes are open only where no sizes could cure it.
     """
-    source = source_of(model, options.get("example_inputs"))
+    source = source_of(model, Examples(options.get("example_inputs"), options.get("shapes")))
     with named(source):
         proto = load_whole(source)
     stored = {t.name for t in proto.graph.initializer}

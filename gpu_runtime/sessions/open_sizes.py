@@ -82,7 +82,7 @@ class OpenSizes:
         key = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
         with self._lock:
             if self._closed:
-                raise ValueError("this session is closed: make a new one")
+                raise ValueError("the InferenceSession is closed: make a new one")
             is_new = key not in self._opened
             opened = self._opened.setdefault(key, Future())
             self._opened.move_to_end(key)

@@ -105,6 +105,13 @@ def test_memory_stays_and_nothing_is_allocated(conv, cupy):
     assert (pool.used_bytes(), pool.total_bytes()) == before
 
 
+def test_a_named_device_is_emulated_beside_a_gpu():
+    conv = SparseConv2d.from_dense(weights(16, 16), prune="magnitude", device="l4")
+    a = image(1, 16, 6, 6)
+    y = conv(a)
+    assert isinstance(y, np.ndarray) and np.abs(y - reference(conv, a)).max() <= LIMIT * np.ptp(reference(conv, a))
+
+
 def test_an_output_that_is_still_read(conv, cupy):
     x = on_device(cupy, image(1, 64, 8, 8))
     with pytest.raises(ValueError, match="out: it shares memory with x"):

@@ -130,8 +130,9 @@ def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
         sum(map(int, re.findall(rf"^{kind} +(\d+) ", texts["log"], re.M))) for kind in ("sparse", "dense", "not 2:4")
     )
     assert sparse + dense + no == every and sparse == picked and dense + picked >= able
-    table = outlooks.text([outlook])  # of the network with pruned weights, if not all are 2:4
-    assert f"{picked} of {able}" in table or outlook.if_pruned
+    sparsity = outlook.if_pruned.sparsity if outlook.if_pruned else engine.sparsity  # pruned weights, if not all are 2:4
+    assert f"{len(sparsity.picked)} of {len(sparsity.eligible)}" in outlooks.text([outlook])
+    assert (outlook.sparsity.eligible, outlook.sparsity.picked) == (engine.sparsity.eligible, engine.sparsity.picked)
     info = layer_info.layer_info(record)
     assert [info[f"Sparsity{what}Layers"] for what in ("Eligible", "", "Picked")] == [able, every, picked]
     assert [sum(x.get(f"Sparsity{what}Layers", 0) for x in info["Layers"]) for what in ("Eligible", "")] == [able, every]

@@ -157,3 +157,11 @@ def backend_of(torch):
     place = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]["gpu_runtime"]
     module, name = place.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+def test_an_inference_session_exports_a_module_once(torch):
+    net = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU()).eval()
+    x = torch.randn(1, 8, 6, 6)
+    with gr.InferenceSession(net, example_inputs=(x,), device="a100") as session:
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert np.abs(y - net(x).detach().numpy()).max() < 5e-3

@@ -115,6 +115,13 @@ def test_wrong_options(options, says):
         SparseConv2d.from_dense(weights(8, 16), **{"prune": "magnitude"} | options)
 
 
+@pytest.mark.parametrize("k, c, odd", [(8, 12, 12), (10, 16, 10), (8, 4, 4)])
+def test_channels_that_kernels_cannot_load_at_once(k, c, odd):
+    """The memory of 12 channels has no padding to 16, which kernels would read."""
+    with pytest.raises(ValueError, match=f"weight: expected C and K in multiples of 8, got {odd}: add channels of zeros"):
+        SparseConv2d.from_dense(weights(k, c), prune="magnitude")
+
+
 @pytest.mark.parametrize(
     "x, says",
     [

@@ -3,12 +3,14 @@
 import inspect
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_inference_collection as theirs
 
 import gpu_runtime as gr
 from gpu_runtime.sessions import io_binding
+from tactics.format import DTYPES
 from tests.reference_run import model, node
 
 CPU = ["CPUExecutionProvider"]
@@ -81,6 +83,13 @@ def test_signatures_are_onnxruntimes():
                 assert list(inspect.signature(method).parameters) == list(inspect.signature(getattr(real, name)).parameters)
 
 
+def test_every_type_of_an_engine_has_a_number():
+    assert {*io_binding.ELEMENT_TYPES.values()} == {dtype.name for dtype in DTYPES.values()}
+    for name, dtype in DTYPES.items():
+        number = io_binding.OrtValue(np.zeros(2, dtype)).element_type()
+        assert onnx.helper.tensor_dtype_to_np_dtype(number) == dtype, name
+
+
 def test_wrong_bindings_are_refused(sessions):
     ours, real = sessions
     bound = ours.io_binding()
@@ -88,7 +97,7 @@ def test_wrong_bindings_are_refused(sessions):
         bound.bind_cpu_input("c", A)
     with pytest.raises(ValueError, match="output: expected names out of"):
         bound.bind_output("a")
-    with pytest.raises(ValueError, match="device_type: expected cpu, which this session reads, got 'cuda'"):
+    with pytest.raises(ValueError, match="device_type: expected cpu, which this InferenceSession reads, got 'cuda'"):
         bound.bind_output("sum", "cuda")
     with pytest.raises(ValueError, match=r"element_type: expected NumPy's or one of \[1, 2, .*\], got 16"):
         bound.bind_input("a", "cpu", 0, 16, A.shape, A.ctypes.data)

@@ -65,7 +65,7 @@ def test_an_engine_has_its_models_name_and_no_other_metadata():
     engine = gr.build(opened(1, 8, 6, 6), device="a100")
     with gr.InferenceSession(engine, providers=CPU) as session:
         assert (session.get_modelmeta().graph_name, session.get_modelmeta().custom_metadata_map) == ("net", {})
-        with pytest.raises(ValueError, match="prepare: this session has an engine of fixed sizes"):
+        with pytest.raises(ValueError, match="prepare: the engine has fixed sizes: make an InferenceSession"):
             session.prepare({"x": (1, 8, 6, 6)})
 
 
@@ -211,5 +211,5 @@ def test_a_closed_session_says_so_and_closes_what_is_built_later(session, monkey
     go.set()
     ahead.result(120)
     assert [o.context.is_open for o in made] == [False]
-    with pytest.raises(ValueError, match="this session is closed"):
+    with pytest.raises(ValueError, match="the InferenceSession is closed"):
         session.run(None, {"x": image(1, 8, 6, 6)})
