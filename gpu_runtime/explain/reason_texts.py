@@ -128,6 +128,11 @@ def _picked(row: SparsityRow, record: Explained) -> str:
     return text
 
 
+def _forced(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    return f"runs sparse because it is forced to, in {sparse}; the best dense kernel takes {dense}"
+
+
 def _dense_faster(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _times(row, record.timing)
     if row.best_dense and row.best_sparse and row.best_dense.us == row.best_sparse.us:
@@ -289,6 +294,7 @@ def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) ->
 
 REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
+    "forced": ReasonText("forced", lambda rows, _: f"forced; sparse kernels are {_speed(rows)} as fast as dense ones", _forced),
     "dense_faster": ReasonText(
         "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit
     ),
