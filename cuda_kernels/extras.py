@@ -8,7 +8,7 @@ CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
 RAY = f"timing on a cluster takes the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
-TORCH = "gr.compile and the backend of torch.compile take it: pip install torch, as https://pytorch.org says for your GPU"
+TORCH = "gr.compile, its backend and gpu_runtime.ops.torch take it: pip install torch, as https://pytorch.org says for your GPU"
 CUPY = f"running on a GPU takes it: {CUDA}"
 # Module -> its package, and its use, with the cure.
 EXTRAS = {

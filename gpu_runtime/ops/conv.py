@@ -166,18 +166,7 @@ class SparseConv2d:
 
     def out_shape(self, shape: Sequence[int]) -> Shape4:
         """[N, K, P, Q] of y for x of this shape. Raises ValueError where the operator does not take it."""
-        if len(shape) != 4 or min(shape) < 1 or shape[1] != self.weight.shape[1] * self.geometry.groups:
-            expected = f"[N, {self.weight.shape[1] * self.geometry.groups}, H, W]"
-            raise ValueError(f"x: expected {expected}, got {dims(tuple(shape))}")
-        (top, left, bottom, right), spans = (
-            self.geometry.padding,
-            zip(self.geometry.dilation, self.weight.shape[2:], strict=True),
-        )
-        padded = shape[2] + top + bottom, shape[3] + left + right
-        p, q = ((n - d * (k - 1) - 1) // s + 1 for n, (d, k), s in zip(padded, spans, self.geometry.stride, strict=True))
-        if min(p, q) < 1:
-            raise ValueError(f"x: {dims(tuple(shape))} is smaller than the kernel {list(self.weight.shape[2:])}")
-        return shape[0], self.weight.shape[0], p, q
+        return self.geometry.out_shape(self.weight.shape, shape)
 
     def _plan(self, shape: tuple[int, ...], residual: bool) -> Plan:
         return self._plans.get((shape, residual)) or self._rounded(shape, residual) or self._make(shape, residual)
