@@ -4,7 +4,7 @@ take a `Network` and return one; none of them changes it in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -355,6 +355,28 @@ class Options:
         for place, new in made:
             self.behind(place, replace(new, when=(*new.when, (group, option))))
 
+    def twins(
+        self, group: str, gone: Iterable[Op[Problem]], made: Sequence[tuple[Op[Problem], Op[Problem]]], ending: str
+    ) -> None:
+        """Gives each option of an existing group that has an op of `made` a twin, named with the ending, in which the new ops
+        replace these, the ops that are `gone` do not exist, and all else is the same.
+
+        `made`: (op of the network, new op behind it).
+        """
+        before, names = self._groups[group], {option for op, _ in made for g, option in op.when if g == group}
+        twins = {option: f"{option}{ending}" for option in before if option in names}
+        self.group(group, *twins.values())
+        left = {id(op) for op in gone}
+        for op in self._of.ops:
+            if id(op) in left:
+                self.limit(op, group, *(() if any(g == group for g, _ in op.when) else before))
+            else:
+                self.limit(op, group, *(twins[option] for g, option in op.when if g == group and option in twins))
+        for op, new in made:
+            when = tuple((g, twins[option] if g == group else option) for g, option in op.when)
+            named = any(g == group for g, _ in when)
+            self.behind(op, replace(new, when=when if named else (*when, *((group, twin) for twin in twins.values()))))
+
     def instead(self, op: Op[Problem], new: Op[Problem]) -> None:
         """Replaces the op by `new`, which makes the same tensor; later calls still name the original op."""
         self._now[id(op)] = new
@@ -390,3 +412,12 @@ class Options:
 def unique(things: Iterable[H]) -> tuple[H, ...]:
     """Returns each thing once, in order: for example names or literals."""
     return tuple(dict.fromkeys(things))
+
+
+def group_between(ops: Sequence[Op[Problem]], others: Sequence[Op[Problem]]) -> str:
+    """Returns the group that decides whether the ops exist, or the others; "" without one."""
+    for group in dict.fromkeys(g for g, _ in ops[0].when):
+        mine, theirs = ({option for op in some for g, option in op.when if g == group} for some in (ops, others))
+        if not mine & theirs and all(any(g == group for g, _ in op.when) for op in (*ops, *others)):
+            return group
+    return ""

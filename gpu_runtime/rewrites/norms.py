@@ -14,7 +14,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.element_maps import strides
-from gpu_runtime.network import Network, Op, Options, computes, joined
+from gpu_runtime.network import Network, Op, Options, computes, group_between, joined
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem
@@ -37,13 +37,18 @@ class Taker:
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added. Norms that exist under some options only are left alone."""
+    """Returns the network with the alternatives added. Norms that exist under some options only are left alone.
+
+    Where a convolution reads the norm in some options of a group and an op that cannot normalize reads it in the others, as one
+    launch for the convolution and the next, that group has the norm in front as a further option.
+    """
     options = Options(network)
     for norm in network.ops:
         if not computes(norm, NormalizeProblem) or not _plain(network, norm):
             continue
-        takers = _takers(network, norm)
-        if not takers:
+        takers, others = _takers(network, norm)
+        group = group_between([taker.conv for taker in takers], others) if takers and others else ""
+        if not takers or (others and not group):
             continue
         between = {id(move): move for taker in takers for move in taker.moves}
         made: list[tuple[Op[Problem], Op[Problem]]] = []
@@ -51,7 +56,11 @@ def offer(network: Network) -> Network:
             x = norm.inputs[0] if move.inputs[0] == norm.output else _renamed(move.inputs[0], norm)
             made.append((move, replace(move, inputs=(x,), output=_renamed(move.output, norm))))
         made += [(taker.conv, _in_front(norm, taker)) for taker in takers]
-        options.either(f"norm {norm.name}", [norm, *(op for op, _ in made)], made, IN_FRONT)
+        gone = [norm, *(op for op, _ in made)]
+        if group:
+            options.twins(group, gone, made, f", {IN_FRONT}")
+        else:
+            options.either(f"norm {norm.name}", gone, made, IN_FRONT)
     return options.network()
 
 
@@ -76,24 +85,29 @@ def _plain(network: Network, norm: Norm) -> bool:
     return layer and alone and not network.is_fp32(norm.inputs[0]) and not network.is_fp32(norm.output)
 
 
-def _takers(network: Network, norm: Norm) -> list[Taker]:
-    """Returns all readers of the norm, behind moves, if each can take it in; else []."""
-    found, left = list[Taker](), [norm.output]
+def _takers(network: Network, norm: Norm) -> tuple[list[Taker], list[Op[Problem]]]:
+    """Returns all readers of the norm, behind moves: those that can take it in, and the others."""
+    found, others, left = list[Taker](), list[Op[Problem]](), [norm.output]
     while left:
         tensor = left.pop()
         for op in network.readers[tensor]:
             if isinstance(op.problem, strides.MOVES) and network.producer(op.output) is op:
                 left.append(op.output)
                 continue
-            if not _can_normalize(op, network, norm, tensor):
-                return []
-            moves, weights = _moves(network, norm, tensor), _folded(op, norm)
-            if moves is None or weights is None:
-                return []
-            found.append(Taker(op, moves, weights))
+            taker = _taker(op, network, norm, tensor) if _can_normalize(op, network, norm, tensor) else None
+            if taker is None:
+                others.append(op)
+            else:
+                found.append(taker)
         if tensor in network.output_names:
-            return []
-    return found
+            return [], others
+    return found, others
+
+
+def _taker(conv: Conv, network: Network, norm: Norm, tensor: str) -> Taker | None:
+    """Returns the convolution as a taker, if a pixel's channels are a row of the norm and FP16 can hold its weights."""
+    moves, weights = _moves(network, norm, tensor), _folded(conv, norm)
+    return None if moves is None or weights is None else Taker(conv, moves, weights)
 
 
 def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -> TypeGuard[Conv]:

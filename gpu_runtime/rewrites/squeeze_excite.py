@@ -6,11 +6,10 @@ gates are in front, images are computed separately, which costs time where a sma
 launch or two, are dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from gpu_runtime.network import APART, Literal, Network, Op, Options, computes, joined
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes, group_between, joined
 from tactics.families import conv_scaled
 from tactics.families.squeeze_excite import reason_against
 from tactics.problems.pointwise_ops import NONE, Activation
@@ -66,42 +65,17 @@ def gates(network: Network, decided: bool = False) -> Network:
                 continue
             made = [(taker, _gated(op, taker, act, taker.when)) for taker in takers]
             options.either(f"gate {op.name}", (op, *takers), made, IN_FRONT)
-        elif takers and (group := _deciding(readers, takers)) and group not in extended and not _has_twins(network, group):
+            continue
+        others = [reader for reader in readers if not any(reader is taker for taker in takers)]
+        if takers and (group := group_between(takers, others)) and group not in extended and not _has_twins(network, group):
             extended.add(group)
-            _extend(network, options, group, op, takers, act)
+            options.twins(group, [op, *takers], [(taker, _gated(op, taker, act, taker.when)) for taker in takers], TWIN)
     return options.network()
-
-
-def _deciding(readers: Sequence[Op[Problem]], takers: Sequence[Conv]) -> str:
-    """Returns the group that decides whether the takers read the product, or other ops that cannot multiply; "" without one."""
-    others = [reader for reader in readers if not any(reader is taker for taker in takers)]
-    for group in dict.fromkeys(g for g, _ in takers[0].when):
-        mine, theirs = ({option for op in ops for g, option in op.when if g == group} for ops in (takers, others))
-        named = all(any(g == group for g, _ in op.when) for op in (*takers, *others))
-        if named and not mine & theirs:
-            return group
-    return ""
 
 
 def _has_twins(network: Network, group: str) -> bool:
     options = dict(network.groups)[group]
     return any(f"{option}{TWIN}" in options for option in options)
-
-
-def _extend(
-    network: Network, options: Options, group: str, product: Op[PointwiseProblem], takers: Sequence[Conv], act: Activation
-) -> None:
-    """Gives each option of the group that has takers a twin, in which they multiply and all else is the same."""
-    before = dict(network.groups)[group]
-    twins = {option: f"{option}{TWIN}" for option in before if any((group, option) in taker.when for taker in takers)}
-    options.group(group, *twins.values())
-    for op in network.ops:
-        if not any(op is taker for taker in takers):
-            options.limit(op, group, *(twins[option] for g, option in op.when if g == group and option in twins))
-    options.limit(product, group, *before)
-    for taker in takers:
-        when = tuple((g, twins[option] if g == group else option) for g, option in taker.when)
-        options.behind(taker, _gated(product, taker, act, when))
 
 
 def _act(p: PointwiseProblem) -> Activation | None:
