@@ -7,9 +7,10 @@ from gpu_runtime.commands.console import answer, say
 from gpu_runtime.commands.options import json_option, parse_shapes, risk_option, sizes_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.pipeline import plan
 
 
-@click.command("plan", short_help="Plan a model for several GPUs, side by side.")
+@click.command("plan")
 @click.argument("model", type=click.Path())
 @click.option(
     "--devices",
@@ -33,8 +34,6 @@ def plan_command(
         raise click.UsageError("--report needs --batches=NUMBERS: `gpu-runtime report` draws the plan of an engine")
     paths = check_targets({"--report": report}, [model])
     progress = listening()
-    from gpu_runtime.pipeline import plan
-
     names = [name.strip() for name in devices.split(",")]
     try:
         names = [device.named(name).name for name in names]

@@ -6,26 +6,27 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
+import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.extras import CUDA
+from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.commands.console import nonfinite_text, say
-from gpu_runtime.commands.options import cubins_option, emulate_option, named, opened, quiet_option, sizes_of
+from gpu_runtime.commands.options import cubins_option, emulate_option, named, quiet_option, sizes_of
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
+from gpu_runtime.commands.reading import npy, npz, opened, read_array
+from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.engine import Engine
+from gpu_runtime.errors import EngineError
 from gpu_runtime.progress import Progress, compiling
+from gpu_runtime.runtime.arrays import check_names, host_inputs
+from gpu_runtime.runtime.sizes import filled
 from gpu_runtime.text import not_finite, printable, shapes_text
 
-if TYPE_CHECKING:
-    import numpy as np
 
-    from gpu_runtime.engine import Engine
-
-
-@click.command("run", short_help="Run an engine on .npy files.")
+@click.command("run")
 @click.argument("engine", type=click.Path())
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated. Default: random.")
 @click.option("--output", type=click.Path(), metavar="FILE.npz", help="Write the outputs to this file, or one to FILE.npy.")
@@ -52,8 +53,6 @@ def run_command(
     if output and not output.endswith(f".{kind}"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .npz, or for one output in .npy")
     progress = listening()
-    from gpu_runtime import EngineError
-
     progress(Progress("load", engine))
     loaded = opened(engine, allow_cubins)
     if kind == "npy" and len(loaded.outputs) > 1:
@@ -97,10 +96,6 @@ def _at(engine: Engine) -> str:
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
     """The engine at the plan that runs, and its inputs: of the files, or random ones of the sizes that --shapes asks for. What
     is wrong with them is said here, before a kernel is compiled or loaded."""
-    from gpu_runtime.benchmark.inputs import random_inputs
-    from gpu_runtime.runtime.arrays import check_names, host_inputs
-    from gpu_runtime.runtime.sizes import filled
-
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)
     if not given:
