@@ -230,7 +230,7 @@ def build_command(asked: Asked) -> None:
     import gpu_runtime.building.build  # noqa: F401  # where the extra that it needs is missing, nothing else is said
     from gpu_runtime import engine as engines
     from gpu_runtime.building import target as targeted
-    from gpu_runtime.commands import bench
+    from gpu_runtime.commands import bench, reading
     from gpu_runtime.explain import log
 
     target, spread = _target(asked.device, asked.ray)
@@ -247,7 +247,8 @@ def build_command(asked: Asked) -> None:
         head.append("--timingCacheFile is neither read nor written: it holds measured times only")
     say("\n".join(head))
     pruned = io.BytesIO()
-    engine = _built(asked, source, {"ray": spread} if spread else {"device": target}, progress, pruned)
+    on = {"calibration": reading.read_arrays("--calibration", asked.calibration), "device": None if spread else target}
+    engine = _built(asked, source, {**on, "ray": spread}, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = bench.layer_times(engine, wanted) if asked.profiled and not away else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -269,14 +270,12 @@ def build_command(asked: Asked) -> None:
 
 
 def _built(asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
-    """The engine; Ctrl-C ends the timing of tactics first."""
+    """The engine; Ctrl-C ends the timing of tactics first. `on`: further arguments of pipeline.build."""
     from gpu_runtime import pipeline
     from gpu_runtime.building.options import deadline
-    from gpu_runtime.commands.reading import read_arrays
 
     same: dict[str, Any] = {name: getattr(asked, name) for name in ALIKE}
     same |= parse_pools(asked.pools)
-    inputs = read_arrays("--calibration", asked.calibration)
     with Interrupts(progress, deadline(asked.tuning_time)) as told:
         return pipeline.build(
             source,
@@ -286,7 +285,6 @@ def _built(asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressL
             timing_cache=asked.cache,
             save_pruned=pruned if asked.save_pruned else None,
             tuning_time=told.ended,
-            calibration=inputs,
             log=say if asked.verbose else None,
             progress=told,
         )

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from cuda_kernels import device as devices
+from gpu_runtime import installed_version
 from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
@@ -96,8 +97,6 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # clic
 
 def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        from gpu_runtime import installed_version
-
         click.echo(f"{ctx.find_root().info_name} {installed_version()}")
         ctx.exit()
 
