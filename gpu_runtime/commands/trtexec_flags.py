@@ -178,15 +178,7 @@ LOOP = (
 AS_TIMED = "layers and inferences are always timed this way"
 NO_DLA = "kernels run on GPUs only, not on a DLA: leave it out"
 NO_PLUGINS = "there are no plugins: every layer runs a kernel of this package; export the model in ONNX's own operators"
-NO_INT8 = (
-    "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
-    "(without QuantizeLinear and DequantizeLinear)"
-)
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where values exceed FP16's range: leave it out"
-OBEYED = (
-    "fp32 is obeyed or refused, by prefer too, and without --precisionConstraints; a name is a node's or an output's, with * "
-    "for any characters"
-)
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
 NO_TUNER = "give --builderOptimizationLevel=5, which times every tactic, or --exhaustive"
@@ -197,7 +189,6 @@ NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give 
 NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
 NO_ACCURACY = "a build compares no outputs: gpu-runtime compare MODEL ENGINE compares them with onnxruntime, layer by layer"
-ONE_STREAM = "layers run on one stream"
 ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree; --builderOptimizationLevel times fewer"
 OWN_KERNELS = "all tactics are kernels of this package"
 STATIC = "memory is placed when the engine is built"
@@ -216,7 +207,9 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--builderOptimizationLevel= "
            "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
            "--skipInference --buildOnly --help --noBuilderCache --errorOnTimingCacheMiss"),
-    *_rows("accepted", OBEYED, "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
+    *_rows("accepted", "fp32 is obeyed or refused, by prefer too, and without --precisionConstraints; a name is a node's or an "
+           "output's, with * for any characters",
+           "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -225,7 +218,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("accepted", "batches are explicit in ONNX", "--explicitBatch"),
     *_rows("ignored", "inputs and outputs are copied from and to pinned memory", "--useManagedMemory"),
     *_rows("ignored", "only inferences and layers are timed", "--timeDeserialize --timeRefit --asyncFileReader"),
-    *_rows("ignored", ONE_STREAM, "--maxAuxStreams="),
+    *_rows("ignored", "layers run on one stream", "--maxAuxStreams="),
     *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
@@ -237,7 +230,9 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
     *_rows("ignored", "kernels run on GPUs only", "--allowGPUFallback"),
     *_rows("ignored", "there are no plugins", "--ignoreParsedPluginLibs"),
-    *_rows("refused", NO_INT8, "--int8"),
+    *_rows("refused", "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
+           "(without QuantizeLinear and DequantizeLinear)",
+           "--int8"),
     *_rows("refused", NO_LOW, "--bf16 --fp8 --int4"),
     *_rows("refused", NO_CALIBRATION, "--calib= --calibProfile= --minShapesCalib= --optShapesCalib= --maxShapesCalib="),
     *_rows("refused", NO_DLA, "--useDLACore= --buildDLAStandalone --layerDeviceTypes= --adjustForDLA --reportCapabilityDLA "

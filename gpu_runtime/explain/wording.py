@@ -25,7 +25,7 @@ from gpu_runtime.explain.figures import (
     whose_text,
 )
 from gpu_runtime.explain.names import matching, others_of
-from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
+from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text, time_text
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.findings import (
     Flip,
@@ -111,7 +111,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
     if row.sentence:
         return " ".join(filter(None, (row.sentence, _alone(row, record))))
     words = REASONS[row.reason]
-    text = words.sentence(row, record)
+    text = words.sentence(row, record, *(time_text(best, record.timing) for best in (row.best_dense, row.best_sparse)))
     form = f"{row.detail}." if row.detail and row.best_sparse else ""  # what the plan's form of the layer costs its weights
     parts = (f"{text[0].upper()}{text[1:]}.", form, _alone(row, record), _branches(row, record), _forced_text(row, record))
     return " ".join(filter(None, (*parts, words.cure(row, record))))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cuda_kernels import files
 from cuda_kernels.compile import source_hash
@@ -81,48 +81,70 @@ def is_emulated() -> bool:
     return names_emulated(driver_version())
 
 
-class Timer(Protocol):
-    """What times tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) -> why it has no
-    time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a ReLU, to be set
-    before it is asked for."""
+class Timer:
+    """The base of the timers of tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) ->
+    why it has no time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a
+    ReLU, to be set before it is asked for."""
 
-    driver: str
-    failures: dict[tuple[str, str], str]
-    early: bool
-    zeros: dict[Problem, tuple[bool, ...]]
+    driver: str = ""
+    early: bool = False
+
+    def __init__(self) -> None:
+        self.failures: dict[tuple[str, str], str] = {}
+        self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The time of each tactic that could be timed."""
-        ...
+        raise NotImplementedError
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The times of those that need no measuring."""
-        ...
+        return self(problem, tactics)
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         """Time what has only a bound so far, if any has; whether that changed a time."""
-        ...
+        return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
         """The time of something else than a tactic, whose samples `measure` returns where it is not known."""
-        ...
+        raise ValueError(f"{what}: nothing can be measured where times are predicted")
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Begin what these problems' tactics need before they can be timed; returns at once."""
-        ...
+        """Begin what these problems' tactics need before they can be timed, if anything; returns at once."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what timing needs."""
 
 
-class Predicted:
+class Around(Timer):
+    """A timer that has another one, `timer`, do what it does not do itself."""
+
+    def __init__(self, timer: Timer):
+        self.timer, self.driver, self.early = timer, timer.driver, timer.early
+        self.failures, self.zeros = timer.failures, timer.zeros
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        return self.timer.known(problem, tactics)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return self.timer.refine(pairs)
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        return self.timer.remembered(what, name, measure)
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        self.timer.prepare(work)
+
+    def close(self) -> None:
+        self.timer.close()
+
+
+class Predicted(Timer):
     """A timer that computes; see tactics.predict. Its times are never written anywhere."""
 
-    driver, early = "", False
-
     def __init__(self, device: Device):
+        super().__init__()
         self.device = device
-        self.failures: dict[tuple[str, str], str] = {}
-        self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
@@ -140,23 +162,8 @@ class Predicted:
             times[tactic] = time
         return times
 
-    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        return self(problem, tactics)
 
-    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return False
-
-    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
-        raise ValueError(f"{what}: nothing can be measured where times are predicted")
-
-    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Nothing to compile."""
-
-    def close(self) -> None:
-        pass
-
-
-class Measured:
+class Measured(Timer):
     """A timer that measures what the cache does not hold. `waits` is called once, when another process holds the GPU (`gpu`
     names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise ValueError for what the
     cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`: options of Racing.
@@ -167,8 +174,6 @@ class Measured:
     `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
-
-    early = False
 
     def __init__(
         self,
@@ -183,13 +188,13 @@ class Measured:
         spread: "Spread | None" = None,
         **racing: Any,
     ):
+        super().__init__()
         self.device, self.cache = device, cache
         self.driver = driver if driver is not None else spread.driver if spread is not None else driver_version()
-        self.failures: dict[tuple[str, str], str] = {}
         late = "" if device.launches_early == device.dependent_launch else "|no early launches"
         self._key = f"{device.key}|{self.driver}{late}"
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
-        self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
+        self.warm_l2 = False
         self.racing, self._spread = Racing(device, **racing), spread
         self._slow = False  # whether it was told that samples count though their clock stayed low
         self._seen: dict[Problem, dict[str, Tactic]] = {}  # whatever was asked for
@@ -208,9 +213,6 @@ class Measured:
         over = [t for t in tactics if is_over(self.cache.get(self.key(problem, t)))]
         self._missing(problem, over)
         return self._found(problem, over)
-
-    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
         key = Key(self._key, source_hash()[:24], what, name)
