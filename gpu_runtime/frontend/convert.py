@@ -13,6 +13,7 @@ from onnx import helper, shape_inference, version_converter
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
 from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.text import first_of
 
 OPSET = 22  # every model is converted to this one
 CONVERTIBLE = 21  # the newest that onnx's converter reaches from the older ones with every operator
@@ -74,7 +75,7 @@ def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
             version_converter.convert_version(helper.make_model(alone, opset_imports=proto.opset_import), CONVERTIBLE)
         except Exception as e:
             found.append((title(node), e))
-    names = ", ".join(name for name, _ in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    names = first_of([name for name, _ in found], 5)
     why = first_line(found[0][1] if found else of_whole).rpartition(" failed: ")[2]  # behind the place in onnx's source
     text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset_version(proto)} to {CONVERTIBLE}: {why}"
     return ModelError(f"{text}; export the model again, with opset {CONVERTIBLE} or newer")

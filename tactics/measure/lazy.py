@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuda_kernels.device import Device
+from tactics.measure.racing import cell_of
 from tactics.measure.timing import Around, Time, Timer
 from tactics.predict import predict, regime, sigmas
 from tactics.problems.problem import Problem
@@ -156,6 +157,6 @@ class Lazy(Around):
 
     def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
         """Those of the same formats and kind that are not timed and have the lowest bounds."""
-        cell = tactic.ins, tactic.out, tactic.sparse
-        same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if (t.ins, t.out, t.sparse) == cell]
+        cell = cell_of(tactic)
+        same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if cell_of(t) == cell]
         return [t for _, _, t in sorted(same) if t != tactic][: self.level.nearest]

@@ -19,7 +19,7 @@ from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import DRIVER, Device
 from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
-from tactics.measure.race import quantiles
+from tactics.measure.race import line_of
 from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
 from tactics.predict import alike, like, predict_alike, regime, sigmas
@@ -39,6 +39,11 @@ class Time:
     low_us: float
     high_us: float
     timed: bool = True
+
+
+def _time_of(line: Mapping[str, Any]) -> Time:
+    """The time on a line of the cache."""
+    return Time(line["us"], line["low_us"], line["high_us"])
 
 
 @lru_cache(maxsize=1)
@@ -221,11 +226,8 @@ class Measured(Timer):
                 raise ValueError(self._lacks(name, what))
             with self._turn():
                 if self.cache.get(key) is None:
-                    samples = measure()
-                    low, us, high = (round(v, 4) for v in quantiles(samples))
-                    self.cache.add(key, us=us, low_us=low, high_us=high, n=len(samples), over=True)
-        record = self.cache.get(key) or {}
-        return Time(record["us"], record["low_us"], record["high_us"])
+                    self.cache.add(key, **line_of(measure(), over=True))
+        return _time_of(self.cache.get(key) or {})
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         zeros = "".join(str(int(zero)) for zero in self.zeros.get(problem, ()))
@@ -271,7 +273,7 @@ class Measured(Timer):
             if record and "error" in record:
                 self.failures[str(problem), tactic.name] = record["error"]
             elif record:
-                times[tactic] = Time(record["us"], record["low_us"], record["high_us"])
+                times[tactic] = _time_of(record)
         return times
 
     def _missing(self, problem: Problem, tactics: Iterable[Tactic]) -> list[Tactic]:
