@@ -145,7 +145,8 @@ class Around(Timer):
 
 
 class Predicted(Timer):
-    """A timer that computes; see tactics.predict. Its times are never written anywhere."""
+    """A timer for a named device, without a GPU, that computes times and their error bands; see tactics.predict. Its times are
+    never written anywhere."""
 
     def __init__(self, device: Device):
         super().__init__()
@@ -169,9 +170,10 @@ class Predicted(Timer):
 
 
 class Measured(Timer):
-    """A timer that measures what the cache does not hold. `waits` is called once, when another process holds the GPU (`gpu`
-    names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise ValueError for what the
-    cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`: options of Racing.
+    """A timer for the GPU at hand that measures what the cache does not hold. `waits` is called once, when another process
+    holds the GPU (`gpu` names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise
+    ValueError for what the cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`:
+    options of Racing.
 
     To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
     `zeros`, problem -> which of its inputs are half zeros, as behind a ReLU.
@@ -349,13 +351,3 @@ class Measured(Timer):
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "
             "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile"
         )
-
-
-def predicted(device: Device) -> Predicted:
-    """A timer for a named device, without a GPU: the analytical model, with its error band."""
-    return Predicted(device)
-
-
-def measured(device: Device, cache: Cache, **options: Any) -> Measured:
-    """A timer for the GPU at hand (cuda_kernels.device.current()); see Measured for the options."""
-    return Measured(device, cache, **options)
