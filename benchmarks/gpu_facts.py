@@ -21,7 +21,7 @@ from cuda_kernels.tensor_maps import Map, encode_by_driver
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
 CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
 WRITING = Path(__file__).parent / "experiments" / "writing.cu"
-WRITTEN, PIECE = (8, 26, 52, 103, 206), 8192  # MB; bytes
+WRITTEN, BULK_BYTES = (8, 26, 52, 103, 206), 8192  # MB; bytes
 MEETINGS, LOADS = 64, 2048  # of a measurement
 STRAIGHT = (128, 512, 1024, 2048, 4096)  # instructions
 STREAMS = (0, 1, 2, 4, 8, 16)  # warps of each SM that read from L2 all the while
@@ -243,15 +243,15 @@ def writing(megabytes: Sequence[int] = WRITTEN, blocks: Sequence[int] = (1, 2, 4
     with cupy.cuda.Stream(non_blocking=True):
         for mb in megabytes:
             y = cupy.zeros(mb << 20, cupy.uint8)
-            pieces, across = cupy.int32(y.nbytes // PIECE), cupy.int32(4)
+            bulk_copies, across = cupy.int32(y.nbytes // BULK_BYTES), cupy.int32(4)
             shape = Map(("out", 0), (256, y.nbytes // 512), (512,), (64, 64))
             box = np.frombuffer(encode_by_driver(shape, y.data.ptr), "V128")
             for per_sm in blocks:
                 grid = (per_sm * device.num_sms,)
                 ways: dict[str, Callable[[], None]] = {
                     "16 bytes of a thread": partial(by_threads, grid, (512,), (y, np.int64(y.nbytes // 16))),
-                    "bulk copies": partial(in_bulk, grid, (128,), (y, pieces)),
-                    "boxes of a tensor": partial(by_boxes, grid, (128,), (box, pieces, across)),
+                    "bulk copies": partial(in_bulk, grid, (128,), (y, bulk_copies)),
+                    "boxes of a tensor": partial(by_boxes, grid, (128,), (box, bulk_copies, across)),
                 }
                 for way, launch in ways.items():
                     us = graph_us(launch, 10)

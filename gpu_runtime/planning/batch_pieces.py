@@ -29,7 +29,7 @@ from tactics.format import DTYPES, Key
 from tactics.planner import plan
 from tactics.planner.graph import Entry
 from tactics.predict import kept_premium, predict, predict_us
-from tactics.problems.batches import PiecesProblem, at_batch, sizes_of
+from tactics.problems.batches import BatchPiecesProblem, at_batch, sizes_of
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem
@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class BatchPieces:
     """A way to cut a batch: `sizes`, the images of each piece; `blocks`, the numbers of the blocks that may run in pieces;
     `forced`: the blocks among these that must.
     """
@@ -106,7 +106,7 @@ def _able(network: Network, block: Block, images: int) -> bool:
     )
 
 
-def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
+def worthwhile(table: Table, chosen: plan.Plan) -> BatchPieces | None:
     """Returns the pieces with the largest gain over the chosen plan, by predicted times of the plan's tactics; None if no gain
     reaches the share LEAST_GAIN of its time.
     """
@@ -124,7 +124,7 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
         if best and total < most / 2:
             break  # smaller pieces gain even less
         if total > most:
-            best, most = Pieces(sizes, _offered(table, able, gains)), total
+            best, most = BatchPieces(sizes, _offered(table, able, gains)), total
     return best
 
 
@@ -145,7 +145,7 @@ def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]
     return frozenset(able.keys() & range(first, last + 1))
 
 
-def smaller(network: Network) -> Iterator[list[Pieces]]:
+def smaller(network: Network) -> Iterator[list[BatchPieces]]:
     """Yields, for 2, 4, 8, ... pieces up to MOST_PIECES, a list of ways to cut the batch so that activations take less memory.
 
     The first in a list forces no block into pieces, the next ones force the blocks with the largest tensors, then more blocks,
@@ -156,7 +156,7 @@ def smaller(network: Network) -> Iterator[list[Pieces]]:
     most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in block.ops) for i, block in able.items()}
     sets = [frozenset(i for i in able if most[i] >= least) for least in sorted({math.inf, *most.values()}, reverse=True)]
     for pieces in sorted({*(1 << i for i in range(1, last.bit_length())), last}) if able else ():
-        yield [Pieces(sizes_of(network.images, pieces), frozenset(able), forced) for forced in sets]
+        yield [BatchPieces(sizes_of(network.images, pieces), frozenset(able), forced) for forced in sets]
 
 
 def able_blocks(network: Network) -> dict[int, Block]:
@@ -195,7 +195,7 @@ def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tu
     return gain if gain <= 0 or all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
 
 
-def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
+def offer(network: Network, pieces: BatchPieces, device: Device, chosen: plan.Plan) -> Network:
     """Returns the network in which each block of `pieces` may run in pieces or, unless it is forced, whole, with the ops of the
     chosen plan.
     """
@@ -245,7 +245,7 @@ def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], wh
     problem = at_batch(op.problem, sizes[0])
     assert problem is not None
     inputs, output = tuple(names[t] for t in op.inputs), names[op.output]
-    return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), pieces=sizes)
+    return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), batch_pieces=sizes)
 
 
 def _tie(
@@ -256,9 +256,9 @@ def _tie(
     """
     tensor = source if apart else made
     us = _whole_us(network, device, tensor)
-    name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
+    name, problem = f"images of {made}", BatchPiecesProblem(network.tensors[tensor], sizes, apart, us)
     exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
-    return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else (), exact=exact)
+    return Op(name, problem, (source,), made, when=when, batch_pieces=sizes if apart else (), exact=exact)
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:
@@ -281,7 +281,7 @@ def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str]
 
 def whole(op: Op[Any]) -> Any:
     """Returns the op's problem for all images."""
-    return at_batch(op.problem, sum(op.pieces)) if op.pieces else op.problem
+    return at_batch(op.problem, sum(op.batch_pieces)) if op.batch_pieces else op.problem
 
 
 def without(graph: plan.Graph) -> plan.Graph | None:
@@ -302,10 +302,10 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
     """
     network = table.network
     ops = [op for op in network.ops if _is_in(op, chosen)]
-    if not any(op.pieces for op in ops):
+    if not any(op.batch_pieces for op in ops):
         return table, chosen
     made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # tensor in pieces -> (name, images) of each piece
-    for in_pieces, run in groupby(ops, key=lambda op: bool(op.pieces) or isinstance(op.problem, PiecesProblem)):
+    for in_pieces, run in groupby(ops, key=lambda op: bool(op.batch_pieces) or isinstance(op.problem, BatchPiecesProblem)):
         listed = [(op, chosen.entries[op.name]) for op in run]
         made += _run(listed, parts) if in_pieces else [(replace(op, when=()), entry) for op, entry in listed]
     bases = {name: t for t, named in parts.items() for name, _ in named}
@@ -331,23 +331,23 @@ def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> li
     """Returns the layers of neighbouring ops that run in pieces: piece by piece, each with its share of the time, then the ops
     that join pieces. Adds (name, images) of each new piece to `parts`.
     """
-    sizes, made = next(op.pieces for op, _ in listed if op.pieces), list[_Made]()
-    own = {op.output for op, _ in listed if op.pieces}
+    sizes, made = next(op.batch_pieces for op, _ in listed if op.batch_pieces), list[_Made]()
+    own = {op.output for op, _ in listed if op.batch_pieces}
     for first, n in zip((0, *accumulate(sizes)), sizes, strict=False):
         part = piece_text(first, n)
         for op, entry in listed:
-            if not op.pieces:
+            if not op.batch_pieces:
                 continue
             inputs, output = tuple(_named(t, part) if t in own else t for t in op.inputs), _named(op.output, part)
             name, problem = op.name + part, at_batch(op.problem, n)
-            if isinstance(op.problem, PiecesProblem):
+            if isinstance(op.problem, BatchPiecesProblem):
                 name, problem = output, GatherProblem(op.problem.shape, index=(tuple(range(first, first + n)), (), (), ()))
             assert problem is not None
             parts.setdefault(op.output, []).append((output, n))
             new = replace(op, name=name, problem=problem, inputs=inputs, output=output, when=(), images=(first, n))
             made.append((new, _share(entry, n, sum(sizes))))
     for op, entry in listed:
-        if not op.pieces and isinstance(op.problem, PiecesProblem):
+        if not op.batch_pieces and isinstance(op.problem, BatchPiecesProblem):
             joined = ConcatProblem(sizes, op.problem.shape[1:], 0)
             inputs = tuple(name for name, _ in parts[op.inputs[0]])
             new = replace(op, name=f"{op.output} of its pieces", problem=joined, inputs=inputs, when=())

@@ -18,7 +18,7 @@ from tactics.measure.timing import Time
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Entry, to_ps
 from tactics.predict import kept_premium, premium
-from tactics.problems.batches import PiecesProblem
+from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic, tactic_of
@@ -154,7 +154,7 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
     own = ((Key(x), Key(y)) for x, y in places.views(op))
     for x, y in (*own, *places.through_views(op, inside)):
         yield Entry(None, (x,), y, 0)
-    if isinstance(op.problem, PiecesProblem):
+    if isinstance(op.problem, BatchPiecesProblem):
         for at, made_at in dict.fromkeys(places.images(op)):
             yield Entry(None, (Key(at),), Key(made_at), to_ps(op.problem.us))
 

@@ -38,7 +38,7 @@ from tactics.format import (
 )
 from tactics.planner import plan
 from tactics.planner.graph import Cell
-from tactics.problems.batches import PiecesProblem
+from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 
@@ -98,7 +98,7 @@ def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
     In these formats images begin at multiples of 16 bytes, so that a piece is a tensor by itself.
     """
     p = op.problem
-    if isinstance(p, PiecesProblem):
+    if isinstance(p, BatchPiecesProblem):
         edges = (Format(dtype, layout) for dtype in ("fp32", "uint8") for layout in ("chw", "hwc"))
         for f in (*representative(p.shape), Format("fp16", "chw"), *edges):
             if strides(f, p.shape).n * DTYPES[f.dtype].itemsize % 16 == 0:
@@ -116,7 +116,7 @@ def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> di
         p, (x, *_), y = op.problem, op.inputs or ("",), op.output
         known = ("fp32",) if y in io else ("fp32", "uint8")  # types that kernels write, and read
         asked = {t: {f.dtype: None for f in io.get(t, ()) if f.layout == "chw" and f.dtype in known} for t in (x, y)}
-        if isinstance(p, PiecesProblem):
+        if isinstance(p, BatchPiecesProblem):
             found |= {t: io[other] for t, other in ((x, y), (y, x)) if other in io}
         elif isinstance(p, ViewProblem):
             found[x] = tuple(Format(dtype, "chw") for dtype in asked[y])

@@ -162,7 +162,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     timed: dict[tuple, Times] = {}  # by everything that decides the times: equal ops are timed once
     found = []
     every = [
-        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
+        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.batch_pieces)
         for op in network.ops
     ]
     more = asked.device, asked.how
@@ -170,7 +170,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _of_pieces(*alike, asked) if op.pieces else _timed(*alike[:4], asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(*alike[:4], asked)
         found.append(timed[alike])
     return found
 
@@ -245,7 +245,7 @@ class _Reformats:
         self.times: dict[ReformatProblem, Times] = {}
         self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
-        self._pieces = {op.output: tuple(Counter(op.pieces).items()) for op in network.ops if op.pieces}
+        self._batch_pieces = {op.output: tuple(Counter(op.batch_pieces).items()) for op in network.ops if op.batch_pieces}
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
         self._alike: dict[tuple, tuple[ReformatProblem, int | None]] = {}  # shared by tensors with equal shape and pieces
@@ -255,7 +255,7 @@ class _Reformats:
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
-            alike = self._shapes[tensor], self._pieces.get(tensor), ends
+            alike = self._shapes[tensor], self._batch_pieces.get(tensor), ends
             if alike not in self._alike:
                 self._alike[alike] = self._timed(*alike)
             self.problems[hop], self._known[hop] = self._alike[alike]
@@ -286,7 +286,7 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
         alike = id(rows), homes, own
         if alike not in found:
             if id(rows) not in best:
-                best[id(rows)] = fastest(op.problem, rows, partial(cost, pieces=True) if op.pieces else cost)
+                best[id(rows)] = fastest(op.problem, rows, partial(cost, pieces=True) if op.batch_pieces else cost)
             found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
         made.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
     return tuple(made)
