@@ -81,9 +81,9 @@ def make_timer(device: Device, options: BuildOptions = DEFAULTS, networks: Seque
     """
 
     if not device.measured:
-        return timing.predicted(device)
+        return timing.Predicted(device)
     progress, cache, level = options.progress, options.timing_cache, options.optimization_level
-    timer = timing.measured(
+    timer = timing.Measured(
         device,
         timing.Cache(None if cache is False else Path(cache or cache_dir() / "timings.jsonl")),
         progress=compiling(progress),

@@ -27,7 +27,7 @@ from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES, PREFERRED
 from tactics.kernels import ROWS
-from tactics.measure.timing import Time, predicted
+from tactics.measure.timing import Predicted, Time
 from tactics.planner import plan
 from tactics.planner.graph import to_us
 from tactics.predict import PUBLISHED, Pick, p_faster, predict, predict_us, regime, saved_range
@@ -338,7 +338,7 @@ def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> 
     if dense is None:
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):
-        able, timer = [tables.if_sparse(table, form) for form in forms], predicted(table.device)
+        able, timer = [tables.if_sparse(table, form) for form in forms], Predicted(table.device)
         times = [(best, form) for form, tactics in able if (best := _best(timer(form.problem, tactics), sparse=True))]
         if times:
             best, form = min(times, key=lambda pair: pair[0][1].us)

@@ -39,7 +39,7 @@ from tactics.planner.graph import (
 from tactics.planner.reformats import cost
 
 F = TypeVar("F")
-Rival = Callable[[Graph], Plan | None]  # makes a plan where HiGHS finds none
+Rival = Callable[[Graph], Plan | None]  # makes a plan by another method, for use if HiGHS finds none
 MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the other
 
 # ---- solving
@@ -48,19 +48,19 @@ MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the 
 def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_000, milp_seconds: float = 60.0) -> Plan:
     """Returns the plan with the least total time; ties go to fewer launches, then fewer sparse tactics, then a fixed order.
 
-    `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops must be
-    forced in each of their names. Where more than `max_cells` table cells were needed at once, the graph is split by the
-    options of a few groups, and where that does not help, HiGHS takes over; its proof is exact up to its own floating-point
-    bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds`, the plan found by then depends on the
-    machine's speed. Raises ValueError if the graph is malformed, or no plan exists (it names the op).
+    `force`: op name -> a test of which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops
+    must be forced under each of their names. If elimination would need more than `max_cells` table cells at once, the graph is
+    split by the options of a few groups; if that does not help, HiGHS takes over. HiGHS's proof is exact up to its own
+    floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds`, the plan found by then
+    depends on the machine's speed. Raises ValueError if the graph is malformed, or no plan exists (it names the op).
     """
     check(graph)
     return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_key))
 
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]) -> Plan:
-    """Solves by elimination if possible; else for each option of a few groups, if these make it narrow enough; else by
-    HiGHS.
+    """Solves a graph by elimination if possible; else each of its parts, if splitting by a few groups makes them narrow enough;
+    else by HiGHS.
     """
     model = formulation.model_of(graph)
     plan = _without_rings(model, max_cells, None, rivals)
@@ -83,10 +83,11 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Riva
 def _without_rings(
     model: formulation.Model, max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]
 ) -> Plan | None:
-    """Solves again while the plan has a cycle, each time with its combination of fusions forbidden.
+    """Returns the best plan without a cycle: while the plan has one, its combination of fusions is forbidden and the graph
+    solved again.
 
-    Fusions that are legal alone may close a cycle together. Every plan with such a combination is cyclic, so the first plan
-    without a cycle is the best that can run. With `milp_seconds` None, returns None where elimination cannot do it.
+    Fusions that are legal alone may close a cycle together. Every plan with such a combination has the cycle, so the first plan
+    without one is the best that can run. With `milp_seconds` None, returns None if elimination cannot solve it.
     """
     closed: list[dict[str, str]] = []
     while True:
@@ -110,10 +111,10 @@ def _solve_once(
     milp_seconds: float | None,
     rivals: tuple[Rival, ...],
 ) -> Plan | None:
-    """Solves with the combinations of options in `closed` forbidden; `rivals` stand in where HiGHS found no plan or a worse
-    one.
+    """Returns the best plan under which none of the combinations of options in `closed` is taken.
 
-    None: elimination cannot do it, and HiGHS has no `milp_seconds`.
+    `rivals`: other methods, whose plans are compared if HiGHS found no plan or no proven one. Returns None if elimination
+    cannot solve it and `milp_seconds` is None.
     """
     graph, scale = model.graph, model.costs.scale
     factors = [*model.factors, *(formulation.forbidden(graph, ring) for ring in closed)]
@@ -144,11 +145,12 @@ def _solve_once(
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The best plan with one layer forced, as the change from the best plan.
+    """The best plan with one layer forced to run sparse or dense, as the change from the best plan.
 
-    `before`, `after`: the entries of the layer's ops in the two plans. `speedup`: the factor by which all forced kernels of the
-    layer would have to be faster, all else unchanged, for such a plan to cost no more than the best one; inf: no factor
-    suffices. `flipped`: the entries of the layer's ops in that plan, with their times.
+    `before`, `after`: the entries of the layer's ops in the best and in the forced plan. `speedup`: the factor by which all
+    forced kernels of the layer would have to be faster, all else unchanged, for a forced plan to cost no more than the best
+    one; inf: no factor suffices. `flipped`: the entries of the layer's ops in the forced plan that breaks even first, with
+    their present times.
     """
 
     change: Change
@@ -165,15 +167,15 @@ class Forced:
 def forced(
     graph: Graph, best: Plan, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000
 ) -> list[Forced | None]:
-    """For each (ops, sparse), returns the best plan in which these ops, wherever they exist, run only sparse (or only dense)
-    entries.
+    """Returns, for each (ops, sparse), the best plan in which these ops, wherever they exist, run only sparse (or only dense)
+    entries; None if that is impossible.
 
-    None where that is impossible. `best`: the plan without force. `ops`: the alternatives of one layer, of which every plan has
-    some; siblings that a plan may merge are several at once where they are not merged.
+    `best`: the plan without force. `ops`: the names of all alternatives of one layer, of which every plan has at least one;
+    siblings that a plan may merge are several ops at once in a plan that does not merge them.
 
-    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as the
-    part of the plan that it changes. Where the tree is too wide, the graph is split; where that does not help, or such a plan
-    has a cycle, the layer is solved alone, and `speedup` is an upper bound.
+    The plans equal those of `solve` with `force`. All come from one pass up and one down the elimination tree; the time of each
+    is proportional to the part of the plan that it changes. If the tree is too wide, the graph is split; if that does not help,
+    or such a plan has a cycle, the layer is solved alone, and `speedup` is an upper bound.
     """
     check(graph)
     wanted = list(wanted)
@@ -191,7 +193,7 @@ def forced(
 
 
 def _least_forced(found: list[Forced]) -> Forced | None:
-    """The best of the best plans in all parts of a graph, and the smallest speedup at which one of them breaks even."""
+    """Combines the results of a graph's parts: the plan with the least time, with the smallest speedup of any part."""
     if not found:
         return None
     first = min(found, key=lambda f: f.speedup)
@@ -199,7 +201,7 @@ def _least_forced(found: list[Forced]) -> Forced | None:
 
 
 def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question | None:
-    """Prepares counterfactuals; None if elimination would need larger tables, or the graph has no plan."""
+    """Prepares counterfactuals; returns None if elimination would need larger tables, or the graph has no plan."""
     graph = model.graph
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
     if tree is None or tree.cost >= NEVER:
@@ -217,7 +219,7 @@ def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The data that all counterfactuals share; `usual`: the plan of the tree, which is `best` unless cycles were forbidden."""
+    """The data that all counterfactuals share; `usual`: the plan of the tree, equal to `best` unless cycles were forbidden."""
 
     graph: Graph
     best: Plan
@@ -227,7 +229,7 @@ class _Question:
     may_close: bool
 
     def after(self, change: Change, names: tuple[str, ...]) -> tuple[Entry, ...]:
-        """The entries of these ops in the changed plan."""
+        """Returns the entries of these ops in the changed plan."""
         found = (change.entries[n] if n in change.entries else self.usual.plan.entries.get(n) for n in names)
         return tuple(e for e in found if e is not None)
 
@@ -235,21 +237,23 @@ class _Question:
         return self.may_close and cycle(self.graph, {**self.usual.plan.options, **change.options}) is not None
 
     def break_even(self, change: Change, names: tuple[str, ...]) -> float:
-        """The factor by which these ops must be faster for the plan to cost as much as the best one; inf also where it has a
-        cycle.
+        """Returns the factor by which these ops must be faster for the changed plan to cost as much as the best one; inf if
+        that plan has a cycle.
         """
         left = _break_even(self.after(change, names), change.total_ps, self.best)
         return math.inf if left < math.inf and self.cyclic(change) else left
 
 
 def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool) -> Forced | None:
-    """Solves one counterfactual; `mine`: the choices with these names."""
-    if not mine or q.model.blocks & set(mine):  # none: a part of a graph may lack all of them
+    """Solves one counterfactual; `mine`: the numbers of the choices with these names."""
+    if not mine or q.model.blocks & set(mine):  # a part of a graph may have none of them
         return _forced_alone(q.graph, q.best, names, sparse)
     cells = {i: _only(q.graph, i, sparse) for i in mine}
 
     def least(faster: float, below: int = NEVER) -> tuple[Change, int] | None:
-        """The best such plan, and its cost, if all kernels of the layer were faster by this factor."""
+        """Returns (the change to the best forced plan, its cost) if all kernels of the layer were faster by this factor; None
+        if its cost is not `below` the limit.
+        """
         table = {i: {cell: q.model.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
         swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
         found = eliminate.replaced(q.tree, swaps, below)
@@ -263,9 +267,9 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
         return _forced_alone(q.graph, q.best, names, sparse)
     if first.total_ps != cost // q.model.costs.scale:
         raise RuntimeError(f"planner: forced plan costs {first.total_ps} ps, the solver said {cost // q.model.costs.scale} ps")
-    # The least break-even over all plans, by Dinkelbach's method: at one plan's the next is sought that is cheaper than it.
+    # The least break-even over all plans, by Dinkelbach's method: each next plan is cheaper at the last one's break-even.
     rival, faster, speedup = first, 1.0, q.break_even(first, names)
-    if speedup == math.inf:  # whatever its kernels take; perhaps not so with another plan
+    if speedup == math.inf:  # this plan never breaks even, even with kernels of no time; another forced plan may
         faster = math.inf
         rival, cost = least(faster) or (rival, cost)
         speedup = q.break_even(rival, names)
@@ -284,7 +288,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
 
 
 def _only(graph: Graph, i: int, sparse: bool) -> dict[Cell, Entry]:
-    """The cells of choice i with only its sparse, or only its dense, entries."""
+    """Returns the cells of choice i, made of its sparse or of its dense entries only."""
     c = graph.choices[i]
     return cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
 
@@ -305,8 +309,8 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
 
 
 def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Keeps per formats only the cheapest dense and the cheapest sparse entry: the same plans, also with a layer forced, in
-    less time.
+    """Keeps, for each combination of formats, the cheapest dense and the cheapest sparse entry. The plans stay the same, also
+    with a layer forced, and are found in less time.
     """
     best: dict[tuple[Cell, bool], Entry] = {}
     for e in entries:
@@ -320,7 +324,9 @@ def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def greedy(graph: Graph) -> Plan:
-    """Each op's fastest entry and each group's fastest option by that rule, with the reformats that these need."""
+    """Returns the plan with each op's fastest entry, each group's fastest option by that rule, and the reformats that these
+    need.
+    """
     check(graph)
     fastest: list[Entry | None] = []
     known: dict[int, Entry | None] = {}
@@ -351,20 +357,24 @@ def greedy(graph: Graph) -> Plan:
 
 
 def _fastest(entries: Collection[Entry]) -> Entry | None:
-    """The fastest entry; ties: dense first, then by the names of the tactic and the formats."""
+    """Returns the fastest entry; of equal ones dense first, then by the names of the tactic and the formats. None without
+    entries.
+    """
     least = min(((e.time_ps, e.sparse) for e in entries), default=None)
     same = (e for e in entries if (e.time_ps, e.sparse) == least)
     return min(same, key=lambda e: (e.name, [*map(str, e.ins)], str(e.out)), default=None)
 
 
 class _Live:
-    """The ops that exist under some options, and their total; another option of one group changes a few of them."""
+    """The ops that exist under some options, and their total time; taking another option of a group updates only the ops that
+    it decides about.
+    """
 
     def __init__(self, graph: Graph, fastest: list[Entry | None]):
         self.graph, self.fastest = graph, fastest
         self.time = self.count = self.unable = 0
         self.made, self.read = Counter(graph.inputs), Counter(graph.outputs)
-        self.missing = sum(t not in self.made for t in self.read)  # tensors that are read, and nothing makes them
+        self.missing = sum(t not in self.made for t in self.read)  # the number of tensors that are read but not made
 
     def switch(self, i: int, by: int) -> None:
         """Makes op i exist (+1), or no longer (-1)."""
@@ -393,11 +403,11 @@ class _Live:
 
 
 def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, ...]]]) -> tuple[F, Plan] | None:
-    """Returns (format, plan): the best plan in which every tensor has the same format wherever its ops allow; None if there is
-    none.
+    """Returns (format, plan): the best plan in which every tensor has the same format wherever its ops allow it; None if there
+    is no such plan.
 
-    `names`: format -> {tensor: its keys in that format}, as one format has different keys on different tensors, and in
-    different places.
+    `names`: format -> {tensor: its keys in that format}; one format has different keys on different tensors, and in different
+    places.
     """
     check(graph)
     plans: list[tuple[F, Plan]] = []
@@ -413,7 +423,7 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
             choices.append(replace(c, entries=known[alike]))
         least = sum(min((e.time_ps for e in c.entries), default=0) for c in choices if not c.when)
         if plans and least >= min(p.total_ps for _, p in plans):
-            continue  # reformats and ops that depend on options only add to it
+            continue  # reformats, and ops that depend on options, would add to this time
         narrow = replace(graph, choices=tuple(choices))
         found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
         if found is not None:
@@ -422,14 +432,14 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
 
 
 def best_single_key(graph: Graph) -> Plan | None:
-    """`best_single_format` with each key as a format; None if there is no such plan."""
+    """Does the work of `best_single_format` with each key as a format; None if there is no such plan."""
     every = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
     found = best_single_format(graph, {key: dict.fromkeys(tensors_of(graph), (key,)) for key in every})
     return found and found[1]
 
 
 def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
-    """The entries with the most tensors in the wanted formats."""
+    """Returns the entries with the most tensors in the wanted formats."""
     fit = [sum(map(tuple.__contains__, wanted, (*ins, out))) for ins, out in cells]
     best = max(fit, default=0)
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
