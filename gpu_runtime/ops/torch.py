@@ -30,7 +30,7 @@ MADE = WeakTensorKeyDictionary()  # weight -> {device and options: (versions of 
 
 
 def versions(tensors: Iterable[Any]) -> tuple[int, ...]:
-    """What differs as soon as one of these tensors is another one, or is changed in place."""
+    """Numbers that differ as soon as one of these tensors is another one, or is changed in place."""
     return tuple(v for t in tensors for v in (t.data_ptr(), 0 if t.is_inference() else t._version))
 
 
