@@ -36,6 +36,8 @@ Shape4 = tuple[int, int, int, int]
 HALF = np.dtype(np.float16)
 FORMAT = "fp16:hwc8"
 CHANNELS, ALIGN = 8, 16  # of a pixel: kernels load 8 channels, 16 bytes, at once
+SIZES = (("stride", (1, 2), 1), ("padding", (1, 2, 4), 0), ("dilation", (1, 2), 1))  # how many numbers, the least and default
+HERE = "use an operator for the first time inside cupy.cuda.Device({})"
 CURE = "make it so with .to(memory_format=torch.channels_last), in CuPy or NumPy from [N, H, W, C] with .transpose(0, 3, 1, 2)"
 
 
@@ -103,8 +105,8 @@ class SparseConv2d:
             raise ValueError(f"force: expected '' or 'sparse', got {force!r}")
         if unaligned := [n for n in (w.shape[1] * groups, w.shape[0]) if n % CHANNELS]:
             raise ValueError(f"weight: expected C and K in multiples of {CHANNELS}, got {unaligned[0]}: add channels of zeros")
-        stride, dilation = _pair("stride", options.get("stride", 1)), _pair("dilation", options.get("dilation", 1))
-        geometry = Geometry(stride, _pads(options.get("padding", 0)), dilation, groups)
+        stride, padding, dilation = (_numbers(name, dict(options).get(name, least), n, least) for name, n, least in SIZES)
+        geometry = Geometry(stride, padding, dilation, groups)
         return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, options)
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
@@ -117,23 +119,21 @@ class SparseConv2d:
         if (gpu := self._opened()) is None:
             return self._emulated(x, residual, out)
         with gpu.here():
-            return self._on_gpu(gpu, x, residual, out, stream)
-
-    def _on_gpu(self, gpu: Cuda, x: Any, residual: Any, out: Any, stream: Any) -> Any:
-        views = [self._view(gpu, *named) for named in (("x", x), ("residual", residual), ("out", out)) if named[1] is not None]
-        theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
-        handle = _handle(gpu, theirs if stream is None else stream)
-        if any(v.foreign for v in views):
-            gpu.lead(handle)  # DLPack's producers made the GPU's own stream wait
-        *given, y = [v.array for v in views] + ([None] if out is None else [])
-        plan = self._ready(given[0].shape, residual is not None, handle)
-        y = self._new(gpu, plan.out_shape, handle) if out is None else y
-        addresses = [a.data.ptr for a in (*given, y)]
-        _check(given, y, plan.out_shape, addresses)
-        assert plan.direct is not None
-        with self._running:  # threads share the structs of a stream
-            plan.direct.run(addresses, handle)
-        return y
+            ends = (("x", x), ("residual", residual), ("out", out))
+            views = [self._view(gpu, name, a) for name, a in ends if a is not None]
+            theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
+            handle = _handle(gpu, theirs if stream is None else stream)
+            if any(v.foreign for v in views):
+                gpu.lead(handle)  # DLPack's producers made the GPU's own stream wait
+            *given, y = [v.array for v in views] + ([None] if out is None else [])
+            plan = self._ready(given[0].shape, residual is not None, handle)
+            y = self._new(gpu, plan.out_shape, handle) if out is None else y
+            addresses = [a.data.ptr for a in (*given, y)]
+            _check(given, y, plan.out_shape, addresses)
+            assert plan.direct is not None
+            with self._running:  # threads share the structs of a stream
+                plan.direct.run(addresses, handle)
+            return y
 
     # ---- plans
 
@@ -218,7 +218,7 @@ class SparseConv2d:
         """Views a GPU array as CuPy's, in place. Raises ValueError for others."""
         if isinstance(a, gpu.cupy.ndarray) and a.device.id == gpu.number:
             return arrays.Given(a, True)
-        if (found := arrays.on_gpu(gpu, name, a, writes=name == "out", by="operator")) is None:
+        if (found := arrays.on_gpu(gpu, name, a, writes=name == "out", cure=HERE)) is None:
             raise ValueError(f"{name}: expected an array on the GPU, got {arrays.kind(a)}: copy it there with cupy.asarray")
         return found
 
@@ -298,18 +298,13 @@ def _host(a: Any) -> np.ndarray:
     return np.asarray(a, np.float32)
 
 
-def _pair(name: str, given: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (given, given) if isinstance(given, int) else tuple(given)
-    if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
-        raise ValueError(f"{name}: expected one or two whole numbers, 1 or more, got {given!r}")
-    return pair[0], pair[1]
-
-
-def _pads(given: int | tuple[int, ...]) -> tuple[int, int, int, int]:
-    pads = (given,) * 4 if isinstance(given, int) else (*given, *given) if len(given) == 2 else tuple(given)
-    if len(pads) != 4 or any(type(v) is not int or v < 0 for v in pads):
-        raise ValueError(f"padding: expected one, two or four whole numbers, 0 or more, got {given!r}")
-    return pads[0], pads[1], pads[2], pads[3]
+def _numbers(name: str, given: Any, counts: tuple[int, ...], least: int) -> Any:
+    """As many whole numbers as the last of `counts`; where fewer are given, they repeat."""
+    found = (given,) if isinstance(given, int) else tuple(given)
+    if len(found) not in counts or any(type(v) is not int or v < least for v in found):
+        words = " or ".join(map(str, counts))
+        raise ValueError(f"{name}: expected {words} whole numbers, {least} or more, got {given!r}")
+    return found * (counts[-1] // len(found))
 
 
 def _pruned(weight: np.ndarray, how: str) -> np.ndarray:

@@ -22,10 +22,7 @@ NUMBERS = (bool, int, float, list, tuple)
 UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # from a library that refuses to export its array
 CONVERT, ALLOCATE = "convert it with .astype(np.{})", "allocate it with dtype np.{}"
 SHOWN = 8  # names in a message
-ELSEWHERE = {  # what runs -> how it runs on another GPU
-    "context": "make the context with device='cuda:{}'",
-    "operator": "use an operator for the first time inside cupy.cuda.Device({})",
-}
+ON_ANOTHER = "make the context with device='cuda:{}'"
 
 
 class Given(NamedTuple):
@@ -241,8 +238,8 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
     return given
 
 
-def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, by: str = "context") -> Given | None:
-    """Views a GPU array as a CuPy array; None for a host array. `by`: what uses it, of ELSEWHERE."""
+def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, cure: str = ON_ANOTHER) -> Given | None:
+    """Views a GPU array as a CuPy array; None for a host array. `cure`: of an array of another GPU, with its number."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -256,10 +253,8 @@ def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, by: str = "contex
     else:
         return None
     if (other := found.array.device.id) != gpu.number:
-        raise ValueError(
-            f"{what}: it lies on GPU {other}, this {by} runs on GPU {gpu.number}: copy it there, or "
-            f"{ELSEWHERE[by].format(other)}"
-        )
+        cure = f"copy it there, or {cure.format(other)}"
+        raise ValueError(f"{what}: it lies on GPU {other}, expected GPU {gpu.number}: {cure}")
     return found
 
 

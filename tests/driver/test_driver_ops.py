@@ -266,7 +266,7 @@ def test_an_operator_belongs_to_one_gpu():
     env = os.environ | environment(devices=("h200", "h200"))
     done = subprocess.run([sys.executable, "-c", TWO], env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    says = "it lies on GPU 0, this operator runs on GPU 1: copy it there, or use an operator for the first time inside "
+    says = "it lies on GPU 0, expected GPU 1: copy it there, or use an operator for the first time inside "
     says += "cupy.cuda.Device(0)"
     assert done.stdout.splitlines() == [f"x: {says}", f"out: {says}"]
 

@@ -128,8 +128,8 @@ def test_once():
     [
         ({"prune": "refuse"}, r"groups of 4 input channels have two zeros, expected all: prune and fine-tune"),
         ({"prune": "randomly"}, "prune: expected 'refuse' or 'magnitude', got 'randomly'"),
-        ({"stride": 0}, "stride: expected one or two whole numbers, 1 or more, got 0"),
-        ({"padding": (1, 2, 3)}, r"padding: expected one, two or four whole numbers, 0 or more, got \(1, 2, 3\)"),
+        ({"stride": 0}, "stride: expected 1 or 2 whole numbers, 1 or more, got 0"),
+        ({"padding": (1, 2, 3)}, r"padding: expected 1 or 2 or 4 whole numbers, 0 or more, got \(1, 2, 3\)"),
         ({"force": "dense"}, "force: expected '' or 'sparse', got 'dense'"),
         ({"activation": "relu6"}, "activation: expected one of '', 'relu'.*, got 'relu6'"),
         ({"groups": 3}, r"weight: expected \[K, C / groups, R, S\] with K a multiple of groups=3, got \[8, 16, 3, 3\]"),
