@@ -118,7 +118,7 @@ class SparseConv2d:
         """
         if (gpu := self._opened()) is None:
             return self._emulated(x, residual, out)
-        with gpu.here():
+        with _current(gpu):
             ends = (("x", x), ("residual", residual), ("out", out))
             views = [self._view(gpu, name, a) for name, a in ends if a is not None]
             theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
@@ -146,7 +146,7 @@ class SparseConv2d:
             if plan is None or plan.whole is not None:
                 self._make(*key)
             self._prepared.add(key)
-        with contextlib.nullcontext() if gpu is None else gpu.here():
+        with _current(gpu):
             self._ready(*key, 0 if gpu is None else _handle(gpu, stream))
 
     def tune(self, shape: Sequence[int], residual: bool = False) -> None:
@@ -206,7 +206,7 @@ class SparseConv2d:
         stored = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
         model = graph(stored, self.geometry, self.activation, shape, out if residual else ())
         options = BuildOptions(device=self._device, sparsity="enable", input_formats=FORMAT, output_formats=FORMAT)
-        with self._planning, contextlib.nullcontext() if (gpu := self._opened()) is None else gpu.here():
+        with self._planning, _current(gpu := self._opened()):
             engine = _built(model, replace(options, forced=self._forced), measure)
             direct = None if gpu is None else Direct(gpu, engine)
             plan = Plan(engine, out, direct, engine.context(device="emulator") if gpu is None else None)
@@ -283,6 +283,13 @@ def _built(model: Any, options: BuildOptions, measure: bool) -> Engine:
 
 
 # ---- arguments
+
+
+def _current(gpu: Cuda | None) -> contextlib.AbstractContextManager[None]:
+    """Makes the GPU the thread's current one; quickly where it is, or the emulator runs."""
+    if gpu is None or gpu.cupy.cuda.runtime.getDevice() == gpu.number:
+        return contextlib.nullcontext()
+    return gpu.here()
 
 
 def _handle(gpu: Cuda, stream: Any) -> int:

@@ -133,15 +133,13 @@ class Direct:
                 if given is None:
                     struct.pack_into("<Q", params, at, address)
                 else:
-                    params[at : at + 128] = self._encoded(given, address)
+                    params[at : at + 128] = self._maps.get((given, address)) or self._encoded(given, address)
             start(stream)
 
     def _encoded(self, given: Map, address: int) -> bytes:
-        if (given, address) not in self._maps:
-            if len(self._maps) == MOST_MAPS:
-                self._maps.clear()
-            self._maps[given, address] = self._gpu.encode(given, address)
-        return self._maps[given, address]
+        if len(self._maps) == MOST_MAPS:
+            self._maps.clear()
+        return self._maps.setdefault((given, address), self._gpu.encode(given, address))
 
     def _patches(self, step: LaunchStep) -> list[Patch]:
         found = []
