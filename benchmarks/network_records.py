@@ -49,7 +49,7 @@ def _line(op: Op, seen: dict[int, tuple[np.ndarray, str]]) -> str:
             data = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
             seen[id(array)] = array, f"{data} {array.dtype}{array.shape}"
         weights.append(f"{name}={seen[id(array)][1]}")
-    facts = op.problem, op.inputs, op.output, op.nodes, op.when, op.layer, op.layers, op.branches, op.pieces, op.images
+    facts = op.problem, op.inputs, op.output, op.nodes, op.when, op.layer, op.layers, op.branches, op.batch_pieces, op.images
     return " | ".join([op.name, *map(str, facts), *weights])
 
 

@@ -86,7 +86,7 @@ def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     }
 
 
-PARTITIONS, PIECE = 4, 256  # of an SM's register file, and the registers that a warp is given at a time
+PARTITIONS, GRANULE = 4, 256  # parts of an SM's register file; registers, of which a warp gets a multiple
 
 
 def resident(device: Device, threads: int, registers: int, smem: int) -> int:
@@ -97,7 +97,7 @@ def resident(device: Device, threads: int, registers: int, smem: int) -> int:
     >>> resident(device, threads=144, registers=183, smem=0)  # two warps of 23 x 256 in each partition are one block of five
     1
     """
-    warps, of_warp = math.ceil(threads / 32), math.ceil(32 * registers / PIECE) * PIECE
+    warps, of_warp = math.ceil(threads / 32), math.ceil(32 * registers / GRANULE) * GRANULE
     by_registers = PARTITIONS * (device.regs_per_sm // PARTITIONS // of_warp) // warps
     by_smem = device.smem_per_sm // (smem + 1024)
     return max(1, min(by_smem, device.max_threads_per_sm // (32 * warps), by_registers, device.max_blocks_per_sm))

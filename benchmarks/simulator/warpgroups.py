@@ -20,7 +20,7 @@ from benchmarks.simulator.sass import GMMA, Instruction
 from benchmarks.simulator.steps import DRAIN, EMPTY, FULL, GROUP_WARPS, ISSUE, Step
 
 NEVER = 1 << 60
-PIECE = 2048  # bytes of a stage that arrive, and are written to shared memory, at once
+ARRIVING = 2048  # bytes of a stage that arrive, and are written to shared memory, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Warpgroups:
         """Ask for a block's next stage: [(clock at which a piece arrives, number of the stage or -1 but for its last piece,
         clocks of the port)], and when L2 is free again."""
         assert self.ring
-        pieces = max(1, self.ring.held // PIECE)
+        pieces = max(1, self.ring.held // ARRIVING)
         wavefronts = round(self.ring.held / pieces / 128 * self.bulk.write_port)
         number, found = len(self.landed[block]), []
         self.landed[block].append(NEVER)

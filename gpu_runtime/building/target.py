@@ -51,7 +51,7 @@ def is_here(device: Device) -> bool:
 
 def runs_whole(device: Device, options: BuildOptions) -> bool:
     """Whether plans are run, and improved, as a whole."""
-    whole = device.measured and options.optimization_level >= LEVEL
+    whole = device.measured and options.optimization_level >= LEVEL and not options.forced
     return whole and (options.spread is None or is_here(device))
 
 

@@ -123,6 +123,10 @@ def _picked(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str
     return text
 
 
+def _forced(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
+    return f"runs sparse because it is forced to, in {sparse}; the best dense kernel takes {dense}"
+
+
 def _dense_faster(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
     if row.best_dense and row.best_sparse and row.best_dense.us == row.best_sparse.us:
         return f"could run sparse, but would gain nothing: both take {dense}"
@@ -265,6 +269,7 @@ def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) ->
 
 REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
+    "forced": ReasonText("forced", lambda rows, _: f"forced; sparse kernels are {_speed(rows)} as fast as dense ones", _forced),
     "dense_faster": ReasonText(
         "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit
     ),

@@ -1,7 +1,7 @@
 """Offers a convolution and its only reader, a 1x1 convolution, as one launch; separate or as one is a choice of the plan.
 
-The one launch is dense. So it is offered only where neither convolution fits the 2:4 pattern: otherwise it would hide from the
-log that a layer could have run sparse. The tensor between the two then needs no format and no memory.
+The one launch is dense, also where weights are 2:4: the log says so (one_launch). The tensor between the two then needs no
+format and no memory.
 """
 
 from functools import partial
@@ -14,11 +14,11 @@ from tactics.problems.protocol import Problem
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added; their `Op.layers` names both layers, and no layer is in two pairs."""
+    """Returns the network with the alternatives added; `Op.layers` of a new op names both layers. No layer is in two pairs."""
     options, taken = Options(network), {""}
     alternatives: dict[str, list[Op[Problem]]] = {}
     for op in network.ops:
-        if not op.problem.only_dense:  # such ops have a group of their own
+        if not op.problem.only_dense:  # an op with several layers has a group already
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
     for first in network.ops:
@@ -39,8 +39,7 @@ def _fits(first: Op[Problem], second: Op[Problem]) -> bool:
         return False
     common = {g for g, _ in first.when} & {g for g, _ in second.when}
     differ = any({w for w in first.when if w[0] == g} != {w for w in second.when if w[0] == g} for g in common)
-    sparse = first.problem.sparse24 or second.problem.sparse24
-    return not differ and not sparse and not reason_against(first.problem, second.problem)
+    return not differ and not reason_against(first.problem, second.problem)
 
 
 def _one(first: Op[Any], second: Op[Any], group: str) -> Op[BackToBackProblem]:

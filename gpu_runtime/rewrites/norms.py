@@ -14,7 +14,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.element_maps import strides
-from gpu_runtime.network import Network, Op, Options, computes, joined
+from gpu_runtime.network import Network, Op, Options, computes, group_between, joined
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem
@@ -22,14 +22,16 @@ from tactics.problems.reductions import NormalizeProblem
 
 IN_FRONT = "in front"
 NOT_BESIDE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT, Feature.MAX_POOL})
-MOST_ERROR = 2.0**-11  # the largest error from rounding to FP16, as a part of the norm of a row of weights with the scale
+MOST_ERROR = 2.0**-11  # the largest rounding error of a row of weights times the scale, relative to the row's norm
 Conv = Op[ConvProblem]
 Norm = Op[NormalizeProblem]
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A convolution that can normalize its input, the moves between the norm and it, and its weights for that."""
+    """A convolution that can normalize its input. `moves`: the moves between the norm and the convolution; `weights`: its
+    weights with the norm's scale and shift.
+    """
 
     conv: Conv
     moves: strides.Passed
@@ -37,21 +39,30 @@ class Taker:
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added. Norms that exist under some options only are left alone."""
+    """Returns the network with the alternatives added. Norms that exist only under some options are left alone.
+
+    A group may decide whether a convolution reads the norm, or one launch for this convolution and the next one, which cannot
+    normalize. Such a group gets a further option, with the norm in the convolution.
+    """
     options = Options(network)
     for norm in network.ops:
         if not computes(norm, NormalizeProblem) or not _plain(network, norm):
             continue
-        takers = _takers(network, norm)
-        if not takers:
+        takers, others = _takers(network, norm)
+        group = group_between([taker.conv for taker in takers], others) if takers and others else ""
+        if not takers or (others and not group):
             continue
         between = {id(move): move for taker in takers for move in taker.moves}
         made: list[tuple[Op[Problem], Op[Problem]]] = []
-        for move in between.values():  # of the norm's input instead of its output
+        for move in between.values():  # the moves, applied to the norm's input instead of its output
             x = norm.inputs[0] if move.inputs[0] == norm.output else _renamed(move.inputs[0], norm)
             made.append((move, replace(move, inputs=(x,), output=_renamed(move.output, norm))))
         made += [(taker.conv, _in_front(norm, taker)) for taker in takers]
-        options.either(f"norm {norm.name}", [norm, *(op for op, _ in made)], made, IN_FRONT)
+        gone = [norm, *(op for op, _ in made)]
+        if group:
+            options.twins(group, gone, made, f", {IN_FRONT}")
+        else:
+            options.either(f"norm {norm.name}", gone, made, IN_FRONT)
     return options.network()
 
 
@@ -64,40 +75,47 @@ def _in_front(norm: Norm, taker: Taker) -> Conv:
 
 
 def _renamed(tensor: str, norm: Norm) -> str:
-    """The name of a moved tensor between norm and convolution, when the move moves the norm's input."""
+    """Returns the name of a tensor between norm and convolution if the move moves the norm's input."""
     return f"{tensor} before {norm.name}"
 
 
 def _plain(network: Network, norm: Norm) -> bool:
-    """Whether it is a layer norm of an FP16 tensor along one axis, which exists in every plan."""
+    """Whether the op is a layer norm of an FP16 tensor along one axis that exists in every plan."""
     p = norm.problem
     alone = network.producer(norm.output) is norm and norm.output not in network.output_names
     layer = p.kind == "standard" and len(p.axes) == 1 and p.groups == 1 and p.affine in ("", p.axes) and not p.added
     return layer and alone and not network.is_fp32(norm.inputs[0]) and not network.is_fp32(norm.output)
 
 
-def _takers(network: Network, norm: Norm) -> list[Taker]:
-    """Returns all readers of the norm, behind moves, if each can take it in; else []."""
-    found, left = list[Taker](), [norm.output]
+def _takers(network: Network, norm: Norm) -> tuple[list[Taker], list[Op[Problem]]]:
+    """Returns (the readers of the norm, behind moves, that can take it in; the other readers)."""
+    found, others, left = list[Taker](), list[Op[Problem]](), [norm.output]
     while left:
         tensor = left.pop()
         for op in network.readers[tensor]:
             if isinstance(op.problem, strides.MOVES) and network.producer(op.output) is op:
                 left.append(op.output)
                 continue
-            if not _can_normalize(op, network, norm, tensor):
-                return []
-            moves, weights = _moves(network, norm, tensor), _folded(op, norm)
-            if moves is None or weights is None:
-                return []
-            found.append(Taker(op, moves, weights))
+            taker = _taker(op, network, norm, tensor) if _can_normalize(op, network, norm, tensor) else None
+            if taker is None:
+                others.append(op)
+            else:
+                found.append(taker)
         if tensor in network.output_names:
-            return []
-    return found
+            return [], others
+    return found, others
+
+
+def _taker(conv: Conv, network: Network, norm: Norm, tensor: str) -> Taker | None:
+    """Returns the convolution as a taker; None unless the channels of a pixel are a row of the norm and FP16 can hold its
+    weights.
+    """
+    moves, weights = _moves(network, norm, tensor), _folded(conv, norm)
+    return None if moves is None or weights is None else Taker(conv, moves, weights)
 
 
 def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -> TypeGuard[Conv]:
-    """Whether it is a convolution whose kernel can normalize the tensor."""
+    """Whether the op is a convolution whose kernel can normalize the tensor."""
     if not computes(op, ConvProblem) or op.inputs[0] != tensor or op.inputs.count(tensor) > 1:
         return False
     p = op.problem
@@ -106,7 +124,7 @@ def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -
 
 
 def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
-    """Returns the moves from the norm to a tensor, the last first; None unless a pixel's channels there are a row of the
+    """Returns the moves from the norm to a tensor, the last first; None unless the channels of a pixel there are a row of the
     norm.
     """
     _, c, _, _ = shape = network.tensors[tensor]

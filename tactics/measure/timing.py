@@ -169,10 +169,14 @@ class Predicted(Timer):
         return times
 
 
+class NotTimed(ValueError):
+    """The cache lacks a time, and nothing is to be measured."""
+
+
 class Measured(Timer):
     """A timer for the GPU at hand that measures what the cache does not hold. `waits` is called once, when another process
     holds the GPU (`gpu` names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise
-    ValueError for what the cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`:
+    NotTimed for what the cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`:
     options of Racing.
 
     To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
@@ -211,7 +215,7 @@ class Measured(Timer):
         tactics = tuple(tactics)
         if todo := self._missing(problem, tactics):
             if self._only_known:
-                raise ValueError(self._lacks(todo[0].name, str(problem)))
+                raise NotTimed(self._lacks(todo[0].name, str(problem)))
             (self._measure if self._spread is None else self._finish)(problem, todo)
         return self._found(problem, tactics)
 
@@ -225,7 +229,7 @@ class Measured(Timer):
         key = Key(self._key, source_hash()[:24], what, name)
         if self.cache.get(key) is None:
             if self._only_known:
-                raise ValueError(self._lacks(name, what))
+                raise NotTimed(self._lacks(name, what))
             with self._turn():
                 if self.cache.get(key) is None:
                     samples = measure()

@@ -11,7 +11,7 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesProblem(Problem):
+class BatchPiecesProblem(Problem):
     """Splits a tensor's images into pieces of these `sizes` (`apart`), or joins the pieces to one tensor again.
 
     Nothing is launched: images follow each other in memory. `us`: microseconds that DRAM takes for the part of the whole tensor

@@ -98,6 +98,7 @@ class BackToBackProblem(_Pair):
     """second(first(x)): two ConvProblems, the second with a 1x1 kernel; only the second may have a residual."""
 
     TYPE: ClassVar[str] = "conv"
+    only_dense: ClassVar[bool] = True
     first: ConvProblem
     second: ConvProblem
 

@@ -54,7 +54,7 @@ def part(t: Tile) -> int:
     return next(n for n in (64, 32, 16, 8) if t.n % n == 0 and (n == 8 or n * t.cluster[2] <= t.n))
 
 
-def piece(t: Tile) -> tuple[int, int, int]:
+def copied_box(t: Tile) -> tuple[int, int, int]:
     """The images, rows and columns of the box that one copy stores: the largest share of the tile's box that divides the
     part.
     """
@@ -91,7 +91,7 @@ def end(
     """
     stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
     values, size = room(p, tactic, bool(stored))
-    pixels = math.prod(piece(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
+    pixels = math.prod(copied_box(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
     whole = not (linear(tactic.out) or store or merged(p).one.k % ROWS)
     return {"OUT_TMA": int(bool(stored)), "PIECE": pixels, "WHOLE_ROWS": int(whole), **values}, size, stored
 
@@ -143,6 +143,6 @@ def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | 
     y, *others = reversed(strided or (strides(tactic.out, p.out_shape),) * (2 + p.epilogue.residual))
     views = {"y_map": (maps.Y, y), **({"r_map": (maps.RESIDUAL, others[0])} if p.epilogue.residual else {})}
     try:
-        return {n: maps.stored_map(p, *view, channels, part(t), piece(t) if t.box else ()) for n, view in views.items()}
+        return {n: maps.stored_map(p, *view, channels, part(t), copied_box(t) if t.box else ()) for n, view in views.items()}
     except ValueError:
         return {}

@@ -157,9 +157,19 @@ def test_it_is_offered_with_the_residual_in_it_and_without():
     }
 
 
-def test_it_is_not_offered_where_a_layer_could_run_sparse_or_somebody_reads_what_lies_between():
-    assert not any("mid" in name and "out" in name for name in offered(bottleneck(prune=True)))
+def test_it_is_not_offered_where_another_layer_reads_the_tensor_between():
     assert not any("mid" in name and "out" in name for name in offered(bottleneck(reader=True)))
+
+
+def test_layers_that_could_run_sparse_are_a_pair_too_where_that_is_faster(built, tmp_path):
+    """Pruning takes no choice away: the plan is as fast as with dense weights, and the log says that one layer gave up 2:4."""
+    path = tmp_path / "pruned.onnx"
+    onnx.save(bottleneck(prune=True), path)
+    engine = gr.build(path, device="a100", output_formats="fp16:hwc8", sparsity="enable")
+    assert engine.sparsity.summary.total_us <= built[1].sparsity.summary.total_us
+    row = next(r for r in engine.sparsity.rows if "mid" in r.layers)
+    assert (row.layers, row.verdict, row.reason, row.able) == (("mid", "out"), "dense", "one_launch", ("mid",))
+    assert row.best_sparse.us > 0
 
 
 def test_what_lies_between_the_two_costs_no_dram():

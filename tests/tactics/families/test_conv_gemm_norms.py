@@ -9,6 +9,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.rewrites import back_to_back
 from gpu_runtime.rewrites.norms import offer
 from tactics.families.conv_gemm import candidates
 from tactics.problems.codec import from_json, to_json
@@ -66,6 +67,16 @@ def test_layers_that_read_one_norm_take_it_together():
     given = {"g": weights(24), "b": weights(24), "w": weights(24, 16), "v": weights(24, 32)}
     net = check_against_ort(model(nodes, {"x": (1, 5, 5, 24)}, "y z", given), 1e-3, rewrite=offer)
     assert [p.k for p in in_front(net)] == [16, 32] and len(net.groups) == 1
+
+
+def test_it_may_stand_beside_a_pair():
+    """The convolution behind a norm may be one launch with the next one instead, which cannot normalize."""
+    turned = node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Transpose", "m", "u", perm=[0, 3, 1, 2])
+    nodes = [turned[0], node("LayerNormalization", "t g b", "m", axis=-1), turned[1], node("Conv", "u w", "a")]
+    given = {"g": weights(24), "b": weights(24), "w": weights(16, 24, 1, 1), "v": weights(40, 16, 1, 1)}
+    both = model([*nodes, node("Conv", "a v", "y")], {"x": (1, 24, 6, 6)}, "y", given)
+    net = check_against_ort(both, 1e-3, rewrite=lambda net: offer(back_to_back.offer(net)))
+    assert [options for _, options in net.groups] == [("apart", "one", "apart, in front")] and len(in_front(net)) == 1
 
 
 @pytest.mark.parametrize(
