@@ -40,7 +40,7 @@ from benchmarks.networks import resnet50
 from benchmarks.torch_twin import torch_module
 from cuda_kernels.device import current, why_no_gpu
 from gpu_runtime.runtime.context import Context
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 
 ROUNDS, WARM = 25, 3
 SMALL = "two_layers"  # the network of --small
@@ -271,8 +271,7 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
             us = contestants[label]()
             samples[label] += [us] if i >= WARM else []
     for label, taken in samples.items():
-        low, median, high = quantiles(taken)
-        row[label] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
+        row[label] |= times_of(taken, 2)
     return row
 
 

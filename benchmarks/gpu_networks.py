@@ -28,7 +28,7 @@ from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
@@ -301,8 +301,7 @@ def sample_us(ctx: Context) -> float:
 def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
     """Returns the median and quantiles of a replay of the context's graph, inputs already in place."""
     times = [sample_us(ctx) for _ in range(count + 5)][5:]
-    low, median, high = (round(v, 2) for v in quantiles(times))
-    return {"us": median, "low_us": low, "high_us": high, "what": "one graph replay between two events, launch included"}
+    return {**times_of(times, 2), "what": "one graph replay between two events, launch included"}
 
 
 def worst_error(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:

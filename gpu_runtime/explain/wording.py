@@ -8,15 +8,10 @@ from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
     SHOWN_US,
-    ceiling_text,
     chance_text,
-    counts_text,
-    dense_text,
-    gain_text,
-    library_text,
+    network_lines,
     pruned_costs,
     pruned_text,
-    pruning_text,
     ratio_text,
     summing,
     sure,
@@ -84,22 +79,6 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
     if cost is None and (costs := [pruned[name] for name in row.layers if name in pruned]):
         return "none\nif pruned" if abs(costs[0]) < SHOWN_US else f"{us_text(costs[0], PREDICTED, sign='+')}\nif pruned"
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
-
-
-def network_lines(record: Explained) -> list[str]:
-    """The network in a few sentences: what 2:4 gains, eligible and picked layers, the time saved, the most that could be saved,
-    and a library's times."""
-    gain, library = gain_text(record), library_text(record)
-    text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
-    own = record.solution.rivals.own_us
-    alone = (
-        "" if own is None else f"one tactic runs all batches, the plan of this batch alone takes {us_text(own, record.timing)}"
-    )
-    text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
-    ceiling = ceiling_text(record)
-    limit = f"Upper limit of 2:4: {ceiling}" if ceiling else ""
-    parts = (pruning_text(record), f"2:4 {gain}" if gain else "", text, limit, library)
-    return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
 
 
 # ---- one layer

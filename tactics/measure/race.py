@@ -31,10 +31,9 @@ def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
     return s[low], min(max(statistics.fmean(middle), middle[0]), middle[-1]), s[-1 - low]
 
 
-def line_of(samples: Sequence[float], over: bool) -> dict[str, Any]:
-    """The fields of a line of the timing cache that follow from samples; `over`: these are all."""
-    low, us, high = (round(v, 4) for v in quantiles(samples))
-    return {"us": us, "low_us": low, "high_us": high, "n": len(samples), "over": over}
+def times_of(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """The quantiles by the names that results have for them."""
+    return dict(zip(("low_us", "us", "high_us"), (round(v, digits) for v in quantiles(samples)), strict=True))
 
 
 class Race:

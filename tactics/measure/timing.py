@@ -19,7 +19,7 @@ from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import DRIVER, Device
 from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
-from tactics.measure.race import line_of
+from tactics.measure.race import times_of
 from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
 from tactics.predict import alike, like, predict_alike, regime, sigmas
@@ -232,7 +232,8 @@ class Measured(Timer):
                 raise NotTimed(self._lacks(name, what))
             with self._turn():
                 if self.cache.get(key) is None:
-                    self.cache.add(key, **line_of(measure(), over=True))
+                    samples = measure()
+                    self.cache.add(key, **times_of(samples), n=len(samples), over=True)
         return _time_of(self.cache.get(key) or {})
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
