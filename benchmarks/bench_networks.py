@@ -218,7 +218,9 @@ def judge_kept(path: Path, out: Path, folder: Path) -> None:
 
 
 def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) -> tuple[Context, dict[str, Any]]:
-    """Returns (a context with the images in place, the facts and outputs of its engine); `judge`: its outputs are compared."""
+    """Runs an engine; returns (its context with the images in place, its facts as a row). The outputs are added to `kept`;
+    `judge`: they are also compared with onnxruntime's.
+    """
     engine = gr.load(wanted.file(folder))
     ctx = engine.context()
     feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}

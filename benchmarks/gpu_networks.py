@@ -33,7 +33,7 @@ from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
 
-MOST_ERROR = 2e-2  # of the outputs' range, to the emulator's: sums in another order, rounded to FP16 behind each layer
+MOST_ERROR = 2e-2  # difference from the emulator's outputs, of their range: sums in another order, FP16 after each layer
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "benchmarks" / "digits"
 # file: {input: shape} for dynamic sizes. Order: what is looked at first.

@@ -1,4 +1,4 @@
-"""When each kernel of a network's graph begins and ends, by CUPTI through PyTorch: benchmarks/results/GPU/timeline.json.
+"""The begin and end of each kernel of a network's graph, by CUPTI through PyTorch: benchmarks/results/GPU/timeline.json.
 
     python -m benchmarks.timeline FILE ENGINE ...     on a GPU: REPLAYS replays of each engine's graph
     python -m benchmarks.timeline [h200]              of each kernel, microseconds from the end of the one before to its own end
@@ -20,7 +20,7 @@ REPLAYS, WARM = 6, 10
 
 
 def taken(engine: Path) -> list[list[Any]]:
-    """[kernel, begin, duration, grid, block] of all replays, by begin, in microseconds."""
+    """Returns [kernel, begin, duration, grid, block] of all kernels of all replays, in the order of begin, in microseconds."""
     import torch
 
     import gpu_runtime as gr
@@ -45,7 +45,9 @@ def taken(engine: Path) -> list[list[Any]]:
 
 
 def spacing(rows: list[list[Any]]) -> list[tuple[str, list[int], float]]:
-    """(kernel, grid, microseconds from the end of the one before to its own): medians over the replays but the first."""
+    """Returns (kernel, grid, microseconds from the end of the kernel before to its own end): medians over all replays but the
+    first.
+    """
     count = len(rows) // REPLAYS
     ends = [begin + us for _, begin, us, *_ in rows]
     return [

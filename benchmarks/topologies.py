@@ -21,7 +21,9 @@ SCALES = {"timm_mobileone_s0": 0.25}
 
 
 def filled(name: str, seed: int = 0) -> onnx.ModelProto:
-    """The network with normal weights of their own means and deviations; those that were positive, as variances, stay so."""
+    """Returns the network with normal weights of their own means and deviations; weights that were positive, such as variances,
+    stay positive.
+    """
     model = onnx.load(FOLDER / f"{name}.onnx")
     drawn = json.loads((FOLDER / f"{name}.json").read_text())
     for k, t in enumerate(model.graph.initializer):
@@ -39,7 +41,7 @@ def filled(name: str, seed: int = 0) -> onnx.ModelProto:
 
 
 def resized(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
-    """The network for images of size x size, where nothing in it is fixed to another."""
+    """Returns the network for images of size x size, if nothing in it is fixed to another size."""
     other = onnx.ModelProto()
     other.CopyFrom(model)
     for v in other.graph.input:
