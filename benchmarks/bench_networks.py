@@ -1,7 +1,7 @@
 """Whole networks on a GPU: our engines beside PyTorch with cuDNN, times in one run, outputs beside onnxruntime's.
 
     python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
-    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      leaves in Inductor's cache what is compiled there
+    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      fills Inductor's cache with compiled networks
     python -m benchmarks.bench_networks --small                              two layers, few tactics, few samples
 
 Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4

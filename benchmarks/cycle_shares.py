@@ -1,6 +1,6 @@
 """Write cuda_kernels/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
 
-    python -m benchmarks.cycle_shares                       # what is missing or of other machine code
+    python -m benchmarks.cycle_shares                       # loops that are missing or whose machine code changed
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
     python -m benchmarks.cycle_shares --loaded              # what a loaded L2 would make of it, nothing written
 

@@ -1,4 +1,4 @@
-"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, what a load waits for, how L2
+"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, the wait of a load, how L2
 serves a chain of kernels, how fast SMs write.
 
 python -m benchmarks.gpu_facts --out FILE [--seconds 40] [--small]      on a GPU; benchmarks/results/h200/facts.json is one

@@ -1,6 +1,7 @@
-"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and what is compiled first.
+"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and the kernels to compile
+first.
 
-Networks: those of benchmarks/digits, and of the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
+Networks: from benchmarks/digits, and from the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
 their tactics few, for a machine on which a kernel takes seconds; such a plan says nothing of speed.
 """
 

@@ -2,7 +2,7 @@
 several overflow FP16.
 
 `light("light_resnet50")` is the model. Convolutions and fully connected layers get He-normal weights (He et al. 2015), scales
-of BatchNormalization half of what they would be and variances about 1; the Caffe Scale layers behind it are Mul and Add.
+of BatchNormalization half of the usual ones and variances about 1; the Caffe Scale layers behind it are Mul and Add.
 """
 
 import math

@@ -6,12 +6,13 @@
     python -m benchmarks.our_times FILE --take 300     the same for the rows of a file; those beyond the time are left out
 
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
-median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
-take costs over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the layers, at
-batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names, and judged
-by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in networks,
-those aside that are predicted to take less than half of what the events around them do, and the sums of plans at batch 1. Last,
-tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind there.
+median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: the time of the tactic that
+predictions choose over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the
+layers, at batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names,
+and judged by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in
+networks, those aside that are predicted to take less than half of what the events around them do, and the sums of plans at
+batch 1. Last, tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind
+there.
 
 Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: rows of before are
 beside the prices of the ends and loops that they had, so the fit can be checked still. What is preferred, is by today's prices.

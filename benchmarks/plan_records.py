@@ -3,7 +3,7 @@
     python -m benchmarks.plan_records [--write] [--jobs 2] [NAME ...]
 
 Builds each network for each of DEVICES, with its weights as they are and pruned to 2:4, and compares total, launches (kernel,
-values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; says what differs and
+values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; prints differences and
 exits with 1. Weights that are products of others (timm_edgenext_x_small's) depend on NumPy's BLAS: the record has those of
 OPENBLAS_CORETYPE=Haswell and one thread (OPENBLAS_NUM_THREADS=1). `--write` stores the plans found as the
 record. Its text is made here, so that it outlives the engine's format.

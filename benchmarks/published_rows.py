@@ -1,4 +1,4 @@
-"""Published measurements as problems that the estimates can be asked for: what bench_predictions reads."""
+"""Published measurements, as problems that can be estimated: the input of bench_predictions."""
 
 import csv
 import hashlib
@@ -16,8 +16,8 @@ from tactics.problems.problem import ConvProblem
 
 FOLDER = Path(__file__).parent / "published"
 CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
-# What a launch on a stream adds to vllmbench's times beside one in a graph, fitted with the other constants: of 64 x 64 x 64 on
-# an RTX 4090 9.4 us were published, on an A100, where nothing fits better than something, 4.0.
+# Microseconds that a launch on a stream takes longer than one in a graph, in vllmbench's times, fitted with the other
+# constants. A product of 64 x 64 x 64 takes 9.4 us on an RTX 4090, 4.0 on an A100, where 0 fits best.
 STREAM_US = {"rtx4090": 5.9}
 # Device name in the files -> our name. T4 and other unknown devices keep their name, to be refused with the reason.
 DEVICES = {

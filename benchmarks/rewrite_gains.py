@@ -7,7 +7,7 @@ Writes benchmarks/rewrite_gains.json, where other networks stay. Of each network
 with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
 without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
 `--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
-benchmarks.plan_records knows. `--table` prints what the file says of each rewrite.
+benchmarks.plan_records knows. `--table` prints a line of the file for each rewrite.
 """
 
 import importlib

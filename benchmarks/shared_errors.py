@@ -2,10 +2,10 @@
 
     python -m benchmarks.shared_errors
 
-The first table: log errors (predicted over published) in groups of one device and of what bounds a kernel. `shared`: the
-deviation of an error that all of a group have in common, around 0; `own`: of what is left in a group; both by the analysis of
-variance with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and what it
-is when one of the devices is left out.
+The first table: log errors (predicted over published) in groups of one device and one bound of kernels. `shared`: the deviation
+of an error that all of a group have in common, around 0; `own`: of the errors left in a group; both by the analysis of variance
+with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and what it is when
+one of the devices is left out.
 
 The second: how often the published sum of 5 or 10 rows of one device, drawn at random, lies within the 80 % range that such a
 share gives, with the errors that tactics/predict.py has for single rows.

@@ -3,7 +3,8 @@
     python -m benchmarks.timeline FILE ENGINE ...     on a GPU: REPLAYS replays of each engine's graph
     python -m benchmarks.timeline [h200]              of each kernel, microseconds from the end of the one before to its own end
 
-Launches begin early and wait for the one ahead, so a kernel's own duration says little: `spacing` is what it adds to the graph.
+Launches begin early and wait for the one ahead, so a kernel's own duration says little: `spacing` is the time that it adds to
+the graph.
 """
 
 import json

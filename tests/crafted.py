@@ -1,7 +1,7 @@
 """Engines written with intent: one fact is changed, all hashes are right, and in every second engine the other facts agree.
 
-A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change what a layer or
-the memory says and make the rest of the plan agree with it, as one who knows this code would.
+A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change a fact of a layer or
+of the memory and make the rest of the plan agree with it, as one who knows this code would.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Drawn heads of detectors, pose models and flow networks: raw outputs of convolutions, and what decodes them to pixels.
+"""Drawn heads of detectors, pose models and flow networks: raw outputs of convolutions, and ops that decode them to pixels.
 
 The convolutions' sums are exact in FP32 and not in FP16: inputs are FP16's numbers, weights are 1 and 2^-9. So onnxruntime and
-an engine start from the same raw outputs, and differ by what comes after them.
+an engine start from the same raw outputs, and differ only in the ops behind them.
 """
 
 import random

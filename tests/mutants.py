@@ -4,7 +4,7 @@
 
 tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
 mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
-and a mutant one on its time, whose end is the worker's: what is missing after the last line is what killed it.
+and a mutant one on its time, whose end is the worker's: a missing last line shows the mutant that killed it.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""Another CUDA's NVRTC, beside the one that `tests.compiled` is about: the same rows, by what its own log says.
+"""A record for another CUDA's NVRTC than that of `tests.compiled`: the same rows, with the numbers of its own log.
 
 tests/golden/compiled_cuda12.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
 {architecture: [registers, bytes of static shared memory, bytes of spills and local arrays]}}}}}. Machine code is not
-disassembled: what it holds is the record's of the other compiler. Run by the Python of an environment with that NVRTC, which
-needs nothing but this package:
+disassembled: only the other compiler's record counts its instructions. Run by the Python of an environment with that NVRTC,
+which needs nothing but this package:
 
     python -m tests.other_nvrtc write [SECONDS]    adds rows that the record lacks, or has of other sources
-    python -m tests.other_nvrtc check SEED NUMBER  compiles so many rows: without spills, and as recorded; of variants that have
+    python -m tests.other_nvrtc check SEED NUMBER  compiles NUMBER rows: without spills, and as recorded; of variants that have
                                                    none on record first, then as SEED draws them
 
 `write` begins with one row of each variant, the architecture drawn, so that every kernel and tile comes first.

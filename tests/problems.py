@@ -1,6 +1,6 @@
 """Small problems that reach every kernel, tile, format pair and option; and how one tactic is run and checked anywhere.
 
-`python -m tests.problems` runs sanitize_cases on the GPU: what compute-sanitizer is pointed at.
+`python -m tests.problems` runs sanitize_cases on the GPU, for compute-sanitizer.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by name and by what they import.
+"""`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by their names and imports.
 
 A test file is named after its module, in the folder of tests that mirrors the module's: test_tables.py, or with its subject
 test_tables_of_pieces.py. Other files name the module in an import. Files of FOLDERS judge a whole, as the folder says; files in

@@ -2,7 +2,7 @@
 
     python -m benchmarks.pages.layer_info
 
-The keys and their types are read off an engine that has every kind of them; what they mean stands here. A key without a
+The keys and their types are read off an engine that has every kind of them; their meanings are here. A key without a
 meaning, or a meaning without a key, is an error.
 """
 

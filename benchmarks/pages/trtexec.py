@@ -1,4 +1,4 @@
-"""Every option of trtexec and what becomes of it here, as docs/trtexec.md quotes it.
+"""Every option of trtexec and its treatment here, as docs/trtexec.md quotes it.
 
 python -m benchmarks.pages.trtexec
 """

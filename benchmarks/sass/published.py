@@ -1,7 +1,7 @@
 """Published times of matrix products, and estimates of the same by the simulated main loops of CUTLASS's tiles.
 
 A row's time, in whole rounds of the blocks that all SMs hold: of each round the clocks of its stages and of a tile's start and
-end, simulated with as many blocks on an SM as the round gives it, of stages what operands take from L2 if that is more; then
+end, simulated with as many blocks on an SM as the round gives it, or, if longer, of its operands' way from L2; then
 DRAM's time, if that is longer, and a launch. Rates of L2 and DRAM are measured ones (cuda_kernels/rates.py), none fitted here.
 """
 

@@ -2,7 +2,7 @@
 
 The convolution is 3x3 over 16 x 16 pixels, 256 output channels, 2:4 weights, small whole numbers: sums are exact in any order,
 so all kernels must answer alike to the bit. Matrix products get the pixels of all taps gathered. Two depths are run: their
-difference is what the main loop takes, without beginning and end.
+difference is the main loop's, without beginning and end.
 """
 
 import ctypes as C
@@ -203,9 +203,10 @@ def _triton(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a main loop executes for each tensor-core instruction, by the emulator: PTX instructions, loads from shared memory
+    """Counts of a main loop for each tensor-core instruction, by the emulator: PTX instructions, loads from shared memory
     (ldmatrix and ld.shared), copies to it (cp.async), loads to registers, bytes and wavefronts of shared memory. `excess` and
-    `excess_end`: wavefronts that bank conflicts cost, in the deeper launch's longer loop and outside it."""
+    `excess_end`: wavefronts that bank conflicts cost, in the deeper launch's longer loop and outside it.
+    """
 
     instructions: float
     loads: float

@@ -1,4 +1,4 @@
-"""A cubin's machine code (SASS) as frozen instructions: what they read and write, their control words, and their loops.
+"""A cubin's machine code (SASS) as frozen instructions: their operands, their control words, and their loops.
 
 nvdisasm writes the text; the control words, which it does not write, are the top bits of an instruction's 128: `high >> 41`
 holds the stall count (4 bits), yield (1, 0 = yields), the scoreboards of write and read (3 each, 7 = none), the scoreboards
@@ -54,7 +54,7 @@ MMA_REGISTERS = {
 
 
 class ToolMissing(Exception):
-    """No nvdisasm is at hand; the message says what brings it."""
+    """No nvdisasm is at hand; the message says how to get it."""
 
 
 class NoMainLoop(ValueError):

@@ -1,4 +1,4 @@
-"""An SM's clocks over a kernel's main loop: when each instruction issues, and what it waits for.
+"""An SM's clocks over a kernel's main loop: when each instruction issues, and its waits.
 
 Each of four sub-cores issues one instruction a clock, of one of its warps, in each warp's order. A warp waits for its stall
 count, for scoreboards, for a product's result that it reads, for a free pipe, for room among its sub-core's memory

@@ -1,4 +1,4 @@
-"""One iteration's instructions, decoded once for the simulation: their kind, pipe and wavefronts, and what they wait for."""
+"""One iteration's instructions, decoded once for the simulation: their kind, pipe, wavefronts and waits."""
 
 import math
 import re
