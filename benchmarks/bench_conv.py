@@ -31,7 +31,8 @@ from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver import is_fatal
 from cuda_kernels.files import write
 from tactics.candidates import candidates
-from tactics.measure.timing import Cache, driver_version, measured, quantiles
+from tactics.measure.race import quantiles
+from tactics.measure.timing import Cache, Measured, driver_version
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
@@ -369,7 +370,7 @@ def main(argv: list[str] | None = None) -> int:
     device = current()
     bench = Bench(device)
     clock = Clock(bench.cupy.cuda.Device().pci_bus_id)
-    timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
+    timer = Measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
     result: dict[str, Any] = hardware.header(device) | {
         "what": __doc__.strip(),

@@ -40,7 +40,7 @@ from benchmarks.networks import resnet50
 from benchmarks.torch_twin import torch_module
 from cuda_kernels.device import current, why_no_gpu
 from gpu_runtime.runtime.context import Context
-from tactics.measure.timing import quantiles
+from tactics.measure.race import quantiles
 
 ROUNDS, WARM = 25, 3
 SMALL = "two_layers"  # the network of --small

@@ -125,7 +125,7 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
     target = named(device)
     network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
+    table = tables.tabulate(network, target, timing.Predicted(target), io=ends, how=tables.Considered(True))
     graph = table.graph
     seconds = []
     for _ in range(RUNS):

@@ -29,7 +29,7 @@ from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
-from tactics.measure import timing
+from tactics.measure.race import quantiles
 from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
@@ -302,7 +302,7 @@ def sample_us(ctx: Context) -> float:
 def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
     """Returns the median and quantiles of a replay of the context's graph, inputs already in place."""
     times = [sample_us(ctx) for _ in range(count + 5)][5:]
-    low, median, high = (round(v, 2) for v in timing.quantiles(times))
+    low, median, high = (round(v, 2) for v in quantiles(times))
     return {"us": median, "low_us": low, "high_us": high, "what": "one graph replay between two events, launch included"}
 
 

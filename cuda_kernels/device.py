@@ -1,5 +1,6 @@
 """The GPU at hand: `current()`, which asks its driver, and whether one can be used. `named_devices` has the tables."""
 
+import ctypes
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -51,8 +52,6 @@ def has_cupy() -> bool:
 
 def has_driver() -> bool:
     """Whether the linker finds CUDA's driver, by the name under which CuPy's runtime opens it."""
-    import ctypes
-
     try:
         ctypes.CDLL(DRIVER)
     except OSError:

@@ -163,6 +163,16 @@ def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
     return widths
 
 
+def first_of(items: Sequence[str], most: int, more: str = "more") -> str:
+    """Joins the first `most` items with commas, and says how many more there are.
+
+    >>> first_of(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    left = len(items) - most
+    return ", ".join(items[:most]) + (f" and {left} {more}" if left > 0 else "")
+
+
 def several(count: int, what: str) -> str:
     """Formats a count with its noun: 1 sample, 2 samples."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -20,7 +20,7 @@ from benchmarks.experiments.run import Experiment, begun
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.launches import Binary, binaries
-from tactics.measure.timing import quantiles
+from tactics.measure.race import quantiles
 from tactics.measure.worker import Bench, Ready
 from tactics.predict import predict_us
 from tactics.problems.epilogue import Epilogue

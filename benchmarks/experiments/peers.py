@@ -23,7 +23,7 @@ from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
 from tactics.measure.child import Child, command_of
-from tactics.measure.timing import quantiles
+from tactics.measure.race import quantiles
 from tactics.tactic import Tactic
 
 ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05

@@ -57,7 +57,7 @@ PATHS = {
     "copies between host and device": ("cuda_kernels.staging.Staging", "alloc_pinned_memory", "memcpyAsync"),
     "the caller's streams, CuPy and DLPack arrays": ("from_dlpack", "toDlpack", "follow", "Stream"),
     "several contexts and threads": ("Thread+context", "ThreadPoolExecutor+context", "Thread+Cuda"),
-    "timing, in a child process": ("Measured", "tactics.measure.timing.measured", "Bench", "WORKER"),
+    "timing, in a child process": ("Measured", "tactics.measure.timing.Measured", "Bench", "WORKER"),
     "times of inferences, `gpu-runtime bench`": ("--exportTimes=t.json", "gpu_runtime.benchmark.summary.summarize"),
     "a network built with measured times": ("build+why_no_gpu", "build+measured"),
     "library functions of CuPy": ("tactics.problems.problem.LibraryProblem", "run_call"),

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cuda_kernels.device import Device
 from gpu_runtime.assembly import assemble
@@ -83,7 +84,8 @@ class Planner:
                 lambda *op: self.options.progress(Progress("time", *op)),
             )
             self.options.progress(Progress("plan", network.name))
-            chosen = solve(table.graph)
+            able = [c.name for c in table.graph.choices if self.options.forced and any(e.sparse for e in c.entries)]
+            chosen = solve(table.graph, force=dict.fromkeys(able, attrgetter("sparse")))
             plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
             if not any(map(self.timer.refine, plans)):
                 return table, chosen

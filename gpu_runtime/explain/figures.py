@@ -10,7 +10,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import IfPruned, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Outlook, PlanRecord, Timing
-from gpu_runtime.text import dims, lost_text, printable, versus
+from gpu_runtime.text import dims, first_of, lost_text, printable, versus
 from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
@@ -108,8 +108,7 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
         return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
     tuned = plan.solution.tuned
     if tuned and tuned.early:
-        rest = f" and {len(tuned.missing) - 3} more" if len(tuned.missing) > 3 else ""
-        without = f", without {', '.join(tuned.missing[:3])}{rest}" if tuned.missing else ""
+        without = f", without {first_of(tuned.missing, 3)}" if tuned.missing else ""
         return f"not proven minimal: timing ended early{without}; the same build goes on from there"
     if status is None and any(r.swap for r in plan.solution.replaced):
         return "not the least sum of times: the whole is faster with other tactics"

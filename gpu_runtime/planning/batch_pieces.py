@@ -14,9 +14,9 @@ times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -203,7 +203,7 @@ def offer(network: Network, pieces: BatchPieces, device: Device, chosen: plan.Pl
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
     inputs, shared = {t.name for t in network.inputs}, _shared(listed)
-    tie = partial(_tie, network, pieces.sizes, device)
+    tie = _ties(network, pieces.sizes, device)
     for i, block in enumerate(listed):
         if i not in groups:
             ops += block.ops
@@ -248,17 +248,21 @@ def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], wh
     return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), batch_pieces=sizes)
 
 
-def _tie(
-    network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
-) -> Op[Problem]:
-    """Makes the op that splits the tensor `source` into pieces (`apart`), or joins the pieces `source` to one tensor; its
-    output is `made`.
+def _ties(
+    network: Network, sizes: tuple[int, ...], device: Device
+) -> Callable[[str, str, bool, tuple[Literal, ...]], Op[Problem]]:
+    """Returns the function that makes the op from `source` to `made` which splits a tensor into pieces (`apart`), or joins
+    pieces to one tensor.
     """
-    tensor = source if apart else made
-    us = _whole_us(network, device, tensor)
-    name, problem = f"images of {made}", BatchPiecesProblem(network.tensors[tensor], sizes, apart, us)
-    exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
-    return Op(name, problem, (source,), made, when=when, batch_pieces=sizes if apart else (), exact=exact)
+
+    def tie(source: str, made: str, apart: bool, when: tuple[Literal, ...]) -> Op[Problem]:
+        tensor = source if apart else made
+        us = _whole_us(network, device, tensor)
+        name, problem = f"images of {made}", BatchPiecesProblem(network.tensors[tensor], sizes, apart, us)
+        exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
+        return Op(name, problem, (source,), made, when=when, batch_pieces=sizes if apart else (), exact=exact)
+
+    return tie
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:

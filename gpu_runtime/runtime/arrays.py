@@ -22,6 +22,10 @@ NUMBERS = (bool, int, float, list, tuple)
 UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # from a library that refuses to export its array
 CONVERT, ALLOCATE = "convert it with .astype(np.{})", "allocate it with dtype np.{}"
 SHOWN = 8  # names in a message
+ELSEWHERE = {  # what runs -> how it runs on another GPU
+    "context": "make the context with device='cuda:{}'",
+    "operator": "use an operator for the first time inside cupy.cuda.Device({})",
+}
 
 
 class Given(NamedTuple):
@@ -237,8 +241,8 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
     return given
 
 
-def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
-    """Views a GPU array as a CuPy array; None for a host array."""
+def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, by: str = "context") -> Given | None:
+    """Views a GPU array as a CuPy array; None for a host array. `by`: what uses it, of ELSEWHERE."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -251,10 +255,10 @@ def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
         found = _interface(gpu, what, a, writes)
     else:
         return None
-    if found.array.device.id != gpu.number:
+    if (other := found.array.device.id) != gpu.number:
         raise ValueError(
-            f"{what}: it lies on GPU {found.array.device.id}, this context runs on GPU {gpu.number}: copy it "
-            f"there, or make the context with device='cuda:{found.array.device.id}'"
+            f"{what}: it lies on GPU {other}, this {by} runs on GPU {gpu.number}: copy it there, or "
+            f"{ELSEWHERE[by].format(other)}"
         )
     return found
 

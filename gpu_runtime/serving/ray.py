@@ -17,7 +17,7 @@ from ray.serve.exceptions import BackPressureError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpu_runtime.commands.targets import TooLargeError, arrays_in, npz
+from gpu_runtime.commands.reading import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.fields import TensorSpec

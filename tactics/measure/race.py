@@ -8,6 +8,7 @@ near is judged by the noise of the samples at hand, so a quiet GPU is asked less
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 STEPS: tuple[int, ...] = (1, 2, 4, 7, 12, 20, 30, 45, 70, 120)  # samples that a tactic has after each request
 MOST_IN_CELL = 30  # samples of a tactic that may be the best of its cell, but not of the problem
@@ -28,6 +29,12 @@ def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
     low, ends = int(0.2 * (len(s) - 1)), (len(s) + 1) // 4
     middle = s[ends : len(s) - ends]
     return s[low], min(max(statistics.fmean(middle), middle[0]), middle[-1]), s[-1 - low]
+
+
+def line_of(samples: Sequence[float], over: bool) -> dict[str, Any]:
+    """The fields of a line of the timing cache that follow from samples; `over`: these are all."""
+    low, us, high = (round(v, 4) for v in quantiles(samples))
+    return {"us": us, "low_us": low, "high_us": high, "n": len(samples), "over": over}
 
 
 class Race:

@@ -125,10 +125,6 @@ class ResizeProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "resize"
-    n: int
-    c: int
-    h: int
-    w: int
     out: tuple[int, int]
     mode: str
     coordinate_mode: str

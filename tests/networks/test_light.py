@@ -86,7 +86,7 @@ def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, 
     network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True)))))
     target = device.named(DEFAULT_DEVICE)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
+    table = tables.tabulate(network, target, timing.Predicted(target), io=ends, how=tables.Considered(True))
     seconds = []
     for _ in range(3):
         start = time.process_time()

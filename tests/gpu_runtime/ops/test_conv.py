@@ -63,8 +63,17 @@ def test_drawn_convolutions(tens):
 
 
 @pytest.mark.full
-def test_two_hundred_drawn_convolutions():
-    for seed in range(20, 200):
+@pytest.mark.parametrize("tens", range(2, 20))
+def test_two_hundred_drawn_convolutions(tens):
+    for seed in range(10 * tens, 10 * tens + 10):
+        conv, given = drawn(seed)
+        check(conv, *given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hundred", range(2, 30))
+def test_three_thousand_drawn_convolutions(hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
         conv, given = drawn(seed)
         check(conv, *given)
 
@@ -75,6 +84,22 @@ def test_the_answer_of_a_layer():
     row = conv.why((8, 128, 28, 28))
     assert (row.verdict == "sparse") == ("sparse24" in conv.tactic((8, 128, 28, 28)))
     assert row.best_dense and row.best_sparse and row.reason in ("picked", "dense_faster", "uncertain")
+
+
+def test_a_sparse_kernel_is_forced_where_dense_ones_are_faster():
+    w, shape = weights(64, 512), (2, 512, 6, 6)
+    free, forced = (
+        SparseConv2d.from_dense(w, padding=1, prune="magnitude", device="h200", force=force) for force in ("", "sparse")
+    )
+    row, other = forced.why(shape), free.why(shape)
+    assert (other.verdict, other.reason, "dense" in free.tactic(shape)) == ("dense", "dense_faster", True)
+    assert (row.verdict, row.reason, "sparse24" in forced.tactic(shape)) == ("sparse", "forced", True)
+    assert (row.best_dense, row.best_sparse) == (other.best_dense, other.best_sparse) and row.us > row.best_dense.us
+    says = " ".join(str(forced._plan(shape, False).engine.explain()).split())
+    assert "runs sparse because it is forced to, in " in says and "; the best dense kernel takes " in says
+    wins = SparseConv2d.from_dense(weights(128, 512), padding=1, prune="magnitude", device="a100", force="sparse")
+    assert wins.why((8, 512, 14, 14)).reason == "picked"
+    check(forced, image(*shape))
 
 
 def test_out_is_filled_and_returned():
@@ -105,6 +130,7 @@ def test_once():
         ({"prune": "randomly"}, "prune: expected 'refuse' or 'magnitude', got 'randomly'"),
         ({"stride": 0}, "stride: expected one or two whole numbers, 1 or more, got 0"),
         ({"padding": (1, 2, 3)}, r"padding: expected one, two or four whole numbers, 0 or more, got \(1, 2, 3\)"),
+        ({"force": "dense"}, "force: expected '' or 'sparse', got 'dense'"),
         ({"activation": "relu6"}, "activation: expected one of '', 'relu'.*, got 'relu6'"),
         ({"groups": 3}, r"weight: expected \[K, C / groups, R, S\] with K a multiple of groups=3, got \[8, 16, 3, 3\]"),
         ({"strides": 1}, "unknown option 'strides', expected some of stride.*did you mean 'stride'"),
