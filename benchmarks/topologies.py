@@ -15,8 +15,8 @@ from onnx import numpy_helper
 FOLDER = Path(os.environ.get("GPU_RUNTIME_TOPOLOGIES", Path(__file__).parents[2] / "shared" / "topologies"))
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.onnx")))
 
-# Of the weights of convolutions. MobileOne adds up to six branches, each with the variance of one: its 43 sums grow 2.2 times
-# each, to 1e15. By quarters, which keep mantissas, they reach 35 at most.
+# Factors on the weights of convolutions. MobileOne adds up to six branches, each with the variance of one: its 43 sums grow 2.2
+# times each, to 1e15. By quarters, which keep mantissas, they reach 35 at most.
 SCALES = {"timm_mobileone_s0": 0.25}
 
 

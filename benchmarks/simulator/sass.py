@@ -42,7 +42,7 @@ MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F
 TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
 # An asynchronous product of a warpgroup, of FP16 or BF16; its last of a group names gsb0, a counter of groups in flight.
 GMMA = re.compile(r"HGMMA\.(?P<sparse>SP\.)?64x(?P<n>\d+)x(?P<k>16|32)\.(?P<sum>F32|F16)(\.BF16)?$")
-PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most so many groups are in flight
+PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most its number of groups are in flight
 BULK = re.compile(r"(UTMALDG|UBLKCP)\b")  # TMA's copies to shared memory
 # Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
 MMA_REGISTERS = {
