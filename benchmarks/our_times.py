@@ -10,9 +10,9 @@ median of measured over predicted; `error`: the mean absolute value of its logar
 predictions choose over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the
 layers, at batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names,
 and judged by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in
-networks, those aside that are predicted to take less than half of what the events around them do, and the sums of plans at
-batch 1. Last, tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind
-there.
+networks, without the ones that are predicted to take less than half of the time of the events around them, and the sums of
+plans at batch 1. Last, tactics that are preferred among all candidates and were never timed: only good guesses were, so prices
+are blind there.
 
 Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: rows of before are
 beside the prices of the ends and loops that they had, so the fit can be checked still. What is preferred, is by today's prices.

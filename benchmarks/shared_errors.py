@@ -4,8 +4,8 @@
 
 The first table: log errors (predicted over published) in groups of one device and one bound of kernels. `shared`: the deviation
 of an error that all of a group have in common, around 0; `own`: of the errors left in a group; both by the analysis of variance
-with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and what it is when
-one of the devices is left out.
+with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and its value if one
+of the devices is left out.
 
 The second: how often the published sum of 5 or 10 rows of one device, drawn at random, lies within the 80 % range that such a
 share gives, with the errors that tactics/predict.py has for single rows.

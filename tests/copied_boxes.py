@@ -119,8 +119,8 @@ MAPPED = Map(("in", 0), (8, 64), (16,), box=(8, 64))  # of the input of `relu`
 
 
 def relu(folder: Path) -> Engine:
-    """Returns the engine of y = x for positive x [2, 8, 4, 8], in fp16:hwc8: one launch, for which a copy by MAPPED may
-    stand.
+    """Returns the engine of y = x for positive x [2, 8, 4, 8], in fp16:hwc8. Its only launch may be replaced by MAPPED's
+    copy.
     """
     proto = model([node("Relu", "x", "y")], {"x": (2, 8, 4, 8)}, "y", {})
     return build(folder, proto, input_formats="fp16:hwc8", output_formats="fp16:hwc8")

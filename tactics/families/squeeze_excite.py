@@ -247,22 +247,22 @@ class _Sizes:
 
     @property
     def tiles_out(self) -> int:
-        """Tiles of 16 output channels."""
+        """The number of tiles of 16 output channels."""
         return -(-self.k_wide // 16)
 
     @property
     def groups(self) -> int:
-        """Groups of 8 pixels that a warp has of 32 channels."""
+        """The number of groups of 8 pixels, of 32 channels, that a warp has."""
         return -(-self.run // (8 * self.near))
 
     @property
     def own_chunks(self) -> int:
-        """Chunks of 32 channels of a warp."""
+        """The number of chunks of 32 channels that a warp has."""
         return -(-self.chunks * self.near * self.near_rows // WARPS)
 
     @property
     def own_rows(self) -> int:
-        """Rows of 16 hidden values of a warp."""
+        """The number of rows of 16 hidden values that a warp has."""
         return -(-self.rows // self.near_rows)
 
     @property

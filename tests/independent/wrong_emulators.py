@@ -2,11 +2,11 @@
 
     python -m tests.independent.wrong_emulators [NAME ...]      asks the witnesses of all faults, or of these
 
-faults.py changes what a program says; here the interpreter is changed, so that faults that no PTX can express are tried too:
-orders of lanes, groups of copies, barriers, checks that are blind or see what is not. A fault is a text of the interpreter's
-source and what stands for it (wrong_emulators.json). The changed sources are compiled by themselves, in some seconds, and
-cached by content. A witness is a program or a table of others and what must come of it; some are broken on purpose, to be
-refused.
+faults.py changes a program's text; here the interpreter is changed, so that faults that no PTX can express are tried too:
+orders of lanes, groups of copies, barriers, checks that are blind or see faults that do not exist. A fault is a text of the
+interpreter's source and its replacement (wrong_emulators.json). The changed sources are compiled by themselves, in some
+seconds, and cached by content. A witness is a program or a table by others and its required result; some are broken on purpose,
+to be refused.
 """
 
 import json
