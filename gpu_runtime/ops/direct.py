@@ -80,8 +80,8 @@ class Direct:
         weakref.finalize(self, _release, gpu, self._held).atexit = False
 
     def for_fewer(self, images: int, columns: int) -> Direct | None:
-        """The launches of a plan of one convolution for so many images and columns, fewer than its own, by the same kernels in
-        the same memory; None where these cannot compute that."""
+        """Returns the launches of a plan of one convolution for fewer images or columns than its own, by the same kernels in
+        the same memory; None where the kernels cannot compute them."""
         (layer, *more), none = self._engine.plan.layers, (0, 0)
         of, tactic = layer.problem, layer.tactic
         if more or tactic is None or not isinstance(of, ConvProblem):

@@ -15,7 +15,7 @@ from gpu_runtime.runtime.findings import Flip, LibraryPlan, OtherChoice, Rivals,
 from tactics import peers
 from tactics.format import HALF_FORMATS, Format, canonical
 from tactics.kernels import ANY_FP16
-from tactics.planner import plan
+from tactics.planner import forced_plans, plan
 from tactics.planner.graph import Entry, Hop, to_us
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
@@ -46,7 +46,7 @@ def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False
     plans without sparse kernels.
     """
     wanted, merged, questions = _questions(table, chosen)
-    found = plan.forced(table.graph, chosen, questions)
+    found = forced_plans.forced(table.graph, chosen, questions)
     forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
     able = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
     apart = {
@@ -60,7 +60,7 @@ def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False
 
 def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[str], list[tuple[tuple[str, ...], bool]]]:
     """Returns (layer that could run either way -> whether to force it sparse; the ops that merge branches; the questions to
-    plan.forced about the layers, then the ops).
+    forced_plans.forced about the layers, then the ops).
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
@@ -89,7 +89,7 @@ def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
     dense, single, greedy = _rival_plans(table, chosen)
     for rival in filter(None, (single and single[1], dense, greedy)):
         yield from launched(table, rival.options, rival.entries, rival.reformats)
-    for f in filter(None, plan.forced(table.graph, chosen, questions)):
+    for f in filter(None, forced_plans.forced(table.graph, chosen, questions)):
         yield from launched(table, {**chosen.options, **f.change.options}, f.change.entries, f.change.new)
 
 
@@ -213,7 +213,7 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     )
 
 
-def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
+def _other(table: Table, chosen: plan.Plan, forced: forced_plans.Forced) -> OtherChoice:
     """Describes the change of the plan when the layer is forced."""
     tactic = forced.after[0].tactic
     if tactic is None:
@@ -240,7 +240,7 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     )
 
 
-def _flip(forced: plan.Forced) -> Flip:
+def _flip(forced: forced_plans.Forced) -> Flip:
     """Describes the speed at which the layer's other kind would be as good."""
     us, by = sum(e.us for e in forced.flipped), forced.speedup
     doubt = sum(to_us(e.premium_ps) for e in forced.flipped) / by + sum(to_us(e.premium_ps) for e in forced.before)

@@ -13,7 +13,6 @@ Added to its own table: 9 or 6, so variable 1 is in state 1, and then variable 0
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +23,13 @@ from tactics.planner import integer_program
 from tactics.planner.boxes import Box, Supports, Table, count, joined, within
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
+from tactics.planner.substitution import Leaders, leader, substitute
 
 SLICES = 4  # parts into which a large table is cut along its first variable, to be minimised one after the other
 SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised in slices
 BOXED_CELLS = 1 << 21  # the first table of more cells begins work box by box: finding boxes takes time too
 BOX_CELLS = 1 << 15  # a box of at most this many cells is not split
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
-
-Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int)
     """Does the work of `minimise` by elimination; returns None if a table would have more cells than SLICES times
     `max_cells`.
     """
-    placed, leaders = _substitute(sizes, factors)
+    placed, leaders = substitute(factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
@@ -86,14 +84,14 @@ def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int)
 
 def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> list[int]:
     """Returns the variables that elimination leaves, because their tables would have more than `max_cells` cells."""
-    placed, _ = _substitute(sizes, factors)
+    placed, _ = substitute(factors)
     gone = set(order(sizes, [scope for scope, _ in placed], max_cells)[0])
     return [v for v in range(len(sizes)) if v not in gone]
 
 
 def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
     """Does the work of `minimise` by HiGHS, after elimination of the variables with small tables."""
-    placed, leaders = _substitute(sizes, factors)
+    placed, leaders = substitute(factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
     some, bound = integer_program.solve(
@@ -167,7 +165,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     """Returns the tree that `replaced` needs, after a pass from its first bucket to the last and one back; None if a table, or
     a box of one, would have more than `max_cells` cells.
     """
-    placed, leaders = _substitute(sizes, factors)
+    placed, leaders = substitute(factors)
     sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
@@ -336,7 +334,7 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
     rank = dict(zip(by_rank, range(len(sizes)), strict=True))
     place = []
     for v in range(len(sizes)):
-        last, states = _leader(v, leaders) if v in leaders else (v, None)
+        last, states = leader(v, leaders) if v in leaders else (v, None)
         place.append((rank[last], states))
     buckets: list[list[tuple[tuple[int, ...], Table, int]]] = [[] for _ in range(len(sequence) + 1)]
     made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], {}, len(factors), [], [], [], [])
@@ -398,74 +396,6 @@ def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
 def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
     """Returns the states of all variables, from the states of the ranks."""
     return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
-
-
-def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[Factor], Leaders]:
-    """Removes each variable v whose state follows from the state of another variable u, as in a join of equal formats: u takes
-    the place of v in all tables. So wide tables of joins become small.
-
-    Returns (the tables without such variables, v -> (u, state of v for each state of u)).
-    """
-    made: list[Factor] = []
-    leaders: Leaders = {}
-    # id of a table -> (the result of `_follows`, the table, which many factors may share)
-    known: dict[int, tuple[tuple[int, int, np.ndarray] | None, np.ndarray]] = {}
-    for factor in factors:
-        while True:
-            scope, table = factor = _led(factor, leaders)
-            if id(table) not in known:
-                known[id(table)] = _follows(table), table
-            found = known[id(table)][0]
-            if found is None:
-                break
-            leaders[scope[found[0]]] = scope[found[1]], found[2]
-        made.append(factor)
-    return [_led(factor, leaders) for factor in made], leaders
-
-
-def _led(factor: Factor, leaders: Leaders) -> Factor:
-    """Rewrites a table with each variable's leader in place of the variable."""
-    scope, table = factor
-    for v in scope:
-        if v not in leaders:
-            continue
-        u, state = _leader(v, leaders)
-        table = table.take(state, axis=scope.index(v))
-        if u in scope:
-            table = table.diagonal(0, scope.index(v), scope.index(u))
-            scope = (*(w for w in scope if w not in (u, v)), u)
-        else:
-            scope = tuple(u if w == v else w for w in scope)
-    return scope, table
-
-
-def _leader(v: int, leaders: Leaders) -> tuple[int, np.ndarray]:
-    """Returns (the last leader of a variable, the variable's state for each state of the leader), and shortens the path to it:
-    a chain of a thousand variables is followed once.
-    """
-    path = [v]
-    while leaders[path[-1]][0] in leaders:
-        path.append(leaders[path[-1]][0])
-    for w in reversed(path[:-1]):
-        u, state = leaders[w]
-        last, further = leaders[u]
-        leaders[w] = last, state[further]
-    return leaders[v]
-
-
-def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
-    """Returns (axis v, axis u, state of v for each state of u) for the first axis v whose state follows from the state of u;
-    None if there is none.
-    """
-    finite = table < NEVER
-    count = np.count_nonzero(finite)
-    for i, j in itertools.permutations(range(table.ndim), 2):
-        if table.shape[i] > 1 and count * table.shape[i] <= table.size:  # else u cannot determine v
-            both = finite.any(axis=tuple(k for k in range(table.ndim) if k not in (i, j)))
-            both = both if i < j else both.T
-            if (both.sum(axis=0) <= 1).all():
-                return i, j, both.argmax(axis=0)
-    return None
 
 
 def _total(cells: Iterable[np.ndarray]) -> int:

@@ -96,7 +96,7 @@ def test_a_sparse_kernel_is_forced_where_dense_ones_are_faster():
     assert (row.verdict, row.reason, "sparse24" in forced.tactic(shape)) == ("sparse", "forced", True)
     assert (row.best_dense, row.best_sparse) == (other.best_dense, other.best_sparse) and row.us > row.best_dense.us
     says = " ".join(str(forced._plan(shape, False).engine.explain()).split())
-    assert "runs sparse because it is forced to, in " in says and "; the best dense kernel takes " in says
+    assert "Runs sparse because it is forced to, in " in says and "; the best dense kernel takes " in says
     wins = SparseConv2d.from_dense(weights(128, 512), padding=1, prune="magnitude", device="a100", force="sparse")
     assert wins.why((8, 512, 14, 14)).reason == "picked"
     check(forced, image(*shape))
