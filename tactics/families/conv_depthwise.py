@@ -55,9 +55,8 @@ COPY_INSTRUCTIONS = 121
 STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
-# Fitted to an H200's times of one half of the timed problems (benchmarks/our_times.py); of other GPUs nothing is known. Without
-# a stride a staged block waits for issue slots and for shared memory in turn (root of the sum of squares), and for memory once
-# a launch.
+# Fitted to half of an H200's times (benchmarks/our_times.py); of other GPUs nothing is known. Without a stride a staged block
+# waits for issue slots and for shared memory in turn (root of the sum of squares), and for memory once a launch.
 MEASURED_ON, SCALAR_LATENCY = ("sm_90a",), 1.4  # the latter: factor on latencies of blocks that load straight from memory
 STAGED_ISSUE = ((1.0, 0.045), (0.85, 0.057))  # (issue slots of an SM at most, by each warp), without and with a stride
 STAGED_OF_FEW = 0.18  # times the root of the number of warps: the issue slots that a few warps use at least
@@ -158,9 +157,7 @@ def staged(tactic: Tactic) -> bool:
 
 
 def sliced(p: ConvProblem, tactic: Tactic) -> int:
-    """Returns how many columns of the filter a thread takes at once, with weights from L1, if the whole filter does not fit;
-    else 0.
-    """
+    """Returns the filter columns that a thread takes at once, with weights from L1, if the whole does not fit; else 0."""
     fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
     return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
@@ -173,10 +170,7 @@ def threads(tactic: Tactic) -> int:
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     """Splits a dilated convolution into interleaved ones without dilation: returns ((step along h, w), (stride E along h, w)).
-
-    The outputs of one of them lie `step` apart, and its input pixels a dilation apart; E is its stride in these pixels. With
-    dilation 2 and stride 1, even and odd rows are separate convolutions: step 2, E 1.
-    """
+    Their outputs lie `step` apart; E is in pixels a dilation apart. Dilation 2, stride 1 (even and odd rows): step 2, E 1."""
     (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
     h, w = math.gcd(stride_h, dil_h), math.gcd(stride_w, dil_w)
     return (dil_h // h, dil_w // w), (stride_h // h, stride_w // w)
@@ -212,17 +206,13 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
 
 
 def halo(p: ConvProblem, patch: Patch) -> float:
-    """Returns the pixels that blocks read and write, over the pixels of the tensors (of the input, only those that some output
-    needs).
-    """
+    """Returns the pixels that blocks read and write, over the tensors' pixels (of the input, those that some output needs)."""
     (covered, once), y = _read(p, patch), p.p * p.q * p.k / p.c
     return (covered + y) / (once + y)
 
 
 def halo_limit(p: ConvProblem) -> float:
-    """Returns the largest allowed `halo`: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7; if no patch is below this, the least of all
-    patches.
-    """
+    """Returns the largest allowed `halo`: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7, or the least of all patches if larger."""
     reach = max(p.r, p.s)
     return max(1.15 if reach <= 3 else 1.2 if reach <= 5 else 1.25, min(halo(p, patch) for patch in VECTOR_PATCHES))
 
@@ -255,9 +245,8 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache
 def _band(least: int, rows: int, columns: int) -> int:
-    """Returns the least distance, `least` or more, between rows of tiles that puts eight neighbouring tiles into different
-    banks, as eight lanes address them at once; in units of 16 bytes.
-    """
+    """Returns the least distance between rows of tiles, `least` or more units of 16 bytes, that puts eight neighbouring tiles
+    into different banks, as eight lanes address them at once."""
 
     def apart(band: int) -> bool:
         begin = [(row * band + column) % 8 for row, column in product(range(rows), range(columns))]

@@ -67,8 +67,7 @@ MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels
 GATE_BYTES = 128  # of a stage, for gates
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# The latency of weights from DRAM, behind the weights of all other blocks: fits to products on an A100 give 361 clocks for each
-# of three stages.
+# Latency of weights from DRAM, behind all other blocks': fits to products on an A100 give 361 clocks for each of three stages.
 LOADED_LATENCY_CLK = 1080
 FILL_CLK = 1300  # fitted to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
@@ -134,9 +133,7 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Returns the tile with several split-K values, if splitting may pay: tiles leave half of the GPU idle, and each block
-    keeps two stages.
-    """
+    """Returns the tile with split-K values that may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
@@ -145,9 +142,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Returns the tile with several stream-K values, if that may pay: the last round leaves a tenth of the GPU's time idle, and
-    each block keeps two stages.
-    """
+    """Returns the tile with stream-K values that may pay: the last round idles a tenth of the time, blocks keep two stages."""
     m, t = merged(p), tactic.gemm
     tiles, stages = num_tiles(p, tactic), m.k // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
@@ -321,9 +316,7 @@ def num_rows(p: ConvProblem, layout: str) -> int:
 
 
 def _first_channel(s: Strides, c: int) -> int:
-    """Returns the elements from a tensor's start to channel c, which begins a vector or lies in a pixel with all channels
-    before it.
-    """
+    """Returns the elements from a tensor's start to channel c, which starts a vector or whose pixel lies together."""
     return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
 
 
@@ -345,8 +338,7 @@ def matrix(
     p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Returns (weights of the merged groups as [count][rows][(r, s, c)], the epilogue's weights in the same rows) of weights
-    [K,C/g,R,S]. Rows are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`.
-    """
+    [K,C/g,R,S]. Rows are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
     m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
     one = m.one
     order = np.array(row_order(one, tactic.out.layout))
@@ -393,9 +385,7 @@ def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
 
 @lru_cache(maxsize=4096)
 def _plain(fmt: Format, channels: int) -> Format:
-    """Returns a format with which a block takes the same time: equally linear, with as much padding of this number of
-    channels.
-    """
+    """Returns a format with which a block takes the same time: equally linear, with equal padding for this many channels."""
     same = (f for f in HALF_FORMATS if (f.dtype, linear(f)) == (fmt.dtype, linear(fmt)) and fmt.layout != "hwc")
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
@@ -443,9 +433,7 @@ def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_
 
 
 def scattered_clk(p: ConvProblem, tactic: Tactic) -> float:
-    """Returns the clocks by which a tile's stores are slower if neighbouring pixels lie apart: up to 16 sectors for a plane's
-    2.
-    """
+    """Returns the clocks by which a tile's stores are slower if pixels lie apart: up to 16 sectors for a plane's 2."""
     t = tactic.gemm
     return min(t.m, p.k) * t.n * min(16, p.k) / 32 if tactic.out.layout == "hwc" else 0.0
 
@@ -457,8 +445,6 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache(maxsize=16384)
 def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
-    """Returns how many blocks one SM holds at a time. A norm compiles to twice the registers that it keeps, if there are as
-    many.
-    """
+    """Returns the blocks that one SM holds at a time. A norm compiles to twice the registers that it keeps, if available."""
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return resident(device, tactic.gemm.threads, regs, conv_smem(tactic, prologue))
