@@ -1,4 +1,4 @@
-"""What a limit of the memory for activations costs: plans whose batch runs in pieces that fit, beside those without a limit.
+"""The cost of a limit of the memory for activations: plans whose batch runs in pieces that fit, beside plans without a limit.
 
     python -m benchmarks.bench_memory [--device h200,l4] [--batch 32] [--share 0.5,0.25] [--table] [NAME ...]
 

@@ -1,7 +1,7 @@
 """Whole networks on a GPU: our engines beside PyTorch with cuDNN, times in one run, outputs beside onnxruntime's.
 
     python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
-    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      leaves in Inductor's cache what is compiled there
+    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      fills Inductor's cache with compiled networks
     python -m benchmarks.bench_networks --small                              two layers, few tactics, few samples
 
 Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4
@@ -218,7 +218,9 @@ def judge_kept(path: Path, out: Path, folder: Path) -> None:
 
 
 def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) -> tuple[Context, dict[str, Any]]:
-    """Returns (a context with the images in place, the facts and outputs of its engine); `judge`: its outputs are compared."""
+    """Runs an engine; returns (its context with the images in place, its facts as a row). The outputs are added to `kept`;
+    `judge`: they are also compared with onnxruntime's.
+    """
     engine = gr.load(wanted.file(folder))
     ctx = engine.context()
     feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}

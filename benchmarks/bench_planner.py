@@ -1,4 +1,4 @@
-"""The planner beside its rivals: time to plan and what the plan costs, on every network at hand.
+"""The planner beside its rivals: time to plan and the plan's time, on every network at hand.
 
     python -m benchmarks.bench_planner [--device h200] [--limit 20] NAME[:shape] ...
 

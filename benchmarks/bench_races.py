@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_races [--races 1000]
 
-The problems are those of resnet20 (batch 32) and squeezenet with all their tactics, at most 200 drawn of each; what a tactic
-really takes is its prediction times a lognormal error of 10 %, so that rivals differ as real ones do. A sample has lognormal
-noise, and takes as long as on a GPU: the L2's flush, a warm run, the run that is timed. A clock at 0.8 for 30 of every 100 ms
-slows them all. A choice is wrong if it takes over 1 % more than the best tactic of the problem, or of the cell.
+The problems are those of resnet20 (batch 32) and squeezenet with all their tactics, at most 200 drawn of each; a tactic's true
+time is its prediction times a lognormal error of 10 %, so that rivals differ as real ones do. A sample has lognormal noise, and
+takes as long as on a GPU: the L2's flush, a warm run, the run that is timed. A clock at 0.8 for 30 of every 100 ms slows them
+all. A choice is wrong if it takes over 1 % more than the best tactic of the problem, or of the cell.
 """
 
 import math

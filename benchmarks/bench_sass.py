@@ -3,15 +3,15 @@
     python -m benchmarks.bench_sass [--sm sm_80] [--tiles 128x256x32] [--out out/sass.json]
     python -m benchmarks.bench_sass --found
 
-For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
-what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
-peak by benchmarks/simulator, its range and centre, with clocks of a tile. For sm_90a one table: what ptxas says, and the main
-loop of the warps that multiply. Last what is required, what was found and whether it is met, without --sm and --tiles also
-against published times. --out: all of it and every point of the range as JSON. --found: what benchmarks/sass/found.json says
-was required and found, with nothing compiled or simulated.
+For each architecture two tables. The first has ptxas' numbers: registers, blocks that fit an SM. The second has the counts of a
+main loop for each tensor-core instruction, from the emulator on one convolution, all answers compared to the bit; and the share
+of the tensor cores' peak by benchmarks/simulator, its range and centre, with clocks of a tile. For sm_90a one table: ptxas'
+numbers, and the main loop of the warps that multiply. Last the requirements, each with the value found and whether it is met,
+without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON. --found: the
+requirements as benchmarks/sass/found.json has them, with nothing compiled or simulated.
 
-What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 5, the rest half a
-minute. What is not downloaded is left out, and said: make truth.
+Code that nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, loops that were not simulated 5, the
+rest half a minute. Kernels that are not downloaded are left out, with a message: make truth.
 """
 
 import json

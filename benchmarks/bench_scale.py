@@ -164,7 +164,7 @@ def reshapes(n: int) -> onnx.ModelProto:
 
 
 def split(nodes: int) -> onnx.ModelProto:
-    """Returns a Split into about `nodes` parts, and their Sum."""
+    """Returns a Split into `nodes` parts, and their Sum."""
     parts = " ".join(f"s{i}" for i in range(nodes))
     made = [helper.make_node("Split", ["x"], parts.split(), "split", axis=1, num_outputs=nodes)]
     made.append(helper.make_node("Sum", parts.split(), ["y"], "sum"))

@@ -1,8 +1,8 @@
 """Write cuda_kernels/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
 
-    python -m benchmarks.cycle_shares                       # what is missing or of other machine code
+    python -m benchmarks.cycle_shares                       # loops that are missing or whose machine code changed
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
-    python -m benchmarks.cycle_shares --loaded              # what a loaded L2 would make of it, nothing written
+    python -m benchmarks.cycle_shares --loaded              # the shares with a loaded L2, nothing written
 
 A row keeps a hash of its loop's machine code and of the machine: a kernel that changes elsewhere is compiled again, and not
 simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop,

@@ -8,8 +8,8 @@
     python -m benchmarks.cycles conv_sparse24_sm90 128x224x64_w8x1_s7_b1x14x16 # the same of a strip
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
-Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
-Compute's words; then the share of the tensor cores' peak, over what is not published about the hardware.
+Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and the reason, in Nsight
+Compute's words; then the share of the tensor cores' peak, over the figures that are not published about the hardware.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""What `make gpu` runs: experiments on a GPU by priority, each in a process of its own, in under nine minutes a call.
+"""The experiments of `make gpu` on a GPU, by priority, each in a process of its own, in under nine minutes a call.
 
     python -m benchmarks.gpu [--out FOLDER] [--seconds 530] [--rows right,layers,...] [--small] [--list]
 
 ROWS is the table. A row that hangs or dies loses only itself. summary.json says of each how it ended and with which kernels: a
 row that is answered for the kernels of now is skipped, so a second call goes on where the first ended. `--list` prints the
-table with what is answered. What `make gpu-pack` compiled is taken as it is; what else a row has to compile is told.
+table with the answered rows. Kernels that `make gpu-pack` compiled are taken; a row that compiles others says so.
 
 Results go to benchmarks/results/GPU. `--small`: few tactics, layers and tests; always so on the emulated driver
 (`python -m tests.emulated_driver python -m benchmarks.gpu`). Such results say that they are no hardware's, and are refused

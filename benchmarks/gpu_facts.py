@@ -1,4 +1,4 @@
-"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, what a load waits for, how L2
+"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, the wait of a load, how L2
 serves a chain of kernels, how fast SMs write.
 
 python -m benchmarks.gpu_facts --out FILE [--seconds 40] [--small]      on a GPU; benchmarks/results/h200/facts.json is one
@@ -19,7 +19,8 @@ from cuda_kernels.device import current
 from cuda_kernels.tensor_maps import Map, encode_by_driver
 
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
-CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
+CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # blocks of a cluster
+THREADS, SMEM = 384, (200, 100)  # threads of a block, and its KB of shared memory
 WRITING = Path(__file__).parent / "experiments" / "writing.cu"
 WRITTEN, BULK_BYTES = (8, 26, 52, 103, 206), 8192  # MB that a launch writes; bytes of a bulk copy
 MEETINGS, LOADS = 64, 2048  # meetings, and loads, of a measurement

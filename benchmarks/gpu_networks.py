@@ -1,6 +1,7 @@
-"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and what is compiled first.
+"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and the kernels to compile
+first.
 
-Networks: those of benchmarks/digits, and of the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
+Networks: from benchmarks/digits, and from the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
 their tactics few, for a machine on which a kernel takes seconds; such a plan says nothing of speed.
 """
 
@@ -33,7 +34,7 @@ from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
 
-MOST_ERROR = 2e-2  # of the outputs' range, to the emulator's: sums in another order, rounded to FP16 behind each layer
+MOST_ERROR = 2e-2  # difference from the emulator's outputs, of their range: sums in another order, FP16 after each layer
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "benchmarks" / "digits"
 # file: {input: shape} for dynamic sizes. Order: what is looked at first.

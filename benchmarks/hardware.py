@@ -1,6 +1,6 @@
 """Results of `make gpu` on a GPU, and the guard that nothing else is taken for one.
 
-python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      what was measured; refused where it was emulated
+python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      the measurements; refused if they were emulated
 """
 
 import json

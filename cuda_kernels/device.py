@@ -17,7 +17,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """The source of an unnamed device's unreported facts: the named device with the most similar SM, and the differences."""
+    """The named device with the most similar SM, whose facts an unnamed device gets if its driver does not report them;
+    `mma_fma_per_clk`: in place of that device's; `source`: the differences, in words.
+    """
 
     name: str
     mma_fma_per_clk: int

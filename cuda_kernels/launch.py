@@ -236,7 +236,7 @@ class Cuda:
         return event
 
     def let_go(self) -> None:
-        """Releases the objects kept for work that has ended."""
+        """Drops the references to objects that were kept for work that has ended."""
         while self._kept and self._kept[0][0].done:
             self._kept.popleft()
 

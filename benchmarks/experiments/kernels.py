@@ -1,7 +1,7 @@
 """Every kernel that a row of `make gpu` loads: compiled before the row begins, or by `make gpu-pack` where there is no GPU.
 
-`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times,
-so its kernels are those of REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
+`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times;
+its kernels are taken from REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What each row has: a file that grows step by step, and a time at which it has to end."""
+"""The frame of a row: a file that grows step by step, and a time at which it must end."""
 
 import argparse
 import time

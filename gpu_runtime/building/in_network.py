@@ -169,7 +169,7 @@ class _Search:
         self.whole_us = timer.remembered(f"network {self.best.name}", "whole", self.best.turn).us
 
     def _compare(self, rival: Running) -> None:
-        """Takes the other plan if it is faster as a whole by more than noise."""
+        """Makes the rival the best plan if it is faster as a whole by more than noise."""
         mine, its, sigma = _in_turns(self.best, rival, self._planner.timer)
         if its >= mine * (1 - max(BETTER, 2 * sigma)):
             return

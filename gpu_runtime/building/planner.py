@@ -66,7 +66,7 @@ class Planner:
         return None if self.target.measured else self.options.risk
 
     @property
-    def allows_pieces(self) -> bool:
+    def may_cut(self) -> bool:
         """Whether batches may run in pieces."""
         return not self.options.batch_invariant
 
@@ -94,7 +94,7 @@ class Planner:
         """Returns the best plan in which layers may run pieces of the batch, if it takes less time than the given plan by the
         share LEAST_GAIN; else the given one.
         """
-        pieces = batch_pieces.worthwhile(table, chosen) if self.allows_pieces else None
+        pieces = batch_pieces.worthwhile(table, chosen) if self.may_cut else None
         if pieces is None:
             return table, chosen
         found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
@@ -107,11 +107,7 @@ class Planner:
         raises ModelError if none does.
         """
         free = self.in_pieces(table, chosen)
-        if (
-            self.options.activations is None
-            or not self.allows_pieces
-            or assemble.arena_bytes(*free) <= self.options.activations
-        ):
+        if self.options.activations is None or not self.may_cut or assemble.arena_bytes(*free) <= self.options.activations:
             return Planned(*free, reached)
         allowed, takes = self.options.activations, [whole := assemble.arena_bytes(table, chosen)]
         best = (table, chosen) if whole <= allowed else None
@@ -140,7 +136,7 @@ class Planner:
 
     def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
         """Makes the error that activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
-        how = "and no layer can run in pieces of the batch" if self.allows_pieces else "and --batchInvariant allows no pieces"
+        how = "and no layer can run in pieces of the batch" if self.may_cut else "and --batchInvariant allows no pieces"
         how, allowed = "at least, in pieces of the batch" if tried else how, self.options.activations or 0
         return ModelError(
             f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {size_text(allowed)} "

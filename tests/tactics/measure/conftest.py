@@ -12,7 +12,9 @@ from tests.tactics.measure.scripted import FAKE_WORKER, H200
 
 @pytest.fixture
 def fake(tmp_path):
-    """fake(how, **options) -> a timer whose child plays `how`; fake.log() -> the lines that its children wrote down."""
+    """Returns a function: fake(how, **options) -> a timer whose child plays `how`; fake.log() -> the lines that its children
+    wrote.
+    """
     script, log = tmp_path / "fake_worker.py", tmp_path / "log"
     script.write_text(FAKE_WORKER)
     log.touch()
