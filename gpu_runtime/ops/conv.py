@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from cuda_kernels import device as devices
-from cuda_kernels import sparse24
+from cuda_kernels import files, sparse24
 from cuda_kernels.device import Device
 from cuda_kernels.launch import Cuda
 from gpu_runtime.building.build import build
@@ -86,8 +86,9 @@ class SparseConv2d:
 
     @classmethod
     def from_dense(cls, weight: Any, bias: Any = None, **options: Unpack[Options]) -> SparseConv2d:
-        """Makes the operator from weights [K, C / groups, R, S] and a bias [K] or None. Raises ValueError for weights that are
-        not 2:4 along the input channels (unless prune="magnitude"), or an argument."""
+        """Makes the operator from weights [K, C / groups, R, S] and a bias [K] or None. `options`: stride, padding, dilation,
+        groups, activation, prune, force, device (see Options). Raises ValueError for weights that are not 2:4 along the input
+        channels (unless prune="magnitude"), or an option's value."""
         if unknown := [name for name in options if name not in Options.__annotations__]:
             known = [*Options.__annotations__]
             raise TypeError(f"unknown option {unknown[0]!r}, expected some of {', '.join(known)}{suggest(unknown, known)}")
@@ -103,11 +104,16 @@ class SparseConv2d:
             raise ValueError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {act!r}")
         if (force := options.get("force", "")) not in ("", "sparse"):
             raise ValueError(f"force: expected '' or 'sparse', got {force!r}")
+        if isinstance(device := options.get("device"), str):
+            devices.named(device)
         if unaligned := [n for n in (w.shape[1] * groups, w.shape[0]) if n % CHANNELS]:
             raise ValueError(f"weight: expected C and K in multiples of {CHANNELS}, got {unaligned[0]}: add channels of zeros")
         stride, padding, dilation = (_numbers(name, dict(options).get(name, least), n, least) for name, n, least in SIZES)
         geometry = Geometry(stride, padding, dilation, groups)
         return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, options)
+
+    def __repr__(self) -> str:
+        return f"SparseConv2d(weight={list(self.weight.shape)}, {self.geometry}, activation={self.activation!r})"
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Computes y [N, K, P, Q]. On a GPU `x`, `residual` and `out` are CuPy arrays, or objects with DLPack or
@@ -151,7 +157,11 @@ class SparseConv2d:
 
     def tune(self, shape: Sequence[int], residual: bool = False) -> None:
         """Times the tactics for x of this shape on the GPU, as a build does, and takes the fastest from then on; so do other
-        operators and engines, by the timing cache. Without a GPU times stay predicted."""
+        operators and engines, by the timing cache. Without a GPU times stay predicted, and a warning says so."""
+        if self._opened() is None:
+            files.warn(
+                "tune: there is no GPU here to time tactics on, or the operator is for a named one: times stay predicted"
+            )
         self._make(tuple(shape), residual, measure=True)
         self._prepared.add((tuple(shape), residual))
 
@@ -263,7 +273,8 @@ class SparseLinear:
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Computes y [..., K], as `SparseConv2d` does; rows are contiguous."""
-        y = self.conv(_image("x", x), _image("residual", residual), _image("out", out), stream)
+        k, c = self.conv.weight.shape[:2]
+        y = self.conv(_image("x", x, c), _image("residual", residual, k), _image("out", out, k), stream)
         return y.transpose(0, 2, 3, 1).reshape(*x.shape[:-1], y.shape[1]) if out is None else out
 
 
@@ -335,10 +346,12 @@ def _nhwc(shape: Shape4) -> Shape4:
     return n, h, w, c
 
 
-def _image(name: str, a: Any) -> Any:
-    """Views rows [..., C] as the pixels of an image [1, C, 1, rows]; None stays None."""
+def _image(name: str, a: Any, channels: int) -> Any:
+    """Views rows [..., channels] as the pixels of an image [1, channels, 1, rows]; None stays None."""
     if a is None:
         return None
+    if not a.shape or a.shape[-1] != channels:
+        raise ValueError(f"{name}: expected [..., {channels}], got {list(a.shape)}")
     if not a.flags.c_contiguous:
         raise ValueError(f"{name}: expected rows of C channels, one after the other: make it contiguous")
     return a.reshape(1, 1, -1, a.shape[-1]).transpose(0, 3, 1, 2)

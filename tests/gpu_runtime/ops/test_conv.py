@@ -167,3 +167,15 @@ def test_an_output_that_is_still_read():
     x = image(1, 16, 6, 6)
     with pytest.raises(ValueError, match="out: it shares memory with x, which is still read while y is written"):
         conv(x, out=x)
+
+
+def test_what_a_new_user_gets_wrong_is_told_at_once():
+    w = np.zeros((16, 64), np.float32)
+    with pytest.raises(ValueError, match="unknown device 'l44': did you mean l4"):
+        SparseLinear.from_dense(w, device="l44")
+    linear = SparseLinear.from_dense(w, device="h200")
+    with pytest.raises(ValueError, match=r"x: expected \[\.\.\., 64\], got \[2, 5, 63\]"):
+        linear(np.zeros((2, 5, 63), np.float16))
+    with pytest.warns(RuntimeWarning, match="no GPU here to time tactics on"):
+        linear.conv.tune((1, 64, 1, 8))
+    assert "weight=[16, 64, 1, 1]" in repr(linear.conv)
