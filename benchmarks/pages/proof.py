@@ -37,6 +37,7 @@ PROGRAMS = {
     "conv_sm90": "CUTLASS's convolution for Hopper",
     **dict.fromkeys(("conv_sm90_1x2", "conv_sm90_2x1"), "CUTLASS's convolution for Hopper, in clusters"),
     "bulk_copies": "NVIDIA's wrappers for Hopper",
+    "bulk_stores": "NVIDIA's wrappers for stores",
     "gemm_sm90_2x2": "CUTLASS's example 48, in clusters",
     "cluster_groups": "NVIDIA's cooperative groups",
 }

@@ -90,6 +90,7 @@ EXAMPLES = {
     "grid_sync": Example("grid_sync.cu", beside=True),
     "cluster_groups": Example("cluster_groups.cu", beside=True, capability=90),
     "bulk_copies": Example("bulk_copies.cu", beside=True, capability=90, special="a"),
+    "bulk_stores": Example("bulk_stores.cu", beside=True, capability=90, special="a"),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),

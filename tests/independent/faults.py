@@ -33,6 +33,8 @@ def form(opcode: str) -> str:
     if stem in ("atom", "red"):
         mods = [m for m in mods if m not in ORDERS]
     mods = [m for m in mods if m not in UNSAID.get(stem, ())]
+    if stem == "stmatrix":  # CuTe names the shape behind the number and .trans
+        mods.sort(key=lambda m: (m != "sync", m != "m8n8"))
     text = ".".join(["barrier" if stem == "bar" and "warp" not in mods else stem, *mods])
     if stem in ("ld", "st", "mov", "selp") or text.startswith(SIGNLESS):
         return SAME_BITS.sub(".b", text)

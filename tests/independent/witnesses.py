@@ -47,6 +47,7 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "gemm_sm90_2x2": (GEMM_SM90, ()),
     "cluster_groups": ([], ()),
     "bulk_copies": ([], ()),
+    "bulk_stores": ([], ()),
 }
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}

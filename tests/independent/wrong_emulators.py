@@ -131,6 +131,10 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "Triton's TMA, no last wait": lambda s: refused(changed("tma_64x64x32", BULK_WAIT, ""), "pending"),
     "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
     "NVIDIA's wrappers for Hopper": lambda s: cuda(s, "bulk_copies", "Passed"),
+    "NVIDIA's wrappers for stores": lambda s: cuda(s, "bulk_stores", "Passed"),
+    "NVIDIA's wrappers for stores, a wait short": lambda s: cuda(
+        s, "bulk_stores", "refused: race: write after read", change={r"wait_group\.read 1;": "wait_group.read 2;"}
+    ),
     "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "CUTLASS's convolution, two blocks share pixels": lambda s: cuda(s, "conv_sm90_1x2", "Passed"),
