@@ -160,7 +160,7 @@ class SparseConv2d:
         operators and engines, by the timing cache. Without a GPU times stay predicted, and a warning says so."""
         if self._opened() is None:
             files.warn(
-                "tune: there is no GPU here to time tactics on, or the operator is for a named one: times stay predicted"
+                "tune: no GPU here to time tactics on, or the operator is for a named one: times stay predicted"
             )
         self._make(tuple(shape), residual, measure=True)
         self._prepared.add((tuple(shape), residual))
