@@ -64,12 +64,14 @@ Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # of inputs: a shape, or several
 @dataclass(frozen=True, slots=True)
 class Examples:
     """How a torch module is exported. `inputs`: the arguments of its forward. An axis of theirs stays open in the model if one
-    of `sizes` has another size there; with `batches`, the first axes do.
+    of `sizes` has another size there; with `batches`, the first axes do. `as_written`: the exporter folds nothing, so that all
+    parameters and buffers of the module keep their names and values.
     """
 
     inputs: Sequence[Any] | None = None
     sizes: Sizes | Sequence[Sizes] | None = None
     batches: bool = False
+    as_written: bool = False
 
     def open_axes(self, name: str, shape: Sequence[int]) -> list[int]:
         """The open axes of the tensor of this name, whose example has this shape."""
@@ -130,7 +132,7 @@ def _exported(module: Any, examples: Examples) -> Source:
     given, options = _opened(torch, module, examples)
     was = module.training
     try:
-        return _converted(name, module.eval(), given, **options)
+        return _converted(name, module.eval(), given, optimize=not examples.as_written, **options)
     finally:
         module.train(was)
 
