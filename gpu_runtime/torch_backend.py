@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
-from gpu_runtime.errors import CompileError, EngineError, ModelError
+from gpu_runtime.errors import CompileError, EngineError, ModelError, check_options
 from gpu_runtime.pipeline import build
 from gpu_runtime.progress import warn
 from gpu_runtime.runtime.context import Context
@@ -54,6 +54,7 @@ class Compiled:
     """
 
     def __init__(self, module: torch.nn.Module, emulate: bool, options: Mapping[str, Any]):
+        check_options("gr.compile", options, BuildOptions.__dataclass_fields__)
         BuildOptions(**options).checked()  # wrong ones raise here, not at a call
         self.module, self._emulate, self._options = module, emulate, dict(options)
         self._runners: dict[Any, _Runner | None] = {}

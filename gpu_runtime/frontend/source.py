@@ -127,7 +127,7 @@ def _exported(module: Any, examples: Examples) -> Source:
     if examples.inputs is None or isinstance(examples.inputs, torch.Tensor):
         raise ValueError(
             f"example_inputs: expected the tuple of arguments of {name}.forward, as torch.onnx.export takes it, "
-            f"got {'none' if examples.inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
+            f"got {'none' if examples.inputs is None else 'a tensor'}: give example_inputs=(x,)"
         )
     given, options = _opened(torch, module, examples)
     was = module.training
@@ -166,6 +166,7 @@ def _converted(name: str, *given: Any, **options: Any) -> Source:
 
     try:
         program = torch.onnx.export(*given, dynamo=True, verbose=False, **options)
-    except Exception as e:  # whatever the exporter or the module's own code raises
-        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
+    except Exception as e:  # whatever the exporter or the module's own code raises; the exporter wraps the cause in advice
+        cause = e.__cause__ or e
+        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(cause).__name__}: {cause}") from e
     return _serialized(program.model_proto, name)

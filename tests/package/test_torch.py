@@ -58,6 +58,18 @@ def test_a_module_is_built_for_a_range_of_batches(torch, net):
         assert y.shape == (3, 8) and np.abs(y - net(x).numpy()).max() < 2e-3
 
 
+def test_an_export_that_fails_says_the_cause_first(torch, net):
+    x = torch.randn(1, 8, 6, 6)
+    for given, cause in (
+        (x[:, :1], "RuntimeError: Given groups=1, weight of size"),
+        (x.numpy(), "ValueError: Unsupported input"),
+    ):
+        with pytest.raises(gr.ModelError, match=f"^Sequential: torch.onnx.export cannot export it: {cause}"):
+            gr.build(net, example_inputs=(given,))
+    with pytest.raises(ValueError, match=r"Sequential.forward.* got none: give example_inputs=\(x,\)"):
+        gr.plan(net, "a100")
+
+
 def test_a_module_is_planned_for_batches(torch, net):
     plans = gr.plan(net, "a100", (1, 16), example_inputs=(torch.randn(2, 8, 6, 6),))
     assert [plan.shapes["input"][0] for plan in plans] == [1, 16]
@@ -105,6 +117,8 @@ def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
     odd = torch.nn.Sequential(torch.nn.Bilinear(4, 4, 2))
     with pytest.raises(ValueError, match="sparsity"):
         gr.compile(odd, sparsity="some")
+    with pytest.raises(TypeError, match="gr.compile has no option 'sparsty'; did you mean 'sparsity' instead of 'sparsty'"):
+        gr.compile(odd, sparsty="enable")
     with pytest.raises(TypeError, match="module: expected a torch.nn.Module, got str"):
         gr.compile("model.onnx")
 

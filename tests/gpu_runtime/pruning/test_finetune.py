@@ -50,14 +50,14 @@ def test_the_loop_of_docs_pruning(torch, resnet, by, cli, tmp_path, monkeypatch)
         torch.onnx.export(resnet, (x,), "dense.onnx", dynamo=True, optimize=False, verbose=False)
         code, out, _ = cli("prune dense.onnx -o pruned.onnx --permute --device none")
         assert code == 0 and "not permuted: Shape" not in out and "moved no channel" not in out
-        pruned = "pruned.onnx"
+        hold = Masks(resnet, "pruned.onnx")
     else:
-        pruned = gr.prune(resnet, example_inputs=(x,), permute=True, device="none")
-        rows = [r for r in pruned.rows if r.verdict == "pruned"]
+        result = gr.prune(resnet, example_inputs=(x,), permute=True, device="none")
+        rows = [r for r in result.rows if r.verdict == "pruned"]
         assert [r.layers for r in rows] == [("3.conv1",), ("3.conv2",), ("6",)] and not any(r.unmoved for r in rows)
-        assert pruned.lost_energy < pruned.unpermuted
-        pruned.save("pruned.onnx")
-    hold = Masks(resnet, pruned)
+        assert result.lost_energy < result.unpermuted
+        result.save("pruned.onnx")
+        hold = Masks(resnet, result)
     assert repr(hold) == "Masks(3 weights)"
     with gr.build("pruned.onnx", device="a100").context(device="emulator") as ctx, torch.no_grad():
         (y,) = ctx.run({ctx.engine.inputs[0].name: x.numpy()}).values()
