@@ -105,9 +105,15 @@ class Compiled:
     def _built(self, inputs: Sequence[Any]) -> _Runner | None:
         """The engine for inputs of these shapes; None, with a warning, where there can be none."""
         first = next(x for x in inputs if isinstance(x, torch.Tensor))
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
+            cure = f"call it once with inputs of these shapes, {tuple(first.shape)} and so on, before the capture"
+            raise RuntimeError(
+                f"{type(self.module).__name__}: an engine cannot be built while a CUDA graph is captured: {cure}"
+            )
         was = self.module.training
         try:
             program = _exported(self.module.eval(), tuple(inputs))
+            program.graph_module.meta["gpu_runtime.name"] = type(self.module).__name__  # see frontend.source
             engine = build(program, **self._options)
             structure = program.call_spec.out_spec
             ends = sum(isinstance(x, torch.Tensor) for x in inputs), structure.num_leaves

@@ -53,7 +53,9 @@ def test_what_training_needs_is_told_before_pruning(module, tmp_path):
     words = [sys.executable, "-m", "examples.prune_and_finetune"]
     path = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     run = subprocess.run(words, cwd=ROOT, env=path, capture_output=True, text=True)
-    name, cure = {"torch": ("PyTorch", "training take it: pip install torch"), "sklearn": ("scikit-learn", "extra train")}[module]
+    name, cure = {"torch": ("PyTorch", "training take it: pip install torch"), "sklearn": ("scikit-learn", "extra train")}[
+        module
+    ]
     assert run.returncode == 1 and run.stdout == "" and run.stderr.startswith(f"{name} is not installed: ")
     assert cure in run.stderr and "or give --tuned" in run.stderr
 

@@ -22,6 +22,7 @@ from gpu_runtime.text import printable
 if TYPE_CHECKING:
     import torch
 
+NAME = "gpu_runtime.name"  # in the meta of an exported graph_module: the name of the module, which torch.export drops
 MOST_NAME = 100  # characters of a graph's name that name the model
 EXPECTED = (
     "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto, a torch.nn.Module or a "
@@ -95,8 +96,9 @@ def source_of(model: Any, examples: Examples | None = None, progress: Listener =
     if examples.inputs is not None:
         raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
     if _is_of_torch(model, "export", "ExportedProgram"):
-        progress(Progress("export", "ExportedProgram"))
-        return _converted("ExportedProgram", model)
+        name = model.graph_module.meta.get(NAME, "ExportedProgram")
+        progress(Progress("export", name))
+        return _converted(name, model)
     if isinstance(model, (str, os.PathLike)):
         if not os.fspath(model):
             raise ModelError("expected the path of an ONNX model, got an empty one")

@@ -103,6 +103,7 @@ def test_a_compiled_module_gives_what_the_module_does(torch, net):
             assert y.shape == (batch, 8) and not y.requires_grad and (y - net(x)).abs().max() < 2e-3
     assert [e.inputs[0].shape[0] for e in fast.engines] == [2, 1]  # one for each shape
     assert [row.layer for row in fast.engines[0].explain().layers] == LAYERS
+    assert str(fast.engines[0].explain()).startswith("Sequential at batch 2")
 
 
 def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
@@ -121,6 +122,19 @@ def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
         gr.compile(odd, sparsty="enable")
     with pytest.raises(TypeError, match="module: expected a torch.nn.Module, got str"):
         gr.compile("model.onnx")
+
+
+def test_no_engine_is_built_while_a_graph_is_captured(torch, net, monkeypatch):
+    """With a tensor that says it is on a GPU, and a stream that says it is captured."""
+
+    class OnGpu(torch.Tensor):  # type: ignore[name-defined]
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(
+        RuntimeError, match="Sequential: an engine cannot be built while a CUDA graph is captured: call it once"
+    ):
+        gr.compile(net, device="a100")(torch.randn(1, 8, 6, 6).as_subclass(OnGpu))
 
 
 def test_what_no_engine_computes_is_pytorchs(torch):
