@@ -7,9 +7,10 @@ WHERE = "in a clone of gpu_runtime, or of its wheel, 'FILE.whl[{extra}]'"  # it 
 CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of CUDA 12: cuda12)"
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
-RAY = f"timing on a cluster takes the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
-TORCH = "gr.compile, its backend and gpu_runtime.ops.torch take it: pip install torch, as https://pytorch.org says for your GPU"
+RAY = f"timing on a cluster and serving by Ray take the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
+TORCH = "gr.compile, its backend, gpu_runtime.ops.torch and training take it: pip install torch, see https://pytorch.org"
 CUPY = f"running on a GPU takes it: {CUDA}"
+TRAIN = f"training the digits network takes the extra train: pip install '.[train]' {WHERE.format(extra='train')}"
 # Module -> its package, and its use, with the cure.
 EXTRAS = {
     "onnx": ("onnx", BUILD),
@@ -17,8 +18,9 @@ EXTRAS = {
     "onnxscript": ("onnxscript", BUILD),
     "scipy": ("SciPy", BUILD),
     "cuda": ("cuda-bindings", NVRTC),
-    "cupy": ("CuPy", CUPY),
+    "cupy": ("CuPy", f"running on a GPU takes it: {CUDA}"),
     "ray": ("Ray", RAY),
+    "sklearn": ("scikit-learn", TRAIN),
     "torch": ("PyTorch", TORCH),
 }
 

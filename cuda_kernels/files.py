@@ -175,7 +175,6 @@ def keep(path: Path, data: bytes) -> bool:
     Nothing depends on the cache, so an unwritable folder (read-only, full, missing) only gives one RuntimeWarning.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)
         return True
     except OSError as e:

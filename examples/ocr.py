@@ -16,11 +16,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import rapidocr_onnxruntime
-from PIL import Image, ImageDraw, ImageFont
-from rapidocr_onnxruntime.utils import infer_engine
 
 import gpu_runtime as gr
+
+try:
+    import rapidocr_onnxruntime
+    from PIL import Image, ImageDraw, ImageFont
+    from rapidocr_onnxruntime.utils import infer_engine
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is not installed: pip install rapidocr-onnxruntime==1.4.4") from None
 
 LINES = (("Sparse tensor cores", 34), ("2:4 weights on an L4", 28), ("0123456789", 30))
 GPUS = ("a100", "rtx4090", "l4")

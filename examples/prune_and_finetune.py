@@ -11,6 +11,7 @@ For your own network, replace `finetune` by five lines in your training loop: do
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,14 @@ DENSE = DIGITS / "digits_dense.onnx"
 DEVICE, BATCH = "rtx4090", 120
 
 
-def finetune(pruned: Path, tuned: Path) -> None:
-    """Trains for five epochs; `Masks` sets the pruned weights to zero again after each step."""
-    from benchmarks.digits import finetune as digits
-
-    digits.main(pruned, tuned)
+def trainer() -> Callable[[Path, Path], None]:
+    """Returns the function that trains a pruned model for five epochs; `Masks` sets the pruned weights to zero again after each
+    step."""
+    try:
+        from benchmarks.digits import finetune
+    except ModuleNotFoundError as e:
+        raise SystemExit(f"{e}; or give --tuned, a network that was trained before") from None
+    return finetune.main
 
 
 def accuracy(engine: gr.Engine, x: np.ndarray, y: np.ndarray) -> float:
@@ -40,12 +44,13 @@ def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     given.add_argument("--tuned", type=Path, help="the network after training, instead of training it here")
     tuned, heldout = given.parse_args().tuned, np.load(DIGITS / "heldout.npz")
+    finetune = trainer() if tuned is None else None  # before anything takes time
     with tempfile.TemporaryDirectory() as folder:
         pruned = Path(folder) / "pruned.onnx"
         result = gr.prune(DENSE, permute=True, device=DEVICE, shapes={"x": (BATCH, 1, 8, 8)})
         result.save(pruned)
         print(result)
-        if tuned is None:
+        if finetune:
             tuned = Path(folder) / "tuned.onnx"
             finetune(pruned, tuned)
         for name, path in (("dense", DENSE), ("pruned", pruned), ("tuned", tuned)):

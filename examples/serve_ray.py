@@ -15,11 +15,9 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import ray
-from ray import serve
 
 import gpu_runtime as gr
-from gpu_runtime.serving.ray import Arguments, app
+from gpu_runtime.serving.ray import Arguments, app, ray, serve  # names the extra where Ray is missing
 
 DIGITS = Path("benchmarks/digits")
 ROWS = 8

@@ -100,7 +100,7 @@ class Engine(EngineData):
 
         if not isinstance(other, (Engine, NoneType)):
             raise TypeError(f"other: expected an Engine or None, got {type(other).__name__}")
-        files.write(path, page.report(self.record, other.record if other else None))
+        files.write_all({path: page.report(self.record, other.record if other else None)})
 
     @property
     def sparsity(self) -> SparsityRecord:

@@ -6,13 +6,13 @@ Messages quote names out of files: unprintable characters in them, such as a ter
 import errno
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cuda_kernels import extras
 from cuda_kernels.compile import CompileError
-from gpu_runtime.text import printable
+from gpu_runtime.text import printable, suggest
 
 
 class ModelError(ValueError):
@@ -61,6 +61,12 @@ class InternalError(RuntimeError):
     """
 
 
+def check_options(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises TypeError for options that a function does not have, with those that are spelt like them."""
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(printable(f"{function} has no option {', '.join(map(repr, unknown))}{suggest(unknown, known)}"))
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -73,9 +79,13 @@ def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     build.
     """
 
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
     @wraps(function)
     def run(model: Any, *args: P.args, **options: P.kwargs) -> R:
         name = model if isinstance(model, (str, os.PathLike)) else f"the {type(model).__name__}"
+        check_options(f"gpu_runtime.{function.__name__}", options, known)
         enabled = gc.isenabled()
         gc.disable()
         try:

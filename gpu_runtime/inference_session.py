@@ -21,7 +21,9 @@ import numpy as np
 from cuda_kernels import device as devices
 from cuda_kernels import extras
 from gpu_runtime import file_kinds
+from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine, load
+from gpu_runtime.errors import check_options
 from gpu_runtime.progress import warn
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
@@ -45,6 +47,7 @@ UNSUPPORTED = {
     "run_async": "session.context.run_async returns a future",
     "get_session_options": "a session has no options",
     "set_providers": "make another session",
+    **dict.fromkeys(("enable_fallback", "disable_fallback"), "a run that fails raises, and no other provider runs instead"),
     "end_profiling": "session.context.profile measures layers on a GPU",
     "get_profiling_start_time_ns": "session.context.profile measures layers on a GPU",
 }
@@ -91,6 +94,7 @@ class InferenceSession:
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         **options: Any,
     ) -> None:
+        check_options("InferenceSession", options, {"most_engines", *BuildOptions.__dataclass_fields__})
         _no_effect("sess_options", sess_options)
         _no_effect("provider_options", provider_options)
         place = _place(providers)

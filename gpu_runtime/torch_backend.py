@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
-from gpu_runtime.errors import CompileError, EngineError, ModelError
+from gpu_runtime.errors import CompileError, EngineError, ModelError, check_options
 from gpu_runtime.ops.torch import versions
 from gpu_runtime.pipeline import build
 from gpu_runtime.progress import warn
@@ -55,6 +55,7 @@ class Compiled:
     """
 
     def __init__(self, module: torch.nn.Module, emulate: bool, options: Mapping[str, Any]):
+        check_options("gr.compile", options, BuildOptions.__dataclass_fields__)
         BuildOptions(**options).checked()  # wrong ones raise here, not at a call
         self.module, self._emulate, self._options = module, emulate, dict(options)
         self._runners: dict[Any, _Runner | None] = {}
@@ -105,9 +106,15 @@ class Compiled:
     def _built(self, inputs: Sequence[Any]) -> _Runner | None:
         """The engine for inputs of these shapes; None, with a warning, where there can be none."""
         first = next(x for x in inputs if isinstance(x, torch.Tensor))
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
+            cure = f"call it once with inputs of these shapes, {tuple(first.shape)} and so on, before the capture"
+            raise RuntimeError(
+                f"{type(self.module).__name__}: an engine cannot be built while a CUDA graph is captured: {cure}"
+            )
         was = self.module.training
         try:
             program = _exported(self.module.eval(), tuple(inputs))
+            program.graph_module.meta["gpu_runtime.name"] = type(self.module).__name__  # see frontend.source
             engine = build(program, **self._options)
             structure = program.call_spec.out_spec
             ends = sum(isinstance(x, torch.Tensor) for x in inputs), structure.num_leaves

@@ -1,6 +1,7 @@
 """Each example runs in a test, or says at its top that none does; project metadata, and workflows beside the Makefile's."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,22 @@ def test_the_loop_from_dense_to_sparse():
     sparse = {name: int(found[2]) for name, found in rows.items()}
     assert right["pruned"] < 95 < 99 < min(right["dense"], right["tuned"])
     assert sparse["dense"] == 0 < sparse["pruned"] == sparse["tuned"]
+
+
+@pytest.mark.parametrize("module", ["torch", "sklearn"])
+def test_what_training_needs_is_told_before_pruning(module, tmp_path):
+    """Where a package is missing: its name and the extra, and no line of results."""
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('none', name={module!r})")
+    if module == "sklearn":
+        (tmp_path / "torch.py").touch()
+    words = [sys.executable, "-m", "examples.prune_and_finetune"]
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    run = subprocess.run(words, cwd=ROOT, env=path, capture_output=True, text=True)
+    name, cure = {"torch": ("PyTorch", "training take it: pip install torch"), "sklearn": ("scikit-learn", "extra train")}[
+        module
+    ]
+    assert run.returncode == 1 and run.stdout == "" and run.stderr.startswith(f"{name} is not installed: ")
+    assert cure in run.stderr and "or give --tuned" in run.stderr
 
 
 def test_the_workflow_runs_what_continuous_integration_runs():

@@ -10,16 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import nn
-
 from gpu_runtime.pruning.finetune import Masks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from train import HELDOUT, HERE, SEED, Torch, accuracy, save_onnx, train  # noqa: E402
+from train import HELDOUT, HERE, SEED, Torch, accuracy, nn, save_onnx, split, torch, train  # noqa: E402
 
 STEPS = {"epochs": 5, "rate": 0.02}  # the rate is 0.4 of that of dense training
 
@@ -41,11 +35,7 @@ def parameters(model):
 def main(source, target):
     start = time.monotonic()
     torch.manual_seed(SEED)
-    digits = load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)
-    x, heldout_x, y, heldout_y = train_test_split(
-        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target
-    )
+    x, heldout_x, y, heldout_y = split()
     model = Torch()
     hold = Masks(parameters(model), source)
     train(model, torch.from_numpy(x), torch.from_numpy(y), **STEPS, after_step=hold)

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import nn
-from torch.nn import functional as F
+
+from cuda_kernels import extras
+
+with extras.named():
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from torch import nn
+    from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
 SEED, HELDOUT, BATCH = 0, 360, 64
@@ -183,16 +187,20 @@ def accuracy(path, x, y):
     return float((session.run(["logits"], {"x": x})[0].argmax(1) == y).mean())
 
 
+def split():
+    """(images to train on, held-out images, their classes, those of the held-out)."""
+    digits = load_digits()
+    images = (digits.images[:, None] / 16).astype(np.float32)
+    classes = digits.target.astype(np.int64)
+    return train_test_split(images, classes, test_size=HELDOUT, random_state=SEED, stratify=digits.target)
+
+
 def main():
     start = time.monotonic()
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(2)
-    digits = load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)
-    x, heldout_x, y, heldout_y = train_test_split(
-        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target
-    )
+    x, heldout_x, y, heldout_y = split()
     np.savez_compressed(HERE / "heldout.npz", x=heldout_x, y=heldout_y)
     x, y = torch.from_numpy(x), torch.from_numpy(y)
 

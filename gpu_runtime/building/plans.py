@@ -47,4 +47,4 @@ class Plans(Shown, Sequence[Outlook]):
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Writes the HTML page of `page` to a path."""
-        files.write(path, self.page())
+        files.write_all({path: self.page()})

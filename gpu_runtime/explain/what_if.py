@@ -16,9 +16,9 @@ from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.fields import Told
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
-from gpu_runtime.text import printable, versus, wrap
+from gpu_runtime.text import printable, suggest, versus, wrap
 from gpu_runtime.text import table as text_table
-from tactics.format import DTYPES, Format, Key, canonical, representative
+from tactics.format import DTYPES, LAYOUTS, Format, Key, canonical, representative
 from tactics.planner import graph as planned
 from tactics.planner import plan as planner
 from tactics.planner.changes import difference
@@ -278,9 +278,10 @@ def _ops(stored: Choices, layer: str) -> set[str]:
 def _test(stored: Choices, wish: str) -> Callable[[Choice, planned.Entry], bool]:
     if wish in ("sparse", "dense"):
         return lambda c, e: e.tactic is not None and e.sparse == (wish == "sparse")
-    if not WISH.fullmatch(wish):
-        raise ValueError(f"{wish!r}: expected sparse, dense, a format like hwc8, or two like 'chw->hwc8'")
     parts = wish.split("->")
+    if not WISH.fullmatch(wish) or any(p.rpartition(":")[2] not in LAYOUTS for p in parts):
+        close = suggest([wish], ("sparse", "dense", *LAYOUTS))
+        raise ValueError(f"{wish!r}: expected sparse, dense, a format like hwc8, or two like 'chw->hwc8'{close}")
     first, last = (_named(p) for p in (parts[0], parts[-1]))
     shapes = {t.name: t.shape4 for t in stored.tensors}
 

@@ -218,7 +218,7 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 def check_target(target: str | os.PathLike | BinaryIO | None) -> None:
     """Raises OSError if `save` could not write there, as far as can be known before; None: nothing is to be saved."""
-    if target is not None and not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
+    if target is not None and not hasattr(target, "write") and (problem := files.fault(target)):
         raise OSError(errno.EINVAL, problem, os.fspath(target))
 
 
@@ -227,7 +227,7 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
     if hasattr(target, "write"):
         target.write(data)
     else:
-        files.write(target, data)
+        files.write_all({target: data})
 
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:

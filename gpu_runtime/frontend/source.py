@@ -22,6 +22,7 @@ from gpu_runtime.text import printable
 if TYPE_CHECKING:
     import torch
 
+NAME = "gpu_runtime.name"  # in the meta of an exported graph_module: the name of the module, which torch.export drops
 MOST_NAME = 100  # characters of a graph's name that name the model
 EXPECTED = (
     "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto, a torch.nn.Module or a "
@@ -64,12 +65,14 @@ Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # of inputs: a shape, or several
 @dataclass(frozen=True, slots=True)
 class Examples:
     """How a torch module is exported. `inputs`: the arguments of its forward. An axis of theirs stays open in the model if one
-    of `sizes` has another size there; with `batches`, the first axes do.
+    of `sizes` has another size there; with `batches`, the first axes do. `as_written`: the exporter folds nothing, so that all
+    parameters and buffers of the module keep their names and values.
     """
 
     inputs: Sequence[Any] | None = None
     sizes: Sizes | Sequence[Sizes] | None = None
     batches: bool = False
+    as_written: bool = False
 
     def open_axes(self, name: str, shape: Sequence[int]) -> list[int]:
         """The open axes of the tensor of this name, whose example has this shape."""
@@ -93,8 +96,9 @@ def source_of(model: Any, examples: Examples | None = None, progress: Listener =
     if examples.inputs is not None:
         raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
     if _is_of_torch(model, "export", "ExportedProgram"):
-        progress(Progress("export", "ExportedProgram"))
-        return _converted("ExportedProgram", model)
+        name = model.graph_module.meta.get(NAME, "ExportedProgram")
+        progress(Progress("export", name))
+        return _converted(name, model)
     if isinstance(model, (str, os.PathLike)):
         if not os.fspath(model):
             raise ModelError("expected the path of an ONNX model, got an empty one")
@@ -125,12 +129,12 @@ def _exported(module: Any, examples: Examples) -> Source:
     if examples.inputs is None or isinstance(examples.inputs, torch.Tensor):
         raise ValueError(
             f"example_inputs: expected the tuple of arguments of {name}.forward, as torch.onnx.export takes it, "
-            f"got {'none' if examples.inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
+            f"got {'none' if examples.inputs is None else 'a tensor'}: give example_inputs=(x,)"
         )
     given, options = _opened(torch, module, examples)
     was = module.training
     try:
-        return _converted(name, module.eval(), given, **options)
+        return _converted(name, module.eval(), given, optimize=not examples.as_written, **options)
     finally:
         module.train(was)
 
@@ -164,6 +168,7 @@ def _converted(name: str, *given: Any, **options: Any) -> Source:
 
     try:
         program = torch.onnx.export(*given, dynamo=True, verbose=False, **options)
-    except Exception as e:  # whatever the exporter or the module's own code raises
-        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
+    except Exception as e:  # whatever the exporter or the module's own code raises; the exporter wraps the cause in advice
+        cause = e.__cause__ or e
+        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(cause).__name__}: {cause}") from e
     return _serialized(program.model_proto, name)

@@ -159,9 +159,7 @@ class SparseConv2d:
         """Times the tactics for x of this shape on the GPU, as a build does, and takes the fastest from then on; so do other
         operators and engines, by the timing cache. Without a GPU times stay predicted, and a warning says so."""
         if self._opened() is None:
-            files.warn(
-                "tune: no GPU here to time tactics on, or the operator is for a named one: times stay predicted"
-            )
+            files.warn("tune: no GPU here to time tactics on, or the operator is for a named one: times stay predicted")
         self._make(tuple(shape), residual, measure=True)
         self._prepared.add((tuple(shape), residual))
 

@@ -85,7 +85,7 @@ def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: i
     dims = (1,) * (rank - len(walk.dims(name))) + walk.dims(name)
     varies = [axis for axis in labels.axes if dims[axis] > 1]
     if name not in walk.sources:
-        if varies:
+        if varies and name not in walk.uniform:
             raise Refused(f"{title(node)} reads {name}, which {NOT_ALIKE}")
         return
     off = rank - len(walk.dims(name))
@@ -122,10 +122,11 @@ def _product(
     """Records that a product's weights and bias move; returns the labels of its output."""
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
-        if bias not in walk.sources:
+        if bias not in walk.sources and bias not in walk.uniform:
             raise Refused(f"the bias of {title(node)} is computed, not stored")
-        dims = walk.dims(bias)
-        walk.use(node, bias, {len(dims) - 1: [out]} if dims and dims[-1] > 1 else {})
+        if bias in walk.sources:
+            dims = walk.dims(bias)
+            walk.use(node, bias, {len(dims) - 1: [out]} if dims and dims[-1] > 1 else {})
     walk.use(node, node.input[1], moving)
     return out.along(axis, rank)
 
@@ -174,10 +175,11 @@ def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: in
 def _norm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     """BatchNormalization and InstanceNormalization: a parameter for each channel of axis 1."""
     x = on_axis_1(node, ins[0])
-    if len([name for name in node.output if name]) > 1 or any(name not in walk.sources for name in node.input[1:]):
+    stored = [name for name in node.input[1:] if name not in walk.uniform]
+    if len([name for name in node.output if name]) > 1 or any(name not in walk.sources for name in stored):
         raise Refused(f"{title(node)} is in training mode, or its parameters are computed")
     if x is not None:
-        for name in node.input[1:]:
+        for name in stored:
             walk.use(node, name, {0: [x]})
     return [ins[0]]
 
@@ -383,14 +385,25 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     """Operators whose outputs depend only on sizes."""
+    walk.used.update(node.input if node.op_type != "ConstantOfShape" else ())
     return [None] * len(node.output)
+
+
+def _spread(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """Expand, and CastLike, which reads only the type of its second input: of one number, as torch.onnx.export writes the bias
+    of a convolution that has none."""
+    if not walk.is_uniform(node.input[0]):
+        raise Refused(f"{title(node)} reads several numbers, expected one")
+    walk.used.update(node.input if node.op_type == "CastLike" else ())
+    walk.uniform.add(node.output[0])
+    return [None]
 
 
 # fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
-    **dict.fromkeys(RESHAPES, _reshape),
+    **dict.fromkeys(RESHAPES, _reshape), **dict.fromkeys(("Expand", "CastLike"), _spread),
     **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
     **dict.fromkeys(("Resize", "Upsample"), _resize),

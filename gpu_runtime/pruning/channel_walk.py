@@ -1,5 +1,6 @@
 """Walks along an ONNX graph and labels the channels of each tensor, an operator's rule at a time (channel_rules.py)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 Shape = tuple[int, ...]
 Outputs = list[Labels | None]
 Rule = Callable[["Walk", onnx.NodeProto, Sequence[Labels | None]], Outputs]
+MOST_INTEGERS = 1 << 10  # elements of axes or sizes
 NOT_ALIKE = "has no channels that can be permuted"
 
 
@@ -27,7 +29,7 @@ class Walk:
     """The labels of the tensors so far; None is a tensor that no permutation changes.
 
     `sources`: constant as nodes read it -> (the stored constant, its view); `used`: constants whose use the current node's rule
-    has recorded.
+    has recorded; `uniform`: computed tensors whose elements are all one stored number; `integers`: see the function.
     """
 
     graph: onnx.GraphProto
@@ -36,12 +38,15 @@ class Walk:
     recorder: Recorder = field(default_factory=Recorder)
     labels: dict[str, Labels | None] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    uniform: set[str] = field(default_factory=set)
     stored: dict[str, TensorProto] = field(init=False)
+    integers: dict[str, np.ndarray] = field(init=False)
     sources: dict[str, tuple[str, tuple[View, ...]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.stored = dict(stored_tensors(self.graph))
         self.sources = views_of_constants(self.graph, self.stored)
+        self.integers = integers(self.graph)
 
     def visit(self, node: onnx.NodeProto) -> None:
         """Labels a node's outputs. If its rule refuses, all inputs are pinned; constants that the rule did not record are
@@ -100,10 +105,16 @@ class Walk:
 
     def values(self, node: onnx.NodeProto, slot: int) -> np.ndarray:
         """Returns a constant input, flat. Refused if it is computed."""
+        if node.input[slot] in self.integers:
+            return self.integers[node.input[slot]].reshape(-1)
         base, _ = self.sources.get(node.input[slot], ("", ()))
         if base not in self.stored:
             raise Refused(f"{title(node)}: {node.input[slot]} is computed, expected a constant")
         return to_array(base, self.stored[base]).reshape(-1)
+
+    def is_uniform(self, name: str) -> bool:
+        """Whether all elements of a tensor are one stored number, so that no order of channels changes it."""
+        return name in self.uniform or (name in self.sources and math.prod(self.dims(name)) == 1)
 
     def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
         """Records the axes of a constant that move with channels, for each part of the axis; every other axis must stay."""
@@ -131,3 +142,23 @@ def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
     if labels.axes != (1,):
         raise Refused(f"{title(node)} reads channels that are not on axis 1")
     return labels.flat
+
+
+def integers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """Returns small tensors of integers that are stored, or that Reshape and Concat make of such: axes and sizes as
+    torch.onnx.export(optimize=False) spells them, which onnx's inference does not follow everywhere."""
+    small = [(name, t) for name, t in stored_tensors(graph) if t.data_type == TensorProto.INT64]
+    found = {name: to_array(name, t) for name, t in small if math.prod(t.dims) <= MOST_INTEGERS}
+    for node in graph.node:
+        given, made = attributes_of(node), None
+        try:
+            if node.op_type == "Constant":
+                made = np.asarray(given.get("value_ints", given.get("value_int")), np.int64)
+            elif node.op_type in ("Reshape", "Concat") and all(name in found for name in node.input):
+                parts = [found[name] for name in node.input]
+                made = np.concatenate(parts, given["axis"]) if node.op_type == "Concat" else parts[0].reshape(parts[1])
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # onnx's own check reports it
+            continue
+        if made is not None and made.size <= MOST_INTEGERS:
+            found.setdefault(node.output[0], made)
+    return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 from scipy.optimize import linear_sum_assignment
 
 from gpu_runtime.frontend.check import inferred
@@ -21,6 +22,7 @@ from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, 
 from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
+from gpu_runtime.pruning.channel_walk import integers
 
 PASSES = 12  # the most passes over the channels of one space; a pass that gains less than WORTH of the loss is the last
 WORTH = 1e-3
@@ -85,6 +87,12 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
             small.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
         else:
             small.graph.initializer.append(t)
+    stored = dict(stored_tensors(small.graph))
+    folded = {name: a for name, a in integers(small.graph).items() if name not in stored}
+    kept = [node for node in small.graph.node if folded.keys().isdisjoint(node.output)]
+    del small.graph.node[:]
+    small.graph.node.extend(kept)
+    small.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in folded.items())
     graph = inferred(small, data_prop=True).graph
     found = {}
     for v in (*graph.input, *graph.value_info, *graph.output):

@@ -97,7 +97,7 @@ def prune(
     if min_snr is not None and math.isnan(min_snr):
         raise ValueError("min_snr: expected a number of dB, got nan")
     choice, auto = _choice(layers, skip, device)
-    source = source_of(model, Examples(example_inputs, shapes), progress)
+    source = source_of(model, Examples(example_inputs, shapes, as_written=True), progress)
     progress(Progress("import", str(source)))
     with named(source):
         whole = load_whole(source)

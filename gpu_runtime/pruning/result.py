@@ -124,7 +124,7 @@ class Result(Told):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the pruned model."""
-        files.write(path, self.model)
+        files.write_all({path: self.model})
 
     @property
     def lost_energy(self) -> float:

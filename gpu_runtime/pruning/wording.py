@@ -80,6 +80,8 @@ def summary(result: Result) -> list[str]:
     if done:
         line += f"; they lost {lost_text(result.lost_energy)} of their energy (the sum of their squares)"
         line += f", instead of {lost_text(result.unpermuted)} without --permute" if result.permuted else ""
+    if done and result.permuted and all(r.unmoved for r in done):
+        line += f". --permute moved no channel; of {done[0].layers[0]}: {done[0].unmoved}"
     wrong = astray((r.stored.elsewhere for r in done if r.stored), "were")
     lines = [*wrap(line), *(wrap(f"Before, {wrong}") if wrong else []), *_sums(result)]
     a = result.accuracy

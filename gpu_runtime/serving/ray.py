@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
-from pydantic import BaseModel, Field
-from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
-from starlette.requests import Request
-from starlette.responses import Response
 
+from cuda_kernels import extras
 from gpu_runtime.commands.reading import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.fields import TensorSpec
 from gpu_runtime.serving.metrics import COUNTERS, counts
 from gpu_runtime.serving.rows import Arrays, Failure, Joined, answer, checked, opened, sizes
+
+with extras.named():
+    import ray
+    from pydantic import BaseModel, Field
+    from ray import serve
+    from ray.exceptions import RayActorError
+    from ray.serve.exceptions import BackPressureError
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 TRIES = 3  # an inference changes nothing: where a replica dies, its requests are asked again
 STATUS = {"request": 400, "size": 413, "run": 500, "fatal": 500, "overload": 503, "replica": 503, "timeout": 504}

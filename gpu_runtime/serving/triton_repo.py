@@ -113,7 +113,7 @@ def _next_version(model: Path, interface: str) -> int:
 def _place(model: Path, version: int, engine: Path, config: str) -> None:
     """Writes the version, and with the first one the model; Triton, which may watch the folder, sees it only complete."""
     target = model / str(version) if version > 1 else model
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(exist_ok=True)  # the repository may be new, and the folder around it has to be there
     draft = target.parent / f".{target.name}.{os.getpid()}"
     try:
         folder = draft if version > 1 else draft / "1"

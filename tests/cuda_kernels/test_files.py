@@ -15,6 +15,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import files
 from gpu_runtime.frontend import importer
+from gpu_runtime.pruning.result import Result
 from tests import hostile
 from tests.conftest import ROOT
 from tests.gpu_runtime.test_engine import make
@@ -24,6 +25,7 @@ WRITERS = {  # name -> writes something to a path
     "write_all": lambda path: files.write_all({path: b"new"}),
     "engine": lambda path: make().save(path),
     "pruned": lambda path: importer.save(path, b"new"),
+    "prune": lambda path: Result(b"new", (), False).save(path),
 }
 ERRORS = (OSError, gr.EngineError)
 
@@ -75,6 +77,14 @@ def test_links_are_followed_and_modes_kept(tmp_path, how):
     assert old.read_bytes() == (tmp_path / "other" / "made").read_bytes() == new.read_bytes() != b"old"
     modes = [stat.S_IMODE(p.stat().st_mode) for p in (old, new, tmp_path / "other" / "made")]
     assert modes == [0o604, 0o640, 0o640] and not temporaries(tmp_path) + temporaries(tmp_path / "other")
+
+
+@pytest.mark.parametrize("how", [name for name in WRITERS if name != "write"])
+def test_no_folder_is_made(tmp_path, how):
+    """As by the commands, which refuse a name whose folder is misspelt."""
+    with pytest.raises(ERRORS, match="none is no existing folder: create it first"):
+        WRITERS[how](tmp_path / "none" / "x")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")

@@ -127,6 +127,8 @@ def test_what_is_not_there_says_what_to_do_instead(sessions):
     assert not hasattr(ours, "run_with_ort_values")
     with pytest.raises(AttributeError, match="InferenceSession.run_async: .*session.context.run_async returns a future"):
         ours.run_async(None, {}, print, None)
+    with pytest.raises(AttributeError, match="InferenceSession.disable_fallback: .*no other provider runs instead"):
+        ours.disable_fallback()
     with pytest.raises(AttributeError, match="has no attribute 'runn'"):
         ours.runn(None, {})
 
@@ -144,6 +146,8 @@ def test_an_engine_runs_as_its_model_does(tmp_path):
             assert (session.run(["logits"], {"x": x})[0].argmax(1) == theirs.argmax(1)).all()
     with pytest.raises(TypeError, match="sparsity: these options are for a build"):
         gr.InferenceSession(data, sparsity="enable")
+    with pytest.raises(TypeError, match="InferenceSession has no option 'shape'; did you mean 'shapes' instead of 'shape'?"):
+        gr.InferenceSession(data, shape={"x": x.shape})
     with pytest.raises(ValueError, match="this context is closed"):
         session.run(None, {"x": x})
 

@@ -83,7 +83,7 @@ TABLE = {
         "input 'x': the model declares 2x3, the shape given is 2x4; .*axis dynamic",
     ),
     "sparsity": (build(sparsity="on"), ValueError, "sparsity: expected one of disable, enable, force, got 'on'"),
-    "an option nobody has": (build(sparse=True), TypeError, "unexpected keyword argument 'sparse'"),
+    "an option nobody has": (build(sparse=True), TypeError, "build has no option 'sparse'; did you mean 'sparsity' "),
     "a device nobody has": (build(device="a1000"), ValueError, "unknown device 'a1000': did you mean a100 or"),
     "a device's number": (build(device=0), TypeError, "device: expected a name .*or None for the GPU at hand, got 0"),
     "risk": (build(risk=2), ValueError, "risk: expected a probability from 0.5 to below 1, got 2"),

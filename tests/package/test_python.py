@@ -155,7 +155,7 @@ def test_an_exported_program_is_a_model(monkeypatch):
         pass
 
     class ExportedProgram:
-        pass
+        graph_module = types.SimpleNamespace(meta={})
 
     class Exported:
         model_proto = proto

@@ -58,6 +58,18 @@ def test_a_module_is_built_for_a_range_of_batches(torch, net):
         assert y.shape == (3, 8) and np.abs(y - net(x).numpy()).max() < 2e-3
 
 
+def test_an_export_that_fails_says_the_cause_first(torch, net):
+    x = torch.randn(1, 8, 6, 6)
+    for given, cause in (
+        (x[:, :1], "RuntimeError: Given groups=1, weight of size"),
+        (x.numpy(), "ValueError: Unsupported input"),
+    ):
+        with pytest.raises(gr.ModelError, match=f"^Sequential: torch.onnx.export cannot export it: {cause}"):
+            gr.build(net, example_inputs=(given,))
+    with pytest.raises(ValueError, match=r"Sequential.forward.* got none: give example_inputs=\(x,\)"):
+        gr.plan(net, "a100")
+
+
 def test_a_module_is_planned_for_batches(torch, net):
     plans = gr.plan(net, "a100", (1, 16), example_inputs=(torch.randn(2, 8, 6, 6),))
     assert [plan.shapes["input"][0] for plan in plans] == [1, 16]
@@ -91,6 +103,7 @@ def test_a_compiled_module_gives_what_the_module_does(torch, net):
             assert y.shape == (batch, 8) and not y.requires_grad and (y - net(x)).abs().max() < 2e-3
     assert [e.inputs[0].shape[0] for e in fast.engines] == [2, 1]  # one for each shape
     assert [row.layer for row in fast.engines[0].explain().layers] == LAYERS
+    assert str(fast.engines[0].explain()).startswith("Sequential at batch 2")
 
 
 def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
@@ -105,8 +118,23 @@ def test_a_compiled_module_falls_back_and_says_so_once(torch, net):
     odd = torch.nn.Sequential(torch.nn.Bilinear(4, 4, 2))
     with pytest.raises(ValueError, match="sparsity"):
         gr.compile(odd, sparsity="some")
+    with pytest.raises(TypeError, match="gr.compile has no option 'sparsty'; did you mean 'sparsity' instead of 'sparsty'"):
+        gr.compile(odd, sparsty="enable")
     with pytest.raises(TypeError, match="module: expected a torch.nn.Module, got str"):
         gr.compile("model.onnx")
+
+
+def test_no_engine_is_built_while_a_graph_is_captured(torch, net, monkeypatch):
+    """With a tensor that says it is on a GPU, and a stream that says it is captured."""
+
+    class OnGpu(torch.Tensor):  # type: ignore[name-defined]
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(
+        RuntimeError, match="Sequential: an engine cannot be built while a CUDA graph is captured: call it once"
+    ):
+        gr.compile(net, device="a100")(torch.randn(1, 8, 6, 6).as_subclass(OnGpu))
 
 
 def test_what_no_engine_computes_is_pytorchs(torch):

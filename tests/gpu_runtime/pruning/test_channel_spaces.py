@@ -8,6 +8,7 @@ from gpu_runtime.frontend.check import check_graph
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.pruning import channel_rules, permute
 from gpu_runtime.pruning.channel_spaces import Recorder, Spaces
+from gpu_runtime.pruning.prune import prune
 from tests.channel_networks import network
 from tests.conftest import MODELS
 from tests.reference_run import model, node, ort_run
@@ -145,6 +146,61 @@ def test_outputs_and_constants_that_are_read_in_two_ways_stay():
     assert sizes([*nodes, node("Identity", "w1", "v")], shapes, "y v") == []
     twice = [node("Transpose", "w1", "t", perm=(1, 0, 2, 3)), node("Conv", "a w1", "b"), node("Conv", "b t", "y")]
     assert sizes([STEM, *twice], shapes) == []
+
+
+def without_bias(i: int, x: str, y: str, zero: str) -> list[onnx.NodeProto]:
+    """A convolution without a bias as torch.onnx.export(dynamo=True, optimize=False) writes it: its bias is one number,
+    expanded to the number of rows of the weights, of the type of the convolution's input."""
+    return [
+        node("Shape", f"w{i}", f"rows{i}", start=0, end=1),
+        onnx.helper.make_node("Constant", [], [f"ones{i}"], f"ones{i}", value_ints=[1]),
+        node("Expand", f"rows{i} ones{i}", f"size{i}"),
+        node("CastLike", f"{zero} {x}", f"zero{i}"),
+        node("Expand", f"zero{i} size{i}", f"bias{i}"),
+        node("Conv", f"{x} w{i} bias{i}", f"c{i}", pads=[1] * 4),
+        node("BatchNormalization", f"c{i} scale{i} shift{i} mean{i} var{i}", y),
+    ]
+
+
+def exported(zero: float | list[float] = 0.0) -> onnx.ModelProto:
+    """A residual block of convolutions without biases and normalizations, then a global mean, as the exporter writes it."""
+    nodes = [
+        *without_bias(0, "x", "n0", "zero"),
+        node("Relu", "n0", "a"),
+        *without_bias(1, "a", "n1", "zero"),
+        node("Relu", "n1", "b"),
+        *without_bias(2, "b", "n2", "zero"),
+        node("Add", "n2 a", "s"),
+        node("Relu", "s", "r"),
+        onnx.helper.make_node("Constant", [], ["flat"], "flat", value_ints=[-1]),
+        node("Reshape", "image flat", "axes"),
+        node("ReduceMean", "r axes", "m", keepdims=1),
+        *(onnx.helper.make_node("Constant", [], [name], name, value_ints=[n]) for name, n in (("one", 1), ("eight", 8))),
+        node("Concat", "one eight", "matrix", axis=0),
+        node("Reshape", "m matrix", "v", allowzero=1),
+        node("Gemm", "v fc", "y", transB=1),
+    ]
+    rng = np.random.default_rng(3)
+    stored = weights_of((8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3)) | {"zero": np.float32(zero), "image": np.int64([-1, -2])}
+    for i in range(3):
+        stored |= {f"{name}{i}": rng.uniform(0.5, 1, 8).astype(np.float32) for name in ("scale", "shift", "mean", "var")}
+    return model(nodes, {"x": (1, 3, 6, 6)}, "y", stored | {"fc": W((4, 8)).astype(np.float32)}, opset=20)
+
+
+@pytest.mark.parametrize("zero", [0.0, 0.5])
+def test_a_bias_of_one_number_moves_with_any_channels(zero):
+    proto = exported(zero)
+    moved, spaces = shuffled(proto)
+    assert same(proto, moved, 1e-4)
+    assert sorted(s.size for s in spaces.spaces) == [8, 8]  # within the block, and along its sum
+    pruned = prune(proto, permute=True, device="none")
+    assert [r.unmoved for r in pruned.rows if r.verdict == "pruned"] == [""] * 3 and pruned.lost_energy < pruned.unpermuted
+
+
+def test_a_computed_bias_of_several_numbers_stays():
+    proto = exported(list(range(8)))
+    moved, spaces = shuffled(proto)
+    assert same(proto, moved, 1e-4) and not spaces.spaces
 
 
 def test_a_graph_inside_a_node_is_refused():

@@ -384,5 +384,6 @@ def test_what_stays_in_its_order_says_why(tmp_path, cli):
     code, out, _ = cli("prune m.onnx -o s.onnx --permute")
     told = "pruned, its channels were not permuted: Conv conv reads a tensor that has no channels that can be permuted"
     assert code == 0 and told in " ".join(out.split())
+    assert f"--permute moved no channel; of conv: {told.partition(': ')[2]}" in " ".join(out.split())
     row = json.loads(cli("prune m.onnx -o s.onnx --permute --json")[1])["weights"][0]
     assert row["channels_in_place"] == told.partition(": ")[2]

@@ -52,6 +52,11 @@ def test_only_the_kind_cpu_emulates(cli, files):
     assert "count: 1 kind: KIND_CPU" in config and '"emulate" value { string_value: "true" }' in config
 
 
+def test_a_repository_may_be_new_and_the_folder_around_it_not(cli, files):
+    code, _, err = cli(WORDS.replace("-o repo", "-o none/repo"))
+    assert code == 1 and "none/repo: the model could not be written: No such file" in err and not (files / "none").exists()
+
+
 def test_models_of_others_are_not_touched(cli, files):
     folder = files / "repo" / "net"
     folder.mkdir(parents=True)
