@@ -43,6 +43,15 @@ def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{name} {dims(shape)}" for name, shape in shapes.items())
 
 
+def sizes_option(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Formats sizes of inputs as --shapes takes them.
+
+    >>> sizes_option({"x": (1, 3, 8, 8), "y": (1, 4)})
+    'x:1x3x8x8,y:1x4'
+    """
+    return ",".join(f"{printable(name)}:{dims(shape)}" for name, shape in shapes.items())
+
+
 def size_text(nbytes: int) -> str:
     if nbytes < 1 << 20:
         return f"{nbytes / 1024:.1f} KiB"
@@ -52,6 +61,11 @@ def size_text(nbytes: int) -> str:
 def printable(text: str, keep: str = "") -> str:
     """Escapes every unprintable character of `text`, except those in `keep`: a name may hold control sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """Joins the lines of an error, such as the problem and the cure, to one sentence."""
+    return "; ".join(text.splitlines())
 
 
 def shortened(name: str) -> str:
