@@ -99,6 +99,8 @@ def prune_command(asked: Asked) -> None:
     if asked.calibration is None and (asked.labels, asked.min_snr, asked.max_drop) != (None, None, None):
         raise click.UsageError("--labels, --min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
     only, device = _names("--layers", asked.layers), checked_device(asked.device, "none")
+    if only == ("auto",) and device == "none":
+        raise click.UsageError("--layers=auto needs the plan for a GPU, which chooses the layers: leave --device=none out")
     sizes = parse_shapes(asked.shapes)
     sources = [asked.model, *filter(None, [asked.calibration])]
     paths = check_targets({"--output": asked.output}, sources, {"--output": "onnx"})

@@ -125,7 +125,10 @@ def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engi
     largest = {b.name: b for plan in engine.record.plans for b in plan.inputs}  # plans of a profile are in rising order
     most = max((8 * math.prod(i.shape) for i in largest.values()), default=0)
     arrays = {name: read_array(f"--input {name}", path, most) for name, path in given.items()}
-    check_names(engine.plan.inputs, arrays)
+    try:
+        check_names(engine.plan.inputs, arrays)
+    except ValueError as e:
+        raise ValueError(f"{e}: give {' '.join(f'--input {b.name}=FILE.npy' for b in engine.plan.inputs)}") from None
     got = {name: a.shape for name, a in arrays.items()}
     if shapes and got != wanted:
         texts = f"expected {shapes_text(wanted)}, but --input gives {shapes_text(got)}"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from cuda_kernels.device import Device
-from gpu_runtime.explain.figures import DEFAULT, (
+from gpu_runtime.explain.figures import (
+    DEFAULT,
     SHOWN_US,
     SURE,
     held_text,

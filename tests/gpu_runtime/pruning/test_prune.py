@@ -187,6 +187,10 @@ def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cl
         ("--min-snr 3", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
         ("--labels y", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
         ("--layers auto,stem --device h200", "cannot be combined with names"),
+        (
+            "--layers auto --device none",
+            "--layers=auto needs the plan for a GPU, which chooses the layers: leave --device=none out",
+        ),
         ("--layers a,,b", "expected names with commas between them"),
         ("--layers auto --device h20", "--device: "),
     ],
@@ -240,8 +244,8 @@ def test_files_are_checked_before_channels_are_moved(digits, cli, monkeypatch):
         "real.npy": "labels: expected each sample's class, whole numbers in an array of one axis, got float64 of shape 40",
         "wide.npy": "got int64 of shape 40x1",
         "text.npy": "got <U21 of shape 40",
-        "y": "--labels (the inputs' file holds x): y: no such file; expected a .npy file",
-        "dense.onnx": "--labels (the inputs' file holds x): dense.onnx: not a readable .npy file",
+        "y": "--labels: expected an array in the file of inputs, or a .npy file, got 'y'; it holds x",
+        "dense.onnx": "--labels: dense.onnx: not a readable .npy file",
     }.items():
         code, out, err = cli(f"prune dense.onnx -o s.onnx --permute --calibration inputs.npz --labels {name}")
         assert (code, out) == (1, "") and message in " ".join(err.split()) and not (digits / "s.onnx").exists()
@@ -279,8 +283,10 @@ def test_what_pruning_gains_is_told_first(digits, cli):
         and out.endswith("\nWrote s.onnx, of which no engine can be built, either\n")
     )
     words = " ".join(out.split())
-    assert "(Unknown); export the model without" in words and "\\n" not in words
-    words = " ".join(cli("inspect-sparsity odd.onnx")[1].split())
+    assert "; export the model without them" in words and "\\n" not in words
+    nodes = [node("Conv", "x w", "c"), node("Add", "c c", "d"), node("Unknown", "d", "y")]
+    onnx.save(model(nodes, {"x": (1, 8, 5, 5)}, "y", WEIGHTS), "sum.onnx")
+    words = " ".join(cli("inspect-sparsity sum.onnx")[1].split())
     assert words.startswith("weights are not 2:4; no engine can be built of this model: 1 node has an") and "\\n" not in words
     code, _, err = cli("prune odd.onnx -o t.onnx --layers auto")
     assert code == 1 and "odd.onnx" in err and not (digits / "t.onnx").exists()
