@@ -107,11 +107,7 @@ def run_command(asked: Asked) -> None:
 
 def _at(engine: Engine) -> str:
     """Which of several plans ran."""
-    if not engine.record.profiles:
-        return ""
-    from gpu_runtime.explain.points import at_text
-
-    return at_text(engine.record)
+    return f", by the plan for batch {engine.record.batch}" if engine.record.profiles else ""
 
 
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
