@@ -1,7 +1,7 @@
 """The command line: `build-engine model.onnx -o model.engine`, and `gpu-runtime COMMAND`, a file each in commands/.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a requested check did not pass, 130 interrupted. Every expected failure is one
-message on stderr.
+message on stderr. Files are written whatever becomes of stdout: a reader who leaves changes nothing, a full disk is a failure.
 """
 
 import io
@@ -14,7 +14,7 @@ import click
 from cuda_kernels.compile import CompileError
 from cuda_kernels.driver import code_of
 from cuda_kernels.extras import why_missing
-from gpu_runtime.commands.console import QUIET, columns, say
+from gpu_runtime.commands.console import QUIET, UNWRITTEN, columns, say, stdout_problem
 from gpu_runtime.commands.options import HELP, version_option
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
 from gpu_runtime.errors import InternalError
@@ -79,13 +79,16 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     WRITTEN.clear()
     KEPT.clear()
     QUIET.clear()
+    UNWRITTEN.clear()
     width = WIDTH.set(columns())
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
             code = command.main(args, prog_name=name, standalone_mode=False)
-        if code:  # a command's Context.exit comes back as a number
-            sys.exit(code)
+        if problem := stdout_problem():
+            say(f"error: {problem}; {written()}", err=True)
+        if code or problem:  # a command's Context.exit comes back as a number
+            sys.exit(code or 1)
     except click.ClickException as e:
         text = io.StringIO()
         e.show(text)

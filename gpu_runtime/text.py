@@ -63,6 +63,11 @@ def printable(text: str, keep: str = "") -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def one_line(text: str) -> str:
+    """Joins the lines of an error, such as the problem and the cure, to one sentence."""
+    return "; ".join(text.splitlines())
+
+
 def shortened(name: str) -> str:
     """Shortens a name made of other names to at most MOST_NAME characters: a longer one is cut and ends with its hash."""
     if len(name) <= MOST_NAME // 10 or len(repr(name)) <= MOST_NAME:

@@ -26,6 +26,7 @@ from gpu_runtime.commands.options import (
     quiet_option,
     risk_option,
     shapes_of,
+    typed,
     version_option,
 )
 from gpu_runtime.commands.progress import Interrupts, ProgressLine, listening
@@ -243,8 +244,8 @@ def build_command(asked: Asked) -> None:
     planned = target if asked.optimization_level else replace(target, measured=False)
     count, is_default = spread.count if spread else None, planned is target and not asked.device
     head = log.planning_lines(planned, columns(), count, is_default)
-    if asked.timing_cache and not planned.measured:
-        head.append("--timingCacheFile is neither read nor written: it holds measured times only")
+    if not planned.measured and (unread := typed("timing_cache", "only_cached_times", "tuning_time")):
+        say(f"ignored: {', '.join(unread.values())}: times are predicted, so none is measured or cached", err=True)
     say("\n".join(head))
     pruned = io.BytesIO()
     on = {"calibration": reading.read_arrays("--calibration", asked.calibration), "device": None if spread else target}
@@ -352,4 +353,6 @@ def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]
             device = None
         return target.pick_device(device), None
     except ValueError as e:
-        raise click.UsageError(f"--device: {e}") from None
+        alike = [name for name in NAMED if device and len(device) > 2 and name.endswith(device)]
+        hint = f"; did you mean --device={alike[0]}?" if alike else ""
+        raise click.UsageError(f"--device: {e}{hint}") from None

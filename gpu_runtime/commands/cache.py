@@ -14,7 +14,7 @@ import click
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError, source_hash
-from cuda_kernels.files import open_regular
+from cuda_kernels.files import cache_dir, open_regular
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import HELP
 from gpu_runtime.commands.targets import check_targets, write_all
@@ -34,15 +34,18 @@ def cache_command() -> None:
 
 
 @cache_command.command("list", short_help="Count the times in files.")
-@FILES
+@click.argument("names", metavar="[FILE]...", nargs=-1, type=click.Path())
 def list_command(names: tuple[str, ...]) -> None:
-    """Count the times in each FILE, by GPU, driver and policy of measuring."""
-    for name in names:
+    """Count the times in each FILE, by GPU, driver and policy of measuring. Without one: in timings.jsonl of the cache folder,
+    which GPU_RUNTIME_CACHE names, else ~/.cache/gpu_runtime."""
+    for name in names or [str(cache_dir() / "timings.jsonl")]:
         lines = [line for line in _read(name).split(b"\n") if line.strip()]
         records = {key_of(record): record for record in map(parse, lines) if record}
         good = sum(parse(line) is not None for line in lines)
         text = f"{name}: {several(good, 'line')}, {several(len(records), 'key')}"
         bad = len(lines) - good
+        if bad and not good:
+            raise ValueError(f"{name}: no timing cache: none of its {several(bad, 'line')} is a measurement")
         say(
             text
             + (f", {several(bad, 'line')} that {'is no measurement' if bad == 1 else 'are no measurements'}" if bad else "")

@@ -1,11 +1,13 @@
 """What commands print, and the JSON that they print or write."""
 
+import errno
 import json
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import click
@@ -17,6 +19,7 @@ NOT_PASSED, INTERRUPTED = 5, 130  # exit codes
 QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
 OUTPUT = threading.RLock()  # held by who writes
 DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
+UNWRITTEN: list[OSError] = []  # why stdout took no more: nothing is printed to it after the first
 
 
 def is_terminal() -> bool:
@@ -31,12 +34,29 @@ def columns() -> int:
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a text that may hold names out of files: no character of it commands the terminal."""
-    if QUIET.is_set() and not err:
+    if (QUIET.is_set() or UNWRITTEN) and not err:
         return
     with OUTPUT:
         for clear in DRAWN:
             clear()
-        click.echo(printable(text, keep="\n"), err=err, nl=nl)
+        try:
+            click.echo(printable(text, keep="\n"), err=err, nl=nl)
+        except OSError as e:  # nobody reads any more, or no space is left: what the command is for goes on
+            if not err:
+                UNWRITTEN.append(e)
+                _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """What is left to write would fail again when the process ends."""
+    with suppress(OSError):  # a stream of a test is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def stdout_problem() -> str:
+    """Why not all was printed, if that is a failure: a reader who has left, as `head`, wants no more."""
+    found = [e for e in UNWRITTEN if e.errno != errno.EPIPE]
+    return f"standard output cannot be written: {found[0].strerror}" if found else ""
 
 
 def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:

@@ -119,7 +119,7 @@ def inspect_sparsity_command(model: str, device: str | None, shapes: str, requir
     found |= {"merged": sums.data(merged), "merged_unknown": unknown or None}
     found |= {"device": plan.device.name, "gain": forecast.gain, "ranking": benefit.data(ranked)} if plan else {}
     found |= {"if_pruned": forecast.data()} if plan else {}
-    first = benefit.verdict(forecast, pattern.not_24(rows))
+    first = benefit.verdict(forecast, pattern.not_24(rows), unknown)
     text = first + pattern.text(rows) + sums.text(merged, unknown) + (benefit.text(ranked, plan) if plan else "")
     answer(as_json, lambda: found, lambda: text)
     if require and (missing := pattern.not_24(rows)):

@@ -138,7 +138,9 @@ def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ..
         name, _, dims = item.rpartition(":")
         name = name.strip("'\" ")
         if not name or not re.fullmatch(r"[1-9][0-9]{0,18}(x[1-9][0-9]{0,18})*", dims.strip().lower()):
-            raise click.UsageError(f"{option}: expected name:1x3x224x224 (several with commas), got {item!r}")
+            least = "; sizes are at least 1" if name and re.fullmatch(r"-?\d+(x-?\d+)*", dims) else ""
+            got = f"{item!r}{least}" if name or len(text) > 100 else f"{text!r}"
+            raise click.UsageError(f"{option}: expected name:1x3x224x224 (several with commas), got {got}")
         shape = tuple(map(int, dims.lower().split("x")))
         if shapes.setdefault(name, shape) != shape:
             raise click.UsageError(f"{option}: two sizes for input {name!r}: give one, since sizes are fixed in an engine")

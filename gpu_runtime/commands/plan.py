@@ -43,6 +43,8 @@ def plan_command(asked: Asked) -> None:
     sizes, counts, report = parse_shapes(asked.shapes), parse_batches(asked.batches), asked.report
     if report and not counts:
         raise click.UsageError("--report needs --batches=NUMBERS: `gpu-runtime report` draws the plan of an engine")
+    if counts and any(shape[0] not in counts for shape in sizes.values()):
+        say("ignored: the batch in --shapes: --batches gives the batches", err=True)
     paths = check_targets({"--report": report}, [asked.model])
     progress = listening()
     names = [name.strip() for name in asked.devices.split(",")]

@@ -23,6 +23,7 @@ from gpu_runtime.commands.options import (
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.reading import read_arrays, split_labels
 from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.text import wrap
 
 if TYPE_CHECKING:
     from gpu_runtime.pruning.benefit import Forecast
@@ -98,6 +99,8 @@ def prune_command(asked: Asked) -> None:
     if asked.calibration is None and (asked.labels, asked.min_snr, asked.max_drop) != (None, None, None):
         raise click.UsageError("--labels, --min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
     only, device = _names("--layers", asked.layers), checked_device(asked.device, "none")
+    if only == ("auto",) and device == "none":
+        raise click.UsageError("--layers=auto needs the plan for a GPU, which chooses the layers: leave --device=none out")
     sizes = parse_shapes(asked.shapes)
     sources = [asked.model, *filter(None, [asked.calibration])]
     paths = check_targets({"--output": asked.output}, sources, {"--output": "onnx"})
@@ -129,8 +132,8 @@ def prune_command(asked: Asked) -> None:
     )
     progress.end()
     write_all({paths["--output"]: result.model})
-    written = f"Wrote {asked.output}: build it with --sparsity=enable\n"
-    answer(asked.as_json, result.to_dict, lambda: wording.text(result) + written)
+    written = wording.written(asked.output, result, only == ("auto",))
+    answer(asked.as_json, result.to_dict, lambda: wording.text(result) + "\n".join([*wrap(written), ""]))
 
 
 def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:

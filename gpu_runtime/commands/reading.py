@@ -12,6 +12,7 @@ from cuda_kernels import files
 from gpu_runtime.commands.options import sizes_of
 from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
+from gpu_runtime.text import suggest
 
 MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
 
@@ -50,7 +51,10 @@ def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tu
         return arrays, None
     if labels in arrays:
         return {name: a for name, a in arrays.items() if name != labels}, arrays[labels]
-    return arrays, read_array(f"--labels (the inputs' file holds {', '.join(arrays)})", labels, MOST_NPZ_BYTES)
+    if not os.path.exists(labels):
+        held = f"{', '.join(arrays)}{suggest([labels], arrays)}"
+        raise ValueError(f"--labels: expected an array in the file of inputs, or a .npy file, got {labels!r}; it holds {held}")
+    return arrays, read_array("--labels", labels, MOST_NPZ_BYTES)
 
 
 def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:

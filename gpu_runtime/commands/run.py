@@ -107,11 +107,7 @@ def run_command(asked: Asked) -> None:
 
 def _at(engine: Engine) -> str:
     """Which of several plans ran."""
-    if not engine.record.profiles:
-        return ""
-    from gpu_runtime.explain.points import at_text
-
-    return at_text(engine.record)
+    return f", by the plan for batch {engine.record.batch}" if engine.record.profiles else ""
 
 
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
@@ -125,7 +121,10 @@ def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engi
     largest = {b.name: b for plan in engine.record.plans for b in plan.inputs}  # plans of a profile are in rising order
     most = max((8 * math.prod(i.shape) for i in largest.values()), default=0)
     arrays = {name: read_array(f"--input {name}", path, most) for name, path in given.items()}
-    check_names(engine.plan.inputs, arrays)
+    try:
+        check_names(engine.plan.inputs, arrays)
+    except ValueError as e:
+        raise ValueError(f"{e}: give {' '.join(f'--input {b.name}=FILE.npy' for b in engine.plan.inputs)}") from None
     got = {name: a.shape for name, a in arrays.items()}
     if shapes and got != wanted:
         texts = f"expected {shapes_text(wanted)}, but --input gives {shapes_text(got)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,17 +127,18 @@ def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
     elif skip:
         unused(wanted, "--skipInference runs none", "leave it out")
     elif not target.measured:
-        cure = "gpu-runtime bench ENGINE times inferences on a GPU, and with --predict predicts the time without one"
-        unused(wanted, "none is run when times are predicted", cure)
+        cure = "gpu-runtime run ENGINE gives outputs, gpu-runtime bench ENGINE times, with --predict predicted ones"
+        unused(wanted, "none is run when times are predicted", cure, kept="")
     return target.measured and not skip and not away
 
 
-def unused(wanted: Wanted, why: str, cure: str) -> None:
-    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives."""
+def unused(wanted: Wanted, why: str, cure: str, kept: str = "--iterations") -> None:
+    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives. `kept`:
+    the option of measured profiles, too."""
     if wanted.results:
-        raise click.UsageError(f"{', '.join(wanted.results)} apply to timed inferences, but {why}: {cure}")
-    if ignored := [name for name in wanted.typed if name != "--iterations"]:  # it is the profile's, too
-        say(f"ignored: {', '.join(ignored)} apply to timed inferences, but {why}: {cure}", err=True)
+        raise click.UsageError(f"{', '.join(wanted.results)}: for timed inferences, but {why}: {cure}")
+    if ignored := [name for name in wanted.typed if name != kept]:
+        say(f"ignored: {', '.join(ignored)}: for timed inferences, but {why}: {cure}", err=True)
 
 
 NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
@@ -262,6 +264,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
 BY_NAME = {flag.name: flag for flag in TRTEXEC_FLAGS}
 PROFILES = "gpu_runtime.profiles"  # in the context's meta: the sizes behind each --profile=N
 SEEN = "gpu_runtime.trtexec_ignored"  # in the context's meta: what was given and ignored, as typed
+REPEATED = "gpu_runtime.repeated"  # in the context\'s meta: options of one value that were given several times
 WRITES = ("--save", "--export", "--timingCacheFile")  # of options that name a file to write
 
 
@@ -278,18 +281,28 @@ class TrtexecCommand(click.Command):
         _check_dashes(args, known)
         args, ctx.meta[PROFILES] = options.profiles(["--ray=" if arg == "--ray" else arg for arg in args])
         try:
-            return super().parse_args(ctx, args)
+            _, _, order = self.make_parser(ctx).parse_args([*args])
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as e:
             raise click.NoSuchOption(e.option_name, possibilities=_offered(e.option_name, known), ctx=ctx) from None
+        ctx.meta[REPEATED] = [p.opts[0] for p, n in Counter(order).items() if n > 1 and _keeps_last(p)]
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Say what was ignored, in one line for each reason, and go on."""
         reasons: dict[str, list[str]] = {}
         for name, text in ctx.meta.get(SEEN, ()):
             reasons.setdefault(BY_NAME[name].sentence, []).append(text)
+        if repeated := ctx.meta[REPEATED]:
+            reasons["each is given more than once"] = [f"all but the last {option}" for option in repeated]
         for sentence, texts in reasons.items():
             say(f"ignored: {', '.join(texts)}: {sentence}", err=True)
         return super().invoke(ctx)
+
+
+def _keeps_last(p: click.Parameter) -> bool:
+    """Whether an option has one value, the last that is given."""
+    return isinstance(p, click.Option) and not p.multiple and not p.is_flag
 
 
 def _option(flag: TrtexecFlag) -> click.Option:

@@ -23,6 +23,7 @@ RESOURCES = {"mma": "tensor cores", "math": "tensor cores", "dram": "DRAM", "l2"
 NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 MOST_NAMED = 3  # layers in which most of the gain of pruning is
 SHOWN_US = 0.005  # a smaller time would be written as 0.00 us
+DEFAULT = "the default where no GPU is found (another with --device)"
 
 
 # ---- times, ratios, probabilities

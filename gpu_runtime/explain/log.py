@@ -7,6 +7,7 @@ from itertools import chain
 
 from cuda_kernels.device import Device
 from gpu_runtime.explain.figures import (
+    DEFAULT,
     SHOWN_US,
     SURE,
     held_text,
@@ -67,7 +68,7 @@ def planning_lines(device: Device, width: int, count: int | None, is_default: bo
     where = f"Planning for {device.title} ({device.sm})"
     if device.measured:
         return wrap(f"{where}, timing on {'it' if count is None else f'{count} of them in a Ray cluster'}", width)
-    default = ", the default where no GPU is found (another with --device)" if is_default else ""
+    default = f", {DEFAULT}" if is_default else ""
     held = wrap(f"{device.title}: {held_text(device)}", width) if held_text(device) else []
     return [*wrap(f"{where}{default}; times are predicted({device.name}), nothing is measured", width), *held]
 

@@ -130,12 +130,13 @@ def matching(
         return parts
     everything = list(dict.fromkeys(name for _, own in known for name in own))
     if parts:
-        several = _few([name for name in everything if wanted in name])
+        several = _few([min((name for name in own if wanted in name), key=len) for row, own in known if row in parts])
         raise ValueError(f"{wanted!r} is part of the names of {len(parts)} layers: {several}; write '*{wanted}*' for all")
     short = [name for name in everything if len(name) < LONG]
     close = difflib.get_close_matches(wanted[:LONG], short, SHOWN, 0.5)
     cure = f"did you mean {_few(close)}?" if close else f"expected one of {_few(everything)}"
-    raise ValueError(f"{wanted!r} is not a {what}: {cure}")
+    opened = "a brace is not closed; " if wanted.count("{") > wanted.count("}") else ""
+    raise ValueError(f"{wanted!r} is not a {what}: {opened}{cure}")
 
 
 def _fits(text: str) -> Callable[[str], bool]:

@@ -6,7 +6,7 @@ from gpu_runtime.explain.figures import us_text
 from gpu_runtime.planning.sums import agreeing
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of, batches, specs
-from gpu_runtime.text import printable, shapes_text, size_text, table, wrap
+from gpu_runtime.text import printable, shapes_text, size_text, sizes_option, table, wrap
 from tactics.launches import section_bytes
 
 
@@ -94,6 +94,25 @@ def points_text(record: EngineRecord) -> str:
             f"One tactic per layer for all batches costs {100 * (total / alone - 1):.2f} % of the sum of their times."
         )
     return "\n".join(lines) + "\n"
+
+
+def size_options(record: EngineRecord) -> list[str]:
+    """The options of a build that ask for these sizes: --shapes; of a range of batches --minShapes, --optShapes and
+    --maxShapes; behind --profile=N where there are several profiles."""
+    given = record.flags.shapes
+    if not record.profiles:
+        return [f"--shapes={sizes_option(given)}"] if given else []
+    words = []
+    for number, profile in enumerate(record.profiles):
+        ends = [b for b in record.plans[profile.plans[-1]].inputs if b.name in given]
+        sizes = [
+            {b.name: (b.shape[0] // profile.max * n, *b.shape[1:]) if b.name in profile.batched else b.shape for b in ends}
+            for n in (profile.min, profile.opt, profile.max)
+        ]
+        options = ["--minShapes", "--optShapes", "--maxShapes"] if profile.min < profile.max else ["--shapes"]
+        words += [f"--profile={number}"] if record.profiles[1:] else []
+        words += [f"{option}={sizes_option(of)}" for option, of in zip(options, sizes, strict=False)]
+    return words
 
 
 def _images(p: Point) -> str:

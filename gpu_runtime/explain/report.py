@@ -6,10 +6,10 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 from gpu_runtime.explain.facts import ends_of, layer_rows
 from gpu_runtime.explain.figures import PREDICTED, tactic_text, times_are, us_text
 from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
-from gpu_runtime.explain.points import points_text
+from gpu_runtime.explain.points import points_text, size_options
 from gpu_runtime.explain.wording import sparsity_text
-from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Flags
-from gpu_runtime.text import listed, printable, sizes_option, table, wrap
+from gpu_runtime.runtime.plan_record import Bound, EngineRecord
+from gpu_runtime.text import listed, printable, table, wrap
 
 KEY = 9  # columns of a fact's key
 TOTALS = ("total", "calls", *NOTED, "rivals", "memory")
@@ -52,7 +52,7 @@ def inspect_text(record: EngineRecord, checked: bool = False) -> str:
     """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log. `checked`: Engine.checked."""
     facts = [
         ("trust", trust_text(record, checked)),
-        ("flags", _flags(record.flags)),
+        ("flags", _flags(record)),
         *(("input", _io_text(t)) for t in record.plan.inputs),
         *(("output", _io_text(t)) for t in record.plan.outputs),
     ]
@@ -61,11 +61,12 @@ def inspect_text(record: EngineRecord, checked: bool = False) -> str:
     return "\n".join([*lines, "", *sizes, plan_text(record), sparsity_text(record)]).rstrip() + "\n"
 
 
-def _flags(flags: Flags) -> str:
+def _flags(record: EngineRecord) -> str:
     """As the command line takes them."""
-    given = {"memPoolSize": flags.pools, "shapes": sizes_option(flags.shapes), "sparsity": flags.sparsity}
-    alike = " --batchInvariant" if flags.batch_invariant else ""
-    return " ".join(f"--{name}={value}" for name, value in given.items() if value) + alike
+    flags = record.flags
+    pools = [f"--memPoolSize={flags.pools}"] if flags.pools else []
+    alike = ["--batchInvariant"] if flags.batch_invariant else []
+    return " ".join([*pools, *size_options(record), f"--sparsity={flags.sparsity}", *alike])
 
 
 def _io_text(t: Bound) -> str:

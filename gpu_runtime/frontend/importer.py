@@ -41,6 +41,7 @@ from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, 
 from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_layers, prune_weights, stored_by_layer, together
 from gpu_runtime.progress import warn
+from gpu_runtime.text import several, suggest
 from tactics.problems.library_problem import EXACT, PIXELS
 from tactics.problems.operators import OPERATORS
 
@@ -252,7 +253,9 @@ def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tup
     """Raises ModelError for an unknown input, or a size that an input does not admit."""
     given, names = _sizes(shapes), [v.name for v in inputs]
     if unknown := [n for n in given if n not in names]:
-        raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
+        raise ModelError(
+            f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}{suggest(unknown, names)}"
+        )
     for v in inputs:
         if v.name in given:
             _fixed(v.name, _declared(v), given[v.name])
@@ -342,7 +345,24 @@ class _Declared:
         """Whether the shape differs only where this one is dynamic."""
         if self.dims is None:
             return True
-        return len(shape) == len(self.dims) and all(isinstance(d, str) or d == g for d, g in zip(self.dims, shape, strict=True))
+        return len(shape) == len(self.dims) and self._wrong_axis(shape) is None
+
+    def refusal(self, shape: tuple[int, ...]) -> str:
+        """Says why this shape is not admitted, with the cure."""
+        dims = self.dims or ()
+        if len(shape) != len(dims):
+            return f"expected {several(len(dims), 'size')}, got {len(shape)}"
+        axis = self._wrong_axis(shape) or 0
+        return (
+            f"axis {axis} is fixed at {dims[axis]}, got {shape[axis]}, and only dynamic sizes can be chosen: "
+            f"give {dims[axis]}, export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
+            "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
+        )
+
+    def _wrong_axis(self, shape: tuple[int, ...]) -> int | None:
+        """Returns the first axis whose fixed size is another one; `shape` has as many sizes."""
+        pairs = zip(self.dims or (), shape, strict=True)
+        return next((i for i, (d, g) in enumerate(pairs) if not isinstance(d, str) and d != g), None)
 
 
 def _declared(v: onnx.ValueInfoProto) -> _Declared:
@@ -359,8 +379,7 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
     if not declared.admits(shape):
         raise ModelError(
             f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape)) or 'none'}; "
-            "only dynamic sizes can be chosen: export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
-            "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
+            f"{declared.refusal(shape)}"
         )
     if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > LARGEST_TENSOR:
         raise ModelError(

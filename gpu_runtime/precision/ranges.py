@@ -213,7 +213,8 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
         raise ValueError(f"calibration: expected a mapping of input names to arrays, got {type(calibration).__name__}")
     if set(names) != set(calibration):
         got = ", ".join(map(repr, calibration)) or "none"
-        raise ValueError(f"calibration: expected an array for each input, {', '.join(map(repr, names))}, got {got}")
+        cure = "; leave the others out" if set(names) < set(calibration) else ""
+        raise ValueError(f"calibration: expected an array for each input, {', '.join(map(repr, names))}, got {got}{cure}")
     for t in network.inputs:
         try:
             array = np.asarray(calibration[t.name])

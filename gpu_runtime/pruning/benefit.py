@@ -25,9 +25,10 @@ from gpu_runtime.frontend.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.text import lost_text, shapes_text, table, wrap
+from gpu_runtime.text import lost_text, one_line, shapes_text, table, wrap
 
 NO_DEVICE = "none"
+TELLS = "--device NAME tells the gain of pruning them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,14 @@ class Benefit:
 @dataclass(frozen=True, slots=True, repr=False)
 class Forecast(Shown):
     """The predicted gain of pruning. `outlook`: the plan, times predicted, of the model with all weights pruned that can be;
-    None for the reason `unknown`, or if no forecast was requested. `now`: the plan of the model as it is.
+    None for the reason `unknown`, or if no forecast was requested. `now`: the plan of the model as it is. `default`: no device
+    was named and none is here.
     """
 
     outlook: Outlook | None = None
     unknown: str = ""
     now: Outlook | None = None
+    default: bool = False
 
     @property
     def gain(self) -> str:
@@ -96,24 +99,29 @@ def forecast(
     """
     if device == NO_DEVICE:
         return Forecast()
-    name = device or relative(pick_device(None)).name
+    here = pick_device(device)
+    name = device or relative(here).name
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes that were guessed are in the texts, FP16's range is no matter of times
             options = BuildOptions(sparsity="enable", shapes=shapes, progress=progress)
             now = building.plan(model, name, (), options)[0]
-            return Forecast(pruned_outlook(now) or now, now=now)
+            return Forecast(pruned_outlook(now) or now, now=now, default=not device and not here.measured)
     except ModelError as e:
         if device:
             raise
         return Forecast(None, str(e))
 
 
-def verdict(found: Forecast, missing: Sequence[str]) -> str:
-    """States first what pruning would gain, or which option tells; "" if no weights are `missing` the pattern."""
+def verdict(found: Forecast, missing: Sequence[str], unknown: str = "") -> str:
+    """States first what pruning would gain, or which option tells, or, where that is `unknown`, why no engine can be built; ""
+    if no weights are `missing` the pattern."""
     if found.now and (text := pruning_text(found.now)):
         return "\n".join([*wrap(text), "", ""])
-    return "weights are not 2:4; --device NAME tells the gain of pruning them\n\n" if missing and not found.now else ""
+    if not missing or found.now:
+        return ""
+    why = f"no engine can be built of this model: {one_line(unknown)}" if unknown else TELLS
+    return "\n".join([*wrap(f"weights are not 2:4; {why}"), "", ""])
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:

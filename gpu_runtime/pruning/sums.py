@@ -23,7 +23,7 @@ from gpu_runtime.fusion import fuse
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common, no_fours
 from gpu_runtime.pruning.permute import EXAMPLE
-from gpu_runtime.text import lost_text, printable, share_text, table, wrap
+from gpu_runtime.text import lost_text, one_line, printable, share_text, table, wrap
 
 CURE = "gpu-runtime prune and --sparsity=force give its branches one pattern"
 DENSE = "Prune the original model, in which all branches are dense"
@@ -169,7 +169,7 @@ def text(rows: Sequence[Merged], unknown: str) -> str:
 
 
 def not_looked_for(unknown: str) -> str:
-    return printable(f"The search for branches that may run as one convolution failed: {unknown}")
+    return printable(f"The search for branches that may run as one convolution failed: {one_line(unknown)}")
 
 
 def _cells(m: Merged) -> list[list[str]]:

@@ -3,7 +3,7 @@
 import math
 
 from gpu_runtime.accuracy.errors import Accuracy
-from gpu_runtime.explain.figures import library_text, span_text
+from gpu_runtime.explain.figures import DEFAULT, library_text, span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend.pattern import astray
 from gpu_runtime.frontend.weights import together
@@ -12,7 +12,7 @@ from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.pruning.sums import not_looked_for
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.text import lost_text, printable, several, shapes_text, table, wrap
+from gpu_runtime.text import lost_text, one_line, printable, several, shapes_text, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"
 ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
@@ -23,20 +23,34 @@ def forecast(found: Forecast, judging: bool = False) -> str:
     layers to prune.
     """
     if found.unknown:
-        return "\n".join([*wrap(f"The gain of 2:4 is unknown, for there is no plan: {found.unknown}"), "", ""])
+        line = f"No engine can be built of this model, so the gain of 2:4 is unknown: {one_line(found.unknown)}"
+        return "\n".join([*wrap(line), "", ""])
     if (outlook := found.outlook) is None:
         return ""
     where = f"on {outlook.device.title}, {outlook.timing.label}, {shapes_text(outlook.shapes)}"
     line = f"With all its weights 2:4, {where}, the network {found.gain}"
-    return "\n".join([*wrap(line), *wrap(library_text(outlook)), *(_judged(outlook) if judging else []), "", ""])
+    default = [f"{outlook.device.title} is {DEFAULT}"] if found.default else []
+    notes = [line, library_text(outlook), *default, *_judged(outlook, judging)]
+    return "\n".join([*(part for note in notes for part in wrap(note)), "", ""])
 
 
-def _judged(outlook: Outlook) -> list[str]:
+def _judged(outlook: Outlook, judging: bool) -> list[str]:
     """States the batch at which a plan selects layers; warns of batch 1, which leaves tensor cores little to do."""
-    line = f"--layers auto judges the layers at batch {outlook.batch}"
-    if outlook.batch == 1:
-        line += ": fewer layers gain there than at a larger one, which --shapes gives where the model leaves it open"
-    return wrap(line)
+    batch = f"{'--layers auto judges the layers' if judging else 'The gain is predicted'} at batch {outlook.batch}"
+    if outlook.batch > 1:
+        return [batch] if judging else []
+    cure = f"gpu-runtime plan MODEL --devices {outlook.device.name} --batches 1,8,32,128 compares batches"
+    return [f"{batch}: more layers gain at a larger one, which --shapes gives where the model leaves it open; {cure}"]
+
+
+def written(name: str, result: Result, auto: bool) -> str:
+    """The last line: whether the file that was written is of use."""
+    if result.forecast.unknown:
+        return f"Wrote {name}, of which no engine can be built, either"
+    if any(r.verdict in ("pruned", "2:4") for r in result.rows):
+        return f"Wrote {name}: build it with --sparsity=enable"
+    cure = ": no layer gains at this batch; give a larger one with --shapes, or --layers=all" if auto else ""
+    return f"Wrote {name}, but nothing was pruned{cure}"
 
 
 def text(result: Result) -> str:

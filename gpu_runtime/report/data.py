@@ -12,11 +12,12 @@ from typing import Any
 from gpu_runtime.explain.facts import LayerFacts, facts_of
 from gpu_runtime.explain.figures import network_lines, proof_text, pruned_costs, pruned_text, range_text, sureness_text
 from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
+from gpu_runtime.explain.points import size_options
 from gpu_runtime.explain.wording import layer_facts
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
-from gpu_runtime.text import printable, sizes_option
+from gpu_runtime.text import printable
 from tactics.planner.graph import to_us
 from tactics.tactic import Tactic
 
@@ -259,8 +260,9 @@ def command(record: EngineRecord) -> str:
     words = ["build-engine", f"{model}.onnx", "-o", f"{model}.engine", f"--sparsity={flags.sparsity}"]
     if not record.device.measured:
         words.append(f"--device={printable(record.device.name)}")
-    if flags.shapes:
-        words.append(f"--shapes={sizes_option(flags.shapes)}")
+    words += size_options(record)
+    if flags.batch_invariant:
+        words.append("--batchInvariant")
     if flags.pools:
         words.append(f"--memPoolSize={flags.pools}")
     if flags.risk is not None and record.timing.is_predicted:

@@ -62,7 +62,8 @@ def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
 
 def legend(plans: Sequence[Outlook]) -> str:
     if any(p.if_pruned for p in plans):
-        return LEGEND.format("the plan with all weights pruned that can be 2:4; with the weights as they are", "the latter")
+        now = "with the weights as they are"
+        return LEGEND.format(f"the plan with all weights pruned that can be 2:4; {now}", f"the plan {now}")
     return LEGEND.format("this plan; without sparse kernels", "our dense plan")
 
 

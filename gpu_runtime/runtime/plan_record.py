@@ -278,7 +278,8 @@ class Flags:
     def pools(self) -> str:
         """The sizes in the syntax of --memPoolSize."""
         sizes = {"workspace": self.workspace, "activations": self.activations}
-        return ",".join(f"{name}:{nbytes}B" for name, nbytes in sizes.items() if nbytes is not None)
+        given = {name: nbytes for name, nbytes in sizes.items() if nbytes is not None}
+        return ",".join(f"{name}:{f'{n}B' if n % (1 << 20) else n >> 20}" for name, n in given.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) ->
     name = next(iter(rows), "")
     image = next((dims(b.shape[1:]) for b in largest.inputs if b.name == name), "")
     why = f": {profile.exact}" if profile.exact and profile.min <= count <= profile.max else ""
+    why = "; more take an engine built with a larger --maxShapes" if count > profile.max else why
     return f"{name}: expected {_range(record, profile)} rows of {image}, got {count}{why}", True
 
 

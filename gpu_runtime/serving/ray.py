@@ -103,7 +103,7 @@ class Ingress:
     async def _answer(self, request: Request) -> Arrays | Failure:
         try:
             arrays = arrays_in(await self._body(request), self.bytes)
-            checked(self.inputs, self.most, arrays)
+            checked(self.inputs, arrays)
         except TooLargeError as e:
             return self._failed("size", str(e))
         except Exception as e:  # whatever a damaged file makes zipfile, zlib and NumPy raise

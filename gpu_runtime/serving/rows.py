@@ -63,7 +63,11 @@ def sizes(engine: Engine) -> Batch:
             "a server joins requests along the first dimension, which has to be the batch in every input and output, got "
             f"{', '.join(map(str, specs))}: export the model with its batch first"
         )
-    rows = specs[0].shape[0]
+    return _batch(specs[0])
+
+
+def _batch(spec: TensorSpec) -> Batch:
+    rows = spec.shape[0]
     return rows if isinstance(rows, Batch) else Batch(rows, (rows, rows), (rows,))
 
 
@@ -90,18 +94,22 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
     return engine, context
 
 
-def checked(inputs: Sequence[TensorSpec], most: int, request: Any) -> int:
-    """Returns the rows of a request. Raises TypeError or ValueError unless it has each input, with equal numbers of rows, 1 to
-    `most`.
+def checked(inputs: Sequence[TensorSpec], request: Any) -> int:
+    """Returns the rows of a request. Raises TypeError or ValueError unless it has each input, with equal numbers of rows, 1
+    to as many as a run takes.
     """
     check_names(inputs, request)
+    size = _batch(inputs[0])
+    rows = str(size) if size.exact else f"1 to {size.max}"
     for spec in inputs:
-        array, wanted = request[spec.name], f"{spec.name}: expected 1 to {most} rows of {dims(spec.shape[1:])} {spec.dtype}"
+        array, wanted = request[spec.name], f"{spec.name}: expected {rows} rows of {dims(spec.shape[1:])} {spec.dtype}"
         if not isinstance(array, np.ndarray):
             raise TypeError(printable(f"{wanted} in a NumPy array, got {kind(array)}"))
         if array.shape[1:] != spec.shape[1:] or array.dtype != spec.dtype or array.ndim == 0:
+            if array.ndim and array.shape[1:] == spec.shape[1:]:
+                raise ValueError(printable(f"{spec.name}: expected {spec.dtype}, got {array.dtype}"))
             raise ValueError(printable(f"{wanted}, got an array {dims(array.shape)} {array.dtype}"))
-        if not 1 <= len(array) <= most:
+        if not 1 <= len(array) <= size.max:
             raise ValueError(printable(f"{wanted}, got {len(array)}"))
     counts = {spec.name: len(request[spec.name]) for spec in inputs}
     if len(set(counts.values())) > 1:
@@ -121,7 +129,7 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
     counts: dict[int, int] = {}
     for i, request in enumerate(requests):
         try:
-            counts[i] = checked(engine.inputs, size.max, request)
+            counts[i] = checked(engine.inputs, request)
         except (TypeError, ValueError) as e:
             answers[i] = Failure("request", str(e))
     runs: list[Run] = []

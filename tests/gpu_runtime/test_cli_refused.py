@@ -103,9 +103,15 @@ def test_unsupported_operators(files, refused):
 @pytest.mark.parametrize(
     ("shapes", "code", "text"),
     [
-        ("x:8x1x9x8", 1, "input 'x': the model declares Nx1x8x8, the shape given is 8x1x9x8"),
-        ("x:8x8", 1, "input 'x': the model declares Nx1x8x8, the shape given is 8x8"),
+        (
+            "x:8x1x9x8",
+            1,
+            "input 'x': the model declares Nx1x8x8, the shape given is 8x1x9x8; axis 2 is fixed at 8, got 9, and only ",
+        ),
+        ("x:8x8", 1, "input 'x': the model declares Nx1x8x8, the shape given is 8x8; expected 4 sizes, got 2"),
         ("z:8x1x8x8", 1, "a shape is given for 'z', but the inputs are 'x'"),
+        ("x:1,1,8,8", 2, "(several with commas), got 'x:1,1,8,8'"),
+        ("x:-1x1x8x8", 2, "got 'x:-1x1x8x8'; sizes are at least 1"),
         ("x:9999999999x1x8x8", 1, "input 'x': expected sizes of at least 1 and 2147483647 elements at most, got 9999999999x1"),
         ("x:8x1x8x8,x:9x1x8x8", 2, "--shapes: two sizes for input 'x'"),
         *(
@@ -126,6 +132,7 @@ def test_a_cluster_takes_the_extra_ray(refused, option):
 
 def test_wrong_usage(refused):
     refused("build tiny.onnx -o old.engine --sparsity=maybe", "'maybe' is not one of 'disable', 'enable', 'force'", code=2)
+    refused("build tiny.onnx -o old.engine --device=4090", "; did you mean --device=rtx4090?", code=2)
     refused(
         "build tiny.onnx -o old.engine --device nonsense",
         "--device: unknown device 'nonsense': expected one of a10, a100, a100_40gb",
@@ -306,7 +313,7 @@ def test_wrong_inputs_of_a_run(files, refused):
     (files / "empty.npy").write_bytes(b"")
     (files / "torn.npy").write_bytes((files / "x.npy").read_bytes()[:500])
     run = "run tiny.engine --emulate --output old.npz --input"
-    refused(f"{run} z=x.npy", "error: inputs: expected the names ['x'], got ['z']\n")
+    refused(f"{run} z=x.npy", "error: inputs: expected the names ['x'], got ['z']: give --input x=FILE.npy\n")
     refused(f"{run} x=half.npy", "input 'x': expected dtype float32, got float16; convert it with .astype(np.float32)")
     refused(f"{run} x=wide.npy", "input 'x': expected shape 1x8x6x6, got 1x8x6x7.", "build one with --shapes")
     refused(f"{run} x=nope.npy", "error: --input x: nope.npy: no such file; expected a .npy file, as numpy.save writes it\n")

@@ -48,7 +48,10 @@ def test_calibration_on_the_command_line(growing, cli):
         ),
         (lambda: np.savez("in.npz", np.array([{}])), "not a readable .npz file: "),
         (lambda: np.savez("in.npz", x()), "calibration: expected an array for each input, 'x', got 'arr_0'"),
-        (lambda: np.savez("in.npz", x=x(), z=x()), "calibration: expected an array for each input, 'x', got 'x', 'z'"),
+        (
+            lambda: np.savez("in.npz", x=x(), z=x()),
+            "calibration: expected an array for each input, 'x', got 'x', 'z'; leave the others out",
+        ),
         (lambda: np.savez("in.npz", x=x()[0]), "calibration: expected input 'x' of shape (1, 8, 4, 4), got (8, 4, 4)"),
         (lambda: np.savez("in.npz", x=x().astype("U3")), "calibration: expected numbers for input 'x', got <U3"),
     ],

@@ -58,6 +58,15 @@ def test_list_counts_by_device_and_policy(cli, tmp_path):
     assert f"  {GPU}|580.1; v1: 1 time" in out.splitlines()
 
 
+def test_list_takes_the_default_cache_and_refuses_what_is_none(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
+    write(tmp_path / "timings.jsonl", (KEY, NUMBERS))
+    assert cli("cache list")[:2] == (0, cli(f"cache list {tmp_path / 'timings.jsonl'}")[1])
+    (tmp_path / "x.npy").write_bytes(b"junk\njunk\n")
+    code, out, err = cli("cache list x.npy")
+    assert (code, out) == (1, "") and "x.npy: no timing cache: none of its 2 lines is a measurement" in err
+
+
 def test_merge_keeps_the_last_line_of_each_key(cli, tmp_path):
     write(tmp_path / "a", (KEY, NUMBERS), (other(problem="2"), NUMBERS))
     write(tmp_path / "b", (KEY, NUMBERS | {"us": 5.5}), (other(problem="3"), BEGUN))

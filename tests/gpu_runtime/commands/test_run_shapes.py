@@ -34,6 +34,8 @@ def test_random_inputs_of_that_size_are_drawn(folder, cli, shapes, rows):
     for name in ("a.npy", "b.npy"):
         code, out, _ = cli(f"run range.engine --emulate --output {name} --shapes={shapes}")
         assert code == 0 and f"random inputs: x {rows}x8x6x6, z {rows}x8x1x1" in out and f"y: float32 {rows}x8x6x6" in out
+        said = f"Ran range.engine on the CPU emulator, by the plan for batch {4 if rows < 5 else 8}, random inputs: x "
+        assert out.startswith(said) and " us" not in out
     a, b = np.load("a.npy"), np.load("b.npy")
     assert a.shape == (rows, 8, 6, 6) and a.tobytes() == b.tobytes() and len(np.unique(a)) > 100
 

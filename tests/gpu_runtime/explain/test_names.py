@@ -83,11 +83,18 @@ def test_layers_by_name_pattern_or_part(wanted, found):
         ("", "'' is part of the names of 24 layers"),
         ("{1..9999}{1..9999}{1..9999}", "is not a layer"),
         ("[", "is not a layer"),
+        ("layer{1..3", r"'layer{1..3' is not a layer: a brace is not closed; did you mean "),
     ],
 )
 def test_what_is_no_layer_gets_a_sentence(wanted, sentence):
     with pytest.raises(ValueError, match=sentence):
         matching(wanted, NAMES, lambda row: (row,), "layer")
+
+
+def test_as_many_names_are_listed_as_layers_are_counted():
+    rows = [("b4/conv1 || b4/proj", "b4/conv1", "b4/proj"), ("b4/conv2 + b4/relu", "b4/conv2"), ("b5/conv1",)]
+    with pytest.raises(ValueError, match=r"^'b4' is part of the names of 2 layers: b4/proj, b4/conv2; write '\*b4\*' for all$"):
+        matching("b4", rows, lambda row: row, "layer")
 
 
 def test_a_long_name_is_not_compared_with_long_names():

@@ -252,10 +252,14 @@ def test_a_declared_size_below_zero_is_dynamic(tmp_path, opset, open_axes):
 @pytest.mark.parametrize(
     "shapes, match",
     [
-        ({"x": (1, 3, 8, 8)}, "input 'x': the model declares Nx4xHxW, the shape given is 1x3x8x8"),
-        ({"x": (1, 4, 8)}, "the model declares Nx4xHxW, the shape given is 1x4x8"),
+        (
+            {"x": (1, 3, 8, 8)},
+            "input 'x': the model declares Nx4xHxW, the shape given is 1x3x8x8; axis 1 is fixed at 4, got 3, and only ",
+        ),
+        ({"x": (1, 4, 8)}, "the model declares Nx4xHxW, the shape given is 1x4x8; expected 4 sizes, got 3"),
         ({"x": (1, 4, 0, 8)}, "expected sizes of at least 1 .*got 1x4x0x8"),
         ({"z": (1, 4, 8, 8)}, "a shape is given for 'z', but the inputs are 'x'"),
+        ({"xx": (1, 4, 8, 8)}, "but the inputs are 'x'; did you mean 'x' instead of 'xx'"),
     ],
 )
 def test_contradicting_shapes(tmp_path, shapes, match):

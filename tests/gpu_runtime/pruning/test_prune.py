@@ -187,6 +187,10 @@ def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cl
         ("--min-snr 3", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
         ("--labels y", "--labels, --min-snr and --max-drop need --calibration=FILE.npz"),
         ("--layers auto,stem --device h200", "cannot be combined with names"),
+        (
+            "--layers auto --device none",
+            "--layers=auto needs the plan for a GPU, which chooses the layers: leave --device=none out",
+        ),
         ("--layers a,,b", "expected names with commas between them"),
         ("--layers auto --device h20", "--device: "),
     ],
@@ -240,8 +244,8 @@ def test_files_are_checked_before_channels_are_moved(digits, cli, monkeypatch):
         "real.npy": "labels: expected each sample's class, whole numbers in an array of one axis, got float64 of shape 40",
         "wide.npy": "got int64 of shape 40x1",
         "text.npy": "got <U21 of shape 40",
-        "y": "--labels (the inputs' file holds x): y: no such file; expected a .npy file",
-        "dense.onnx": "--labels (the inputs' file holds x): dense.onnx: not a readable .npy file",
+        "y": "--labels: expected an array in the file of inputs, or a .npy file, got 'y'; it holds x",
+        "dense.onnx": "--labels: dense.onnx: not a readable .npy file",
     }.items():
         code, out, err = cli(f"prune dense.onnx -o s.onnx --permute --calibration inputs.npz --labels {name}")
         assert (code, out) == (1, "") and message in " ".join(err.split()) and not (digits / "s.onnx").exists()
@@ -267,13 +271,23 @@ def test_what_pruning_gains_is_told_first(digits, cli):
     assert code == 0 and out.startswith("With all its weights 2:4, on GeForce RTX 3090, predicted(rtx3090), x 120x1x8x8, the ")
     assert out.index("gains 1.") < out.index("dense kernels of a library") < out.index("Pruned 15 of the 15")
     assert json.loads(cli("prune dense.onnx -o s.onnx --json")[1])["forecast"]["device"] == "h200"
+    words = " ".join(cli("prune dense.onnx -o s.onnx")[1].split())
+    assert "H200 SXM 141GB is the default where no GPU is found (another with --device) The gain is predicted at ba" in words
+    assert "; gpu-runtime plan MODEL --devices h200 --batches 1,8,32,128 compares batches" in words
     onnx.save(model([node("Conv", "x w", "c"), node("Unknown", "c", "y")], {"x": (1, 8, 5, 5)}, "y", WEIGHTS), "odd.onnx")
     code, out, _ = cli("prune odd.onnx -o s.onnx")
     assert (
         code == 0
-        and out.startswith("The gain of 2:4 is unknown, for there is no plan: odd.onnx: ")
+        and out.startswith("No engine can be built of this model, so the gain of 2:4 is unknown: odd.onnx: 1 node has ")
         and "\nPruned 1 of the 1 " in out
+        and out.endswith("\nWrote s.onnx, of which no engine can be built, either\n")
     )
+    words = " ".join(out.split())
+    assert "; export the model without them" in words and "\\n" not in words
+    nodes = [node("Conv", "x w", "c"), node("Add", "c c", "d"), node("Unknown", "d", "y")]
+    onnx.save(model(nodes, {"x": (1, 8, 5, 5)}, "y", WEIGHTS), "sum.onnx")
+    words = " ".join(cli("inspect-sparsity sum.onnx")[1].split())
+    assert words.startswith("weights are not 2:4; no engine can be built of this model: 1 node has an") and "\\n" not in words
     code, _, err = cli("prune odd.onnx -o t.onnx --layers auto")
     assert code == 1 and "odd.onnx" in err and not (digits / "t.onnx").exists()
 
@@ -281,7 +295,10 @@ def test_what_pruning_gains_is_told_first(digits, cli):
 def test_auto_says_the_batch_at_which_it_judges(digits, cli):
     code, out, _ = cli("prune dense.onnx -o s.onnx --layers auto --device l4")
     words = " ".join(out.split())
-    assert code == 0 and "--layers auto judges the layers at batch 1: fewer layers gain there than at a larger one" in words
+    assert code == 0 and "--layers auto judges the layers at batch 1: more layers gain at a larger one" in words
+    assert words.endswith(
+        "Wrote s.onnx, but nothing was pruned: no layer gains at this batch; give a larger one with --shapes, or --layers=all"
+    )
     code, out, _ = cli("prune dense.onnx -o s.onnx --layers auto --device l4 --shapes x:64x1x8x8 --json")
     found = json.loads(out)["forecast"]
     assert (code, found["batch"]) == (0, 64)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime.commands.options import profiles, shapes_of
 from gpu_runtime.explain import layer_info, wording
 from gpu_runtime.explain.facts import KINDS
 from gpu_runtime.explain.figures import SURE
 from gpu_runtime.explain.log import log_text
+from gpu_runtime.explain.report import inspect_text
 from gpu_runtime.report import data, drawing, notes, page
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tests.conftest import DIGITS, model_path
@@ -105,7 +107,20 @@ def test_the_command_builds_the_engine_again(record, tmp_path):
     assert words[:2] == ["build-engine", "mnist8.onnx"] and "--sparsity=force" in words and f"--device={SPARSE_DEVICE}" in words
     flags = replace(record.flags, shapes={"a b": (1, 3, 8, 8)}, workspace=65536, activations=1 << 20)
     words = shlex.split(data.command(replace(record, flags=flags)))
-    assert "--shapes=a b:1x3x8x8" in words and "--memPoolSize=workspace:65536B,activations:1048576B" in words
+    assert "--shapes=a b:1x3x8x8" in words and "--memPoolSize=workspace:65536B,activations:1" in words
+
+
+def test_the_command_builds_the_range_of_batches_again(tmp_path):
+    sizes = [{"x": tuple((n, 1, side, 8) for n in batches)} for side, batches in ((8, (1, 2, 4)), (16, (3, 3, 3)))]
+    graph = [node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
+    net = model(graph, {"x": ("n", 1, "h", 8)}, "y", {"w": np.ones((8, 1, 3, 3), np.float32)})
+    engine = build(tmp_path, net, shapes=sizes, batch_invariant=True)
+    words = shlex.split(data.command(engine.record))
+    assert "--batchInvariant" in words
+    _, found = profiles(words)
+    assert [shapes_of(texts) for texts in found] == [sizes[0], {"x": (3, 1, 16, 8)}]
+    flags = "\nflags    --profile=0 --minShapes=x:1x1x8x8 --optShapes=x:2x1x8x8 --maxShapes=x:4x1x8x8"
+    assert flags in inspect_text(engine.record)
 
 
 def test_layers_of_two_plans_are_joined_by_name_then_by_node(tmp_path):

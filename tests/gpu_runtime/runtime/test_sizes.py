@@ -44,7 +44,7 @@ def test_what_callers_see(engine):
 @pytest.mark.parametrize(
     ("shapes", "sentence"),
     [
-        (257, "x: expected 1 to 256 rows of 8x6x6, got 257"),
+        (257, "x: expected 1 to 256 rows of 8x6x6, got 257; more take an engine built with a larger --maxShapes"),
         (0, "x: expected 1 to 256 rows of 8x6x6, got 0"),
         ({"x": (2, 8, 9, 6)}, "expected one of the engine's sizes, x 1 to 256 x 8x6x6; x 2x8x9x5, got x 2x8x9x6"),
         ({"y": (1, 8, 6, 6)}, "shapes: there is no input 'y', expected x"),
