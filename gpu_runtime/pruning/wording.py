@@ -46,7 +46,7 @@ def _judged(outlook: Outlook, judging: bool) -> list[str]:
 def written(name: str, result: Result, auto: bool) -> str:
     """The last line: whether the file that was written is of use."""
     if result.forecast.unknown:
-        return f"Wrote {name}, of which no engine can be built, either"
+        return f"Wrote {name}: no engine can be built from it, either"
     if any(r.verdict in ("pruned", "2:4") for r in result.rows):
         return f"Wrote {name}: build it with --sparsity=enable"
     cure = ": no layer gains at this batch; give a larger one with --shapes, or --layers=all" if auto else ""
