@@ -31,7 +31,8 @@ from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver import is_fatal
 from cuda_kernels.files import write
 from tactics.candidates import candidates
-from tactics.measure.timing import Cache, driver_version, measured, quantiles
+from tactics.measure.race import quantiles
+from tactics.measure.timing import Cache, Measured, driver_version
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
@@ -86,7 +87,7 @@ def problem(shape: str, batch: int) -> ConvProblem:
 
 
 def tactics(p: ConvProblem, device):
-    """The channels-last ones: what cuDNN's tensors look like too."""
+    """Returns the tactics for the problem with channels-last input and output, as cuDNN's tensors lie."""
     return [t for t in candidates(p, device) if t.ins[0].layout == t.out.layout == "hwc8"]
 
 
@@ -119,7 +120,7 @@ class Clock:
         return self._mhz
 
     def watts(self) -> tuple[float, float] | None:
-        """(drawn now, limit in force)."""
+        """Returns (watts drawn now, the power limit in force), or None."""
         try:
             nvml = self._nvml
             return nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3, nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
@@ -128,7 +129,7 @@ class Clock:
 
 
 def facts(device, clock: Clock, torch=None) -> dict:
-    """What the numbers depend on: GPU, driver, clocks, power, versions, date. Clocks are read, never set."""
+    """Returns the facts that the times depend on: GPU, driver, clocks, power, versions, date. Clocks are read, never set."""
     import cupy
 
     watts = clock.watts()
@@ -158,7 +159,9 @@ def facts(device, clock: Clock, torch=None) -> dict:
 
 
 def ceilings(torch, clock: Clock) -> dict:
-    """What this GPU reaches: an FP16 8192^3 matrix product (TFLOP/s) and a device-to-device copy (GB/s, read + written)."""
+    """Measures this GPU's ceilings: an FP16 8192^3 matrix product (TFLOP/s) and a device-to-device copy (GB/s, read +
+    written).
+    """
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in range(2))
     free = torch.cuda.mem_get_info()[0]
@@ -191,7 +194,7 @@ def ceilings(torch, clock: Clock) -> dict:
 
 
 class Cudnn:
-    """The same convolution by cuDNN over the same data, recorded over copies of the weights as ours is."""
+    """A convolution by cuDNN on the data of our tactics, recorded over copies of the weights as ours is."""
 
     def __init__(self, torch, bench: Bench, p: ConvProblem):
         self.torch, self.bench, self.p = torch, bench, p
@@ -212,7 +215,7 @@ class Cudnn:
         return self.torch.nn.functional.conv2d(self.x, self.w[i], None, p.stride, p.pad[:2], p.dilation, 1)
 
     def prepare(self, run, stream):
-        """(before, timed, runs inside timed), for a Stopwatch, on torch's current stream `stream`."""
+        """Returns (before, timed, number of runs inside timed) for a Stopwatch, on torch's current stream `stream`."""
         torch, watch = self.torch, self.bench.stopwatch
         for _ in range(3):  # `benchmark=True` picks the algorithm here
             run(0)
@@ -228,18 +231,20 @@ class Cudnn:
         return self.write, graph.replay, count
 
     def write(self) -> None:
-        """The input anew, as a layer before would."""
+        """Writes the input again, as a layer before would."""
         self.x.copy_(self.source)
 
     def error(self) -> float:
-        """Of the fused output against the FP32 reference, relative to its range."""
+        """Returns the error of the fused output against the FP32 reference, relative to the reference's range."""
         y = self.torch.relu(self.fused(0).float())
         expected = self.torch.from_dlpack(self.bench.expected)
         return float((y - expected).abs().max() / (expected.max() - expected.min()))
 
 
 def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
-    """One row's times in microseconds. Our two tactics are the best of the timer's race; then all contestants alternate."""
+    """Returns one row's times in microseconds. Our dense and our 2:4 tactic are the winners of the timer's race; then the
+    samples of all contestants alternate.
+    """
     times = timer(p, tactics(p, bench.gpu.device))
     best = {}
     for kind, sparse in (("dense", False), ("sparse", True)):
@@ -285,7 +290,9 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
 
 
 def compare(row: dict, p: ConvProblem, ceiling: dict) -> None:
-    """Ratios to cuDNN (above 1: ours is faster) and the share of the roofline of a dense FP16 convolution."""
+    """Adds to the row the ratios to cuDNN (above 1: ours is faster) and the share of the roofline of a dense FP16
+    convolution.
+    """
     moved = 2 * (math.prod(p.in_shapes[0]) + math.prod(p.out_shape) + p.k * p.c * p.r * p.s)
     row["roofline_us"] = max(2e-6 * p.macs / ceiling["gemm_tflops"], 1e-3 * moved / ceiling["copy_gbps"])
     theirs = [row[kind]["us"] for kind in ("cudnn_fused", "cudnn_plain") if kind in row]
@@ -332,7 +339,7 @@ def table(rows: list[dict]) -> str:
 
 
 def order(batches) -> list[tuple[str, int]]:
-    """Every (shape, batch), those of FIRST before the others, all batches of a shape together."""
+    """Returns every (shape, batch), the shapes of FIRST before the others, all batches of a shape together."""
     names = [*FIRST, *(s for s in SHAPES if s not in FIRST)]
     return [(name, batch) for name in names for batch in batches]
 
@@ -363,7 +370,7 @@ def main(argv: list[str] | None = None) -> int:
     device = current()
     bench = Bench(device)
     clock = Clock(bench.cupy.cuda.Device().pci_bus_id)
-    timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
+    timer = Measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
     result: dict[str, Any] = hardware.header(device) | {
         "what": __doc__.strip(),
@@ -407,7 +414,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tell(result: dict[str, Any], asked: int) -> None:
-    """Print what came of so many shapes and batches."""
+    """Prints the results; `asked`: the number of shapes and batches that were requested."""
     print(table(result["rows"]))
     if result["left_out"]:
         print(f"{len(result['left_out'])} of {asked} left out for lack of time: {'; '.join(result['left_out'][:6])}; ...")

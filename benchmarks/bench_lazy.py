@@ -41,7 +41,7 @@ NETWORKS: dict[str, tuple[Path, dict[str, tuple[int, ...]] | None]] = {
 
 
 class Truth(Predicted):
-    """A GPU, and what it was asked for."""
+    """A simulated GPU: the true times of tactics, and the tactics that were timed on it."""
 
     def __init__(self, device: Device, factor: float) -> None:
         super().__init__(device)
@@ -71,7 +71,7 @@ def _drawn(text: str) -> float:
 
 
 def built(name: str, level: int, factor: float) -> tuple[float, Truth, float]:
-    """(microseconds of the plan, what was timed for it, CPU seconds of the build)."""
+    """Builds the network; returns (microseconds of the plan, the GPU with its timed tactics, CPU seconds of the build)."""
     path, shapes = NETWORKS[name]
     made: list[Truth] = []
 

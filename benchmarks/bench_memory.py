@@ -1,9 +1,9 @@
-"""What a limit of the memory for activations costs: plans whose batch runs in pieces that fit, beside those without a limit.
+"""The cost of a limit of the memory for activations: plans whose batch runs in pieces that fit, beside plans without a limit.
 
     python -m benchmarks.bench_memory [--device h200,l4] [--batch 32] [--share 0.5,0.25] [--table] [NAME ...]
 
-NAME: as benchmarks.bench_plan has it; without, four known networks. `--share`: of what the plan takes without a limit, how
-much is allowed. Rows are added to benchmarks/results/memory.jsonl, and none is made again. `--table` prints the file. Weights
+NAME: as benchmarks.bench_plan has it; without, four known networks. `--share`: the allowed bytes as shares of the plan's bytes
+without a limit. Rows are added to benchmarks/results/memory.jsonl, and none is made again. `--table` prints the file. Weights
 are not pruned, and no plan is sparse.
 """
 
@@ -27,7 +27,9 @@ Row = dict[str, Any]
 
 
 def rows(name: str, batch: int, device: str, shares: list[float]) -> list[Row]:
-    """Microseconds, bytes of the arena, images of a piece, and the build's seconds: without a limit, then for each share."""
+    """Returns a row without a limit, then one for each share: microseconds, bytes of the arena, images of a piece, seconds of
+    the build.
+    """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, shapes = opened(name, batch, Path(folder))

@@ -1,7 +1,7 @@
 """Whole networks on a GPU: our engines beside PyTorch with cuDNN, times in one run, outputs beside onnxruntime's.
 
     python -m benchmarks.bench_networks [--plans predicted,measured] [--out FILE] [--tuning 20] resnet50:32 ...
-    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      leaves in Inductor's cache what is compiled there
+    python -m benchmarks.bench_networks --warm resnet50:32:compiled ...      fills Inductor's cache with compiled networks
     python -m benchmarks.bench_networks --small                              two layers, few tactics, few samples
 
 Ours: an engine without 2:4 weights (dense), one with all weights pruned to 2:4 (sparse, sparsity="force"), and one without 2:4
@@ -40,7 +40,7 @@ from benchmarks.networks import resnet50
 from benchmarks.torch_twin import torch_module
 from cuda_kernels.device import current, why_no_gpu
 from gpu_runtime.runtime.context import Context
-from tactics.measure.timing import quantiles
+from tactics.measure.race import times_of
 
 ROUNDS, WARM = 25, 3
 SMALL = "two_layers"  # the network of --small
@@ -50,11 +50,11 @@ KINDS: dict[str, dict[str, Any]] = {  # arguments of a build
     "whole": {"sparsity": "disable", "batch_invariant": True},
 }
 COMPILED = "compiled"  # as a kind: PyTorch's, by torch.compile
-TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # others are their name without tv_
+TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # other networks have their name without tv_
 
 
 class Wanted(NamedTuple):
-    """An engine to build: `device` None measures its times."""
+    """An engine to build. `device`: the device of predicted times, None to measure times."""
 
     name: str
     batch: int
@@ -70,16 +70,16 @@ class Wanted(NamedTuple):
 
     @property
     def plan(self) -> bytes | None:
-        """Its plan without weights, where that is packed."""
+        """Returns its plan without weights, if `make gpu-pack` packed it."""
         return stored.packed(self.device, self.name, self.batch, self.kind) if self.device else None
 
     def model(self, folder: Path) -> Path:
-        """What the engine computes."""
+        """Returns the file of the model that the engine computes, in `folder`."""
         return folder / f"{self.name}_{self.batch}_{self.kind}.onnx"
 
 
 class Row(NamedTuple):
-    """What is measured side by side."""
+    """A network and batch, and the kinds of engines and of PyTorch that are measured side by side."""
 
     name: str
     batch: int
@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
 
 def row_of(item: str, kinds: str) -> Row:
-    """Of NAME:BATCH, or NAME:BATCH:KINDS. ValueError for anything else."""
+    """Parses NAME:BATCH or NAME:BATCH:KINDS; `kinds`: the default. ValueError for anything else."""
     if item.count(":") not in (1, 2) or not item.split(":")[1].isdigit():
         raise ValueError(f"{item!r}: expected NAME:BATCH or NAME:BATCH:KINDS, as resnet50:32:dense,compiled")
     name, batch, *own = item.split(":")
@@ -99,7 +99,7 @@ def row_of(item: str, kinds: str) -> Row:
 
 
 def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]] | None]:
-    """The network, and the shapes of its inputs where they are open."""
+    """Returns (the network, the shapes of its inputs if they are open, else None)."""
     if name == "resnet50":
         return resnet50(batch), None
     if name == SMALL:
@@ -114,7 +114,9 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
 
 
 def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None) -> float:
-    """Build and save an engine that `folder` does not have -> the seconds. `cache`: of measured times."""
+    """Builds and saves an engine that `folder` does not have; returns the seconds that it took. `cache`: file of measured
+    times.
+    """
     begun = time.monotonic()
     if wanted.file(folder).exists():
         return 0.0
@@ -140,7 +142,7 @@ def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None
 
 
 class Theirs:
-    """PyTorch's network as a graph. ImportError and RuntimeError: it is not to be had."""
+    """PyTorch's network as a CUDA graph. ImportError or RuntimeError if it cannot be made."""
 
     def __init__(self, name: str, batch: int, compiled: bool, size: int = 224) -> None:
         import torch
@@ -175,13 +177,13 @@ class Theirs:
             for _ in range(3):
                 net(self.x)
             self.stream.synchronize()
-            self.net = net  # its weights, which the graph reads: what another capture would give back to the driver
+            self.net = net  # its weights, which the graph reads: another capture would free memory that nobody holds
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.y = net(self.x)
 
     def sample(self) -> float:
-        """Microseconds of a replay."""
+        """Returns the microseconds of a replay."""
         start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.torch.cuda.stream(self.stream):
             start.record()
@@ -192,13 +194,14 @@ class Theirs:
 
 
 def images(shape: Sequence[int]) -> np.ndarray:
-    """The same on each machine."""
+    """Returns the seeded input images: the same on each machine."""
     return np.random.default_rng(0).standard_normal(tuple(shape))
 
 
 def judge_kept(path: Path, out: Path, folder: Path) -> None:
-    """Put into the results at `out` the errors of the outputs kept at `path`, by the models that --build-only left in `folder`:
-    the largest of the range of onnxruntime's, the share of equal top-1 answers, images."""
+    """Adds to the results at `out` the errors of the outputs kept at `path`: the largest relative to the range of onnxruntime's
+    outputs, the share of equal top-1 answers, the number of images. The models are those that --build-only left in `folder`.
+    """
     data = json.loads(out.read_bytes())
     rows = {(row["network"], row["batch"]): row for row in data["rows"]}
     with np.load(path) as kept:
@@ -215,7 +218,9 @@ def judge_kept(path: Path, out: Path, folder: Path) -> None:
 
 
 def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) -> tuple[Context, dict[str, Any]]:
-    """A context with the images in place, and what its engine says and computes."""
+    """Runs an engine; returns (its context with the images in place, its facts as a row). The outputs are added to `kept`;
+    `judge`: they are also compared with onnxruntime's.
+    """
     engine = gr.load(wanted.file(folder))
     ctx = engine.context()
     feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}
@@ -241,7 +246,9 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
 
 
 def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, args, kept, stack: ExitStack) -> dict[str, Any]:
-    """One network and batch: the times of all contestants, and our errors. `stack` closes the contexts."""
+    """Measures one network and batch: the times of all contestants, and the errors of our outputs. `stack` closes the
+    contexts.
+    """
     row: dict[str, Any] = {"network": asked.name, "batch": asked.batch, "failed": {}}
     contestants: dict[str, Callable[[], float]] = {}
     for wanted, seconds in engines:
@@ -266,13 +273,12 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
             us = contestants[label]()
             samples[label] += [us] if i >= WARM else []
     for label, taken in samples.items():
-        low, median, high = quantiles(taken)
-        row[label] |= {"us": round(median, 2), "low_us": round(low, 2), "high_us": round(high, 2)}
+        row[label] |= times_of(taken, 2)
     return row
 
 
 def timed(cache: Path) -> dict[str, int]:
-    """How many tactics of how many problems measured builds have timed until now."""
+    """Returns how many problems, and how many of their tactics, measured builds have timed so far."""
     if not cache.exists():
         return {}
     rows = [row for row in map(json.loads, cache.read_text().splitlines()) if "us" in row]
@@ -312,13 +318,15 @@ def arguments() -> argparse.Namespace:
 
 
 def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor) -> dict[Wanted, Future[float]]:
-    """Engines with predicted times, built by several processes in the order of the rows."""
+    """Starts the builds of engines with predicted times in several processes, in the order of the rows; returns the future
+    seconds of each.
+    """
     wanted = [Wanted(row.name, row.batch, kind, device) for row in todo for kind in row.kinds]
     return {w: pool.submit(build, w, folder, None, None) for w in wanted}
 
 
 def built(wanted: Wanted, run: Callable[[], float], failed: dict[str, str]) -> list[tuple[Wanted, float]]:
-    """The engine with the seconds that it took; nothing where it failed, which is a line of the result."""
+    """Returns [(engine, the seconds that it took)]; [] if the build failed, whose reason is added to `failed`."""
     try:
         return [(wanted, run())]
     except Exception as e:
@@ -329,8 +337,9 @@ def built(wanted: Wanted, run: Callable[[], float], failed: dict[str, str]) -> l
 def engines_of(
     row: Row, waiting: Mapping[Wanted, Future[float]], folder: Path, args, left: Callable[[], float]
 ) -> tuple[list[tuple[Wanted, float]], dict[str, str]]:
-    """(the row's engines with the seconds that each took, why others could not be built). `left`: seconds; a build that would
-    time beyond them is not begun."""
+    """Returns (the row's engines with the seconds that each took, the reasons why others could not be built). `left`: the
+    remaining seconds; a build that would take longer is not begun.
+    """
     failed: dict[str, str] = {}
     found = [e for w, f in waiting.items() if (w.name, w.batch) == (row.name, row.batch) for e in built(w, f.result, failed)]
     cache = args.cache or folder / "timings.jsonl"
@@ -345,7 +354,9 @@ def engines_of(
 
 
 def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
-    """The exit status: PARTLY where the time ended before the last row, 1 where an engine of ours failed."""
+    """Measures all rows; returns the exit status: PARTLY if the time ended before the last row, 1 if an engine of ours
+    failed.
+    """
     begun, kept = time.monotonic(), dict[str, np.ndarray]()
     data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "small": args.small, "rows": [], "left_out": []}
     with processes.pool(min(12, os.cpu_count() or 1)) as pool:

@@ -51,7 +51,9 @@ Row = dict[str, Any]
 
 
 def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]] | None]:
-    """The network at a batch, and the shapes of its inputs where they are open. ModelError: it has another batch."""
+    """Returns (the network at a batch, the shapes of its inputs if they are open). ModelError if the network has another fixed
+    batch.
+    """
     if name == "resnet50" or name.startswith(("tv_", "timm_")):
         return model_of(name, batch)
     path, shapes = find(name, folder)
@@ -64,9 +66,11 @@ def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[s
     return model, {first: (batch, *image)}
 
 
-@bounded  # as a build is: without the collector of cycles
+@bounded  # without the collector of cycles, as in a build
 def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", "pieces")) -> Row:
-    """Microseconds, bytes of the arena, layers and the planner's seconds, whole and with pieces."""
+    """Plans a network as a whole and with pieces; returns microseconds, bytes of the arena, layers and the planner's seconds of
+    each.
+    """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, shapes = opened(name, batch, Path(folder))
@@ -93,7 +97,7 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
 
 
 def alone(name: str, batch: int, device: str, kinds: Sequence[str]) -> Row:
-    """The run, of RUNS, in which the planner took the median of seconds."""
+    """Returns the row, of RUNS runs, whose planner seconds are the median."""
     with processes.pool(1, 1) as pool:
         runs = [pool.submit(row_of, name, batch, device, kinds) for _ in range(RUNS)]
         return sorted((run.result() for run in runs), key=lambda row: row[kinds[-1]]["s"])[RUNS // 2]

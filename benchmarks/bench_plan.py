@@ -49,7 +49,9 @@ SIZES = {  # of inputs that a model leaves open, where none is given
 
 
 def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | None]:
-    """(the ONNX file, the shape of its first input) of NAME[:shape]; a script's network is written into `folder`."""
+    """Finds (the ONNX file, the shape of its first input) of NAME[:shape]; a network that a script makes is written into
+    `folder`.
+    """
     name, _, size = item.partition(":")
     size = size or SIZES.get(name, "")
     sizes = tuple(int(d) for d in size.split("x")) if size else ()
@@ -74,7 +76,7 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
 
 
 def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
-    """One row: counts, predicted times in microseconds, bytes."""
+    """Plans a network; returns its row: counts, predicted times in microseconds, bytes."""
     engine = gr.build(path, sparsity=sparsity, device=device, shapes=shapes)
     plan, record, sparse = engine.plan, engine.record, engine.sparsity
     found, kinds, single = plan.solution, Counter(layer.type for layer in plan.layers), plan.solution.rivals.best_single_format
@@ -116,7 +118,7 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
 
 
 def bounds(plan: PlanRecord, device: str) -> dict[str, float]:
-    """What limits the kernels by their predictions -> the share of the plan's time that those take, largest first."""
+    """Returns limit -> the share of the plan's time in kernels that this limit bounds, by their predictions, largest first."""
     found: dict[str, float] = defaultdict(float)
     for layer in plan.layers:
         if layer.tactic is not None and layer.problem is not None and layer.time_us:
@@ -126,7 +128,7 @@ def bounds(plan: PlanRecord, device: str) -> dict[str, float]:
 
 
 def timed(gpu) -> list[float]:
-    """CPU seconds of each launch and call from now on, all threads together."""
+    """Returns a list that gets the CPU seconds, of all threads together, of each launch and call from now on."""
     seconds = []
 
     def measured(function):
@@ -142,7 +144,7 @@ def timed(gpu) -> list[float]:
 
 
 def text(row: dict) -> str:
-    """The row as two lines."""
+    """Returns the row as two lines."""
     single = row["single_format"]
     dense = row["all_dense_us"]
     beside = "no dense plan" if dense is None else f"all dense ~{dense:.1f} us"
@@ -172,7 +174,7 @@ BESIDE = "network", "launches before", "launches", "reformats", "predicted us", 
 
 
 def page(rows: Sequence[dict]) -> str:
-    """The rows as a Markdown table: nothing in it is of the machine that planned and emulated them."""
+    """Returns the rows as a Markdown table, which contains nothing of the machine that planned and emulated them."""
     lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     for r in rows:
         single = r["single_format"]
@@ -197,7 +199,7 @@ def page(rows: Sequence[dict]) -> str:
 
 
 def beside(rows: Sequence[dict]) -> str:
-    """The rows as a Markdown table beside what the networks took before their layers were fused so."""
+    """Returns the rows as a Markdown table beside the launches that the networks took before their layers were fused."""
     before = json.loads(BEFORE.read_text())["networks"]
     lines = [_line(BESIDE), _line(["---"] * len(BESIDE))]
     for r in rows:

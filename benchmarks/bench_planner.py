@@ -1,4 +1,4 @@
-"""The planner beside its rivals: time to plan and what the plan costs, on every network at hand.
+"""The planner beside its rivals: time to plan and the plan's time, on every network at hand.
 
     python -m benchmarks.bench_planner [--device h200] [--limit 20] NAME[:shape] ...
 
@@ -38,7 +38,9 @@ RUNS = 10
 
 
 def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool]:
-    """(microseconds of the plan found or None, seconds it took, whether HiGHS calls it optimal)."""
+    """Solves the plainly written question; returns (microseconds of the plan found or None, seconds it took, whether HiGHS
+    calls it optimal).
+    """
     cost: list[float] = []
     rows: list[tuple[Mapping[int, int], float, float]] = []  # ({column: coefficient}, low, high)
 
@@ -98,7 +100,9 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
 def _solved(
     cost: list[float], rows: list[tuple[Mapping[int, int], float, float]], top: np.ndarray, seconds: float
 ) -> tuple[float | None, float, bool]:
-    """What `plain_highs` returns, of whole numbers from 0 to `top`; rows: ({column: coefficient}, low, high)."""
+    """Solves an integer program for `plain_highs`: variables are whole numbers from 0 to `top`; rows: ({column: coefficient},
+    low, high).
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
@@ -117,11 +121,11 @@ def _solved(
 
 
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
-    """One network's row."""
+    """Plans one network by each rival; returns its row."""
     target = named(device)
     network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(path, prune=True), shapes))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
+    table = tables.tabulate(network, target, timing.Predicted(target), io=ends, how=tables.Considered(True))
     graph = table.graph
     seconds = []
     for _ in range(RUNS):

@@ -31,12 +31,12 @@ from tactics.roofline import moved_us
 from tactics.roofline import together as limits
 
 HWC8 = Format("fp16", "hwc8")
-SHORT_US, GAIN_US = 4.0, 20.0  # products from here, gains from there are held to the requirements
-LONG_US = 10.0  # products from here, of our own kernels
+SHORT_US, GAIN_US = 4.0, 20.0  # the least times of products, and of pairs, that are held to the requirements
+LONG_US = 10.0  # the least times of products, for predictions of our own kernels
 PLOTS = Path(__file__).parents[1] / "docs" / "predictions"
-NEAR = 0.4, 2.0  # of L2, where what it keeps decides
-STEP = 0.5, 0.5001  # as if L2 kept all of what fills half of it, and nothing of more
-MISFITS = 6  # rows of a device that are shown
+NEAR = 0.4, 2.0  # the range of bytes, as shares of L2, in which the part that L2 keeps decides
+STEP = 0.5, 0.5001  # as if L2 kept everything up to half of its size, and nothing of larger data
+MISFITS = 6  # the most rows of a device that are shown
 FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
 LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
 MOST = np.array([1.0, 128.0, 12000.0, 4000.0, 4000.0, 1.0])
@@ -48,7 +48,7 @@ FIXED = {"a100": ("l2",), "l40s": ("l2",)}  # published: L2 as gpu-benches measu
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Rows with their predictions in microseconds and what bounds each."""
+    """Rows with their predictions in microseconds, and the limit (bound) of each."""
 
     rows: Sequence[Row]
     us: np.ndarray
@@ -72,7 +72,9 @@ def by_device(rows: Iterable[Row], kind: str) -> dict[str, list[Row]]:
 
 
 def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = None) -> Judged:
-    """The library's estimates for rows of one device, each with one problem, launched as it was."""
+    """Returns the library's estimates for rows of one device; each row has one problem, launched as it was when it was
+    published.
+    """
     device = device_of(rows[0])
     us, bound = np.zeros(len(rows)), np.full(len(rows), "launch")
     for rate in {r.accumulate for r in rows}:
@@ -84,7 +86,9 @@ def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = N
 
 
 def fit(rows: Sequence[Row]) -> Library:
-    """The constants of FIT that make the mean |log error| of dense products least; those under SHORT_US count a third."""
+    """Returns the library's constants of FIT with the least mean |log error| of dense products; products under SHORT_US count a
+    third.
+    """
     device = device_of(rows[0])
     start, work, published = rates(device).library, together(rows), np.array([r.us for r in rows])
     weight = np.where(published < SHORT_US, 0.3, 1.0)
@@ -99,8 +103,9 @@ def fit(rows: Sequence[Row]) -> Library:
 
 
 def fit_pairs(rows: Sequence[Row]) -> tuple[Library, float]:
-    """The constants of FIT_PAIRS that make the errors of dense products, and of the gain of 2:4, least; and the microseconds
-    that a launch on a stream adds to all of them."""
+    """Returns (the library's constants of FIT_PAIRS with the least errors of dense products and of the gain of 2:4, the
+    microseconds that a launch on a stream adds to each time).
+    """
     device, start = device_of(rows[0]), rates(device_of(rows[0])).library
     work, published, sparse = together(rows), np.array([r.us for r in rows]), np.array([r.sparse_us for r in rows])
 
@@ -117,7 +122,7 @@ def fit_pairs(rows: Sequence[Row]) -> tuple[Library, float]:
 
 
 def fit_kept(rows: Sequence[Row]) -> tuple[float, float]:
-    """The limits, in twentieths of L2 from 0.3 on, that make the squares of log errors of scale kernels least."""
+    """Returns the two limits, in twentieths of L2 from 0.3 on, with the least squares of log errors of scale kernels."""
     device, published = device_of(rows[0]), np.array([r.us for r in rows])
 
     def loss(kept: tuple[float, float]) -> float:
@@ -136,7 +141,9 @@ def _with(library: Library, names: Sequence[str], values: Iterable[float]) -> Li
 
 
 def _least(loss: Callable[[np.ndarray], float], start: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Nelder and Mead's search over logits of the constants' place between `least` and `most`."""
+    """Returns the constants between `least` and `most` with the least loss, by Nelder and Mead's search over the logits of
+    their places.
+    """
     from scipy.optimize import minimize
     from scipy.special import expit, logit
 
@@ -150,7 +157,9 @@ def _least(loss: Callable[[np.ndarray], float], start: np.ndarray, least: np.nda
 
 
 def errors(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, int]]]:
-    """Root mean square of log errors by what bounds a kernel, and its rows: `times` of dense products, `gains` of pairs."""
+    """Returns {"times", "gains"} -> bound -> (root mean square of the log errors, number of rows), of dense products and of
+    pairs.
+    """
     found: dict[str, dict[str, list[float]]] = {"times": {}, "gains": {}}
     for result in map(judge, by_device(rows, "gemm").values()):
         for bound, error in zip(result.bound, result.error, strict=True):
@@ -167,7 +176,7 @@ def _log_gain(rows: Sequence[Row]) -> np.ndarray:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's, ties in order of appearance."""
+    """Returns Spearman's rank correlation; equal values rank in order of appearance."""
     if len(a) < 3:
         return float("nan")
     return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])
@@ -185,7 +194,7 @@ HEADER = f"{'device':<13} {'regime':<10} {'rows':>5} {'bias':>7} {'sd':>6} {'|er
 
 
 def regimes(device: str, found: Judged) -> Iterator[str]:
-    """A line for each regime, then one of all rows of SHORT_US and more."""
+    """Yields a line for each regime, then one for all rows of SHORT_US and more."""
     for regime in ("launch", "l2", "dram", "math"):
         at = found.bound == regime
         if at.any():
@@ -196,8 +205,9 @@ def regimes(device: str, found: Judged) -> Iterator[str]:
 
 
 def scaled(device: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Of rows that move 0.4 to 2 times the L2: a line where activations come from DRAM beyond half of L2, all at once, and one
-    where they do by degrees, between the limits of the device's rates."""
+    """Yields two lines on rows that move 0.4 to 2 times the L2: in the first, all activations come from DRAM if they exceed
+    half of L2; in the second, a share that grows between the limits of the device's rates.
+    """
     d = device_of(rows[0])
     near = [r for r in rows if r.work and NEAR[0] <= (r.work.x + r.work.y)[0] / d.l2_bytes <= NEAR[1]]
     for name, kept in (("step", STEP), ("graded", rates(d).kept)):
@@ -205,14 +215,14 @@ def scaled(device: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def memory_us(device: Device, row: Row, kept: tuple[float, float]) -> float:
-    """Of a row that moves bytes and does no more."""
+    """Returns the microseconds of a row that only moves bytes."""
     if row.work is None:
         raise ValueError(f"{row.label}: nothing is known of its bytes")
     return device.launch_us + limits(moved_us(device, row.work.x[0], row.work.y[0], kept=kept).values())
 
 
 def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Error of the gain of long pairs, and the decisions sparse or dense of all."""
+    """Yields the error of the gain of long pairs, and how many decisions sparse or dense are confirmed."""
     dense, sparse = judge(rows), judge(rows, sparse=True)
     gain, seen = dense.us / sparse.us, np.exp(_log_gain(rows))
     error = np.log(gain / seen)
@@ -230,7 +240,7 @@ def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def misfits(found: Judged, most: float = 0.5) -> Iterator[str]:
-    """Rows whose estimate is off by more than e ** `most`, the worst first."""
+    """Yields the rows whose estimate is off by more than e ** `most`, the worst first."""
     for i in map(int, np.argsort(-np.abs(found.error))):
         if abs(found.error[i]) > most and found.rows[i].us >= SHORT_US:
             r = found.rows[i]
@@ -238,7 +248,7 @@ def misfits(found: Judged, most: float = 0.5) -> Iterator[str]:
 
 
 def ours(row: Row) -> float:
-    """Microseconds of our fastest dense kernel for what the row computes, channels last."""
+    """Returns the predicted microseconds of our fastest dense kernel for the row's problem, channels last."""
     device, p = device_of(row), row.problem
     if p is None:
         raise ValueError(f"{row.label}: no convolution of ours computes it")
@@ -249,7 +259,9 @@ def ours(row: Row) -> float:
 
 
 def our_kernels(device: str, rows: Sequence[Row]) -> str:
-    """How our predictions stand to the library's times and estimates, and the share that promises to beat it by 10 %."""
+    """Describes how our predictions compare with the library's times and estimates, and the share of rows that promise to beat
+    them by 10 %.
+    """
     long = [r for r in rows if r.us >= LONG_US]
     us, peer = np.array([ours(r) for r in long]), judge(long)
     return (
@@ -265,7 +277,7 @@ def faster(us: np.ndarray, published: np.ndarray) -> float:
 
 
 def below_bounds(rows: Iterable[Row]) -> list[str]:
-    """Rows that beat what peaks allow: there should be none."""
+    """Lists the rows with times below the bound by peak rates: there should be none."""
     found = []
     for row in rows:
         if row.work is not None:
@@ -277,7 +289,7 @@ def below_bounds(rows: Iterable[Row]) -> list[str]:
 
 
 def network_us(row: Row) -> float:
-    """The sum of its convolutions; of a sparse network each at the faster of its two kernels."""
+    """Returns the sum of the network's convolutions; in a sparse network each has the faster one of its two kernels."""
     device, work = device_of(row), together([row])
     us = peers.estimate(work, device, rates(device).library, accumulate=row.accumulate)[0]
     if row.kind == "sparse network":
@@ -292,7 +304,7 @@ def networks(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def draw(judged: Sequence[Row]) -> None:
-    """A plot for each device with dense products."""
+    """Draws a plot for each device with dense products."""
     PLOTS.mkdir(exist_ok=True)
     for device, rows in by_device(judged, "gemm").items():
         found = judge(rows)

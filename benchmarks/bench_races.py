@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_races [--races 1000]
 
-The problems are those of resnet20 (batch 32) and squeezenet with all their tactics, at most 200 drawn of each; what a tactic
-really takes is its prediction times a lognormal error of 10 %, so that rivals differ as real ones do. A sample has lognormal
-noise, and takes as long as on a GPU: the L2's flush, a warm run, the run that is timed. A clock at 0.8 for 30 of every 100 ms
-slows them all. A choice is wrong if it takes over 1 % more than the best tactic of the problem, or of the cell.
+The problems are those of resnet20 (batch 32) and squeezenet with all their tactics, at most 200 drawn of each; a tactic's true
+time is its prediction times a lognormal error of 10 %, so that rivals differ as real ones do. A sample has lognormal noise, and
+takes as long as on a GPU: the L2's flush, a warm run, the run that is timed. A clock at 0.8 for 30 of every 100 ms slows them
+all. A choice is wrong if it takes over 1 % more than the best tactic of the problem, or of the cell.
 """
 
 import math
@@ -30,7 +30,7 @@ MOST, LEAST = 200, 20  # tactics of a race
 ERROR = 0.10  # of the predictions
 WRONG = 0.01
 FLUSH_US, SAMPLE_US, HOST_US, FULL_MHZ = 80.0, 50.0, 20.0, 1980.0
-Rivals = Sequence[tuple[str, object, float]]  # of each tactic: name, cell, predicted microseconds
+Rivals = Sequence[tuple[str, object, float]]  # (name, cell, predicted microseconds) of each tactic
 Clock = Callable[[float], float]  # microseconds since the start -> share of the full clock
 
 
@@ -44,7 +44,9 @@ def throttled(now_us: float) -> float:
 
 @dataclass
 class Gpu:
-    """A child process that draws samples. `knows`: whether it repeats samples of a low clock (tactics/sampling/samples.py)."""
+    """A simulated GPU with a child process that draws samples. `knows`: whether the child repeats samples taken at a low clock
+    (tactics/sampling/samples.py).
+    """
 
     times: Mapping[str, float]
     noise: float
@@ -56,7 +58,7 @@ class Gpu:
     steady: Steady = field(default_factory=Steady)
 
     def samples(self, names: Sequence[str], count: int) -> list[tuple[str, float]]:
-        """`count` of each, interleaved in random order."""
+        """Returns (name, microseconds) of `count` samples of each tactic, interleaved in random order."""
         order = [*names] * count
         self.rng.shuffle(order)
         return [(name, self._sample(self.times[name])) for name in order]
@@ -68,7 +70,7 @@ class Gpu:
         return self.steady.take(lambda: self._once(us), self._pause).us
 
     def _once(self, us: float) -> tuple[float, float]:
-        """A sample, and the clock in MHz that the flush before it ran at."""
+        """Returns (a sample, the MHz of the clock during the flush before it)."""
         clock = self.clock(self.now_us)
         self.now_us += FLUSH_US / clock + max(us, SAMPLE_US)
         slowed = us / self.clock(self.now_us)
@@ -80,7 +82,7 @@ class Gpu:
 
 
 def raced(gpu: Gpu, cells: Mapping[str, object]) -> dict[str, float]:
-    """Tactic -> its time, as tactics.measure.timing asks: each alone once, then rivals together."""
+    """Returns tactic -> its time, measured as tactics.measure.timing does: each tactic alone once, then rivals together."""
     race = Race(cells, {}, {})
     while True:
         race.settle()
@@ -94,7 +96,7 @@ def raced(gpu: Gpu, cells: Mapping[str, object]) -> dict[str, float]:
 
 
 def fixed(count: int) -> Callable[[Gpu, Mapping[str, object]], dict[str, float]]:
-    """The median of so many samples of each tactic."""
+    """Returns a function that measures each tactic by the median of `count` samples."""
 
     def choose(gpu: Gpu, cells: Mapping[str, object]) -> dict[str, float]:
         return {name: statistics.median(us for _, us in gpu.samples([name], count)) for name in cells}
@@ -102,7 +104,7 @@ def fixed(count: int) -> Callable[[Gpu, Mapping[str, object]], dict[str, float]]
     return choose
 
 
-ROWS = (  # what is printed; noise of a sample, clock, whether the child knows it, how samples are spent
+ROWS = (  # title; (noise of a sample, clock, whether the child knows the clock, how samples are spent)
     ("race", 0.05, full, True, raced),
     ("10 samples each", 0.05, full, True, fixed(10)),
     ("30 samples each", 0.05, full, True, fixed(30)),
@@ -113,7 +115,7 @@ ROWS = (  # what is printed; noise of a sample, clock, whether the child knows i
 
 
 def problems() -> list[Rivals]:
-    """Of both networks, those with more than a few tactics."""
+    """Returns the tactics of each problem of both networks that has more than a few."""
     timer = Collecting(named("h200"))
     with fewer_tactics(False, lambda *_: timer):
         for name, shapes in NETWORKS.items():
@@ -124,12 +126,14 @@ def problems() -> list[Rivals]:
 
 
 def loss(times: Mapping[str, float], measured: Mapping[str, float], names: Sequence[str]) -> float:
-    """How much longer the one that was measured the shortest takes than the best, as a share."""
+    """Returns how much longer the tactic with the shortest measured time takes than the best one, as a share of the best."""
     return times[min(names, key=measured.__getitem__)] / min(times[name] for name in names) - 1
 
 
 def row(rivals: Sequence[Rivals], races: int, noise: float, clock: Clock, knows: bool, choose: Callable) -> list[float]:
-    """Shares in percent of problems decided wrong, their mean loss, of cells; samples and milliseconds a tactic."""
+    """Returns percent of problems decided wrong, their mean loss, percent of cells decided wrong, samples of a tactic, its
+    milliseconds.
+    """
     whole, cells, samples, tactics, spent_us = [], [], 0, 0, 0.0
     for i in range(races):
         rng = random.Random(i)

@@ -24,14 +24,16 @@ MIB = 1 << 20
 
 
 def opened(name: str) -> onnx.ModelProto:
-    """The network with an open batch."""
+    """Returns the network with an open batch."""
     if name == "digits":
         return onnx.load(DIGITS)
     return light.open_batch(light.light(name) if name.startswith("light_") else topologies.filled(name))
 
 
 def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False) -> dict[str, Any]:
-    """An engine for one batch, or for a range of three: what it took, and what it holds."""
+    """Builds an engine for one batch, or for a range of three; returns the seconds and bytes that the build took, and the bytes
+    and plans that the engine holds.
+    """
     import gpu_runtime as gr
     from gpu_runtime.building import points as choice
     from gpu_runtime.explain import points
@@ -56,7 +58,9 @@ def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False)
 
 
 def compared(name: str, device: str, batches: tuple[int, ...]) -> dict[str, Any]:
-    """A range, the same with one tactic per layer, and an engine for each batch that the range tried."""
+    """Returns the results (`built`) of one engine for the range, of the same with one tactic per layer for all batches, and of
+    an engine for each batch that the range planned.
+    """
     with processes.pool(1, 1) as pool:
         whole = pool.submit(built, name, device, batches).result()
         alike = pool.submit(built, name, device, batches, True).result()

@@ -3,15 +3,15 @@
     python -m benchmarks.bench_sass [--sm sm_80] [--tiles 128x256x32] [--out out/sass.json]
     python -m benchmarks.bench_sass --found
 
-For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
-what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
-peak by benchmarks/simulator, its range and centre, with clocks of a tile. For sm_90a one table: what ptxas says, and the main
-loop of the warps that multiply. Last what is required, what was found and whether it is met, without --sm and --tiles also
-against published times. --out: all of it and every point of the range as JSON. --found: what benchmarks/sass/found.json says
-was required and found, with nothing compiled or simulated.
+For each architecture two tables. The first has ptxas' numbers: registers, blocks that fit an SM. The second has the counts of a
+main loop for each tensor-core instruction, from the emulator on one convolution, all answers compared to the bit; and the share
+of the tensor cores' peak by benchmarks/simulator, its range and centre, with clocks of a tile. For sm_90a one table: ptxas'
+numbers, and the main loop of the warps that multiply. Last the requirements, each with the value found and whether it is met,
+without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON. --found: the
+requirements as benchmarks/sass/found.json has them, with nothing compiled or simulated.
 
-What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 5, the rest half a
-minute. What is not downloaded is left out, and said: make truth.
+Code that nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, loops that were not simulated 5, the
+rest half a minute. Kernels that are not downloaded are left out, with a message: make truth.
 """
 
 import json
@@ -55,12 +55,12 @@ from cuda_kernels.files import fault, write
 
 NAME_WIDTH = 47
 FOUND = Path(__file__).parent / "sass" / "found.json"
-DEEP = (576, 2304, 4608)  # K, of whole tiles' clocks
+DEEP = (576, 2304, 4608)  # the K for which the clocks of whole tiles are given
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel on one architecture; `right`: whether its answers are the reference's, to the bit."""
+    """A kernel on one architecture; `right`: whether its outputs equal the reference's in every bit."""
 
     kernel: Kernel
     sm: str
@@ -83,13 +83,13 @@ class Row:
 
     @property
     def instructions(self) -> float:
-        """Of an iteration of the main loop, for each tensor-core instruction."""
+        """Returns the instructions of a main loop's iteration for each tensor-core instruction."""
         code = program(self.code.cubin)
         path = code.iteration(code.main_loop)
         return len(path) / sum(i.mma for i in path)
 
     def tile_clocks(self, found: Simulated, k: int) -> float:
-        """Of a tile, when its SM is full, where the sweep is centred."""
+        """Returns the clocks of a tile with depth `k` on a full SM, at the centre of the sweep."""
         tile, device = self.kernel.tile, DEVICES[self.sm]
         return found.once + -(-k // tile.k) * stage_clocks(tile, self.kernel.sparse, found.centre, self.blocks, device)
 
@@ -116,7 +116,7 @@ class Row:
 
 
 def compiled(kernels: list[Kernel]) -> None:
-    """Compile what is not cached, two at a time."""
+    """Compiles the kernels that are not cached, two at a time."""
     if any(kernel.maker == "Triton" for kernel in kernels):
         triton()
     with ThreadPoolExecutor(2) as pool:
@@ -124,7 +124,9 @@ def compiled(kernels: list[Kernel]) -> None:
 
 
 def rows(kernel: Kernel, sms: list[str]) -> list[Row]:
-    """A kernel on each architecture; the emulator runs others' PTX, one for all, once. ClickException where it fails."""
+    """Returns a kernel's row on each architecture. The emulator runs the PTX of others' kernels, which is the same for all,
+    once. ClickException if it fails.
+    """
     found, ran = [], dict[str, list[Ran]]()
     for sm in sms:
         key = sm if kernel.maker == "ours" else ""
@@ -142,13 +144,13 @@ def rows(kernel: Kernel, sms: list[str]) -> list[Row]:
 
 
 def simulations(found: list[Row]) -> dict[Row, Simulated]:
-    """Of those that fit an SM."""
+    """Simulates the rows whose kernel fits an SM."""
     fitting = [row for row in found if row.blocks]
     return dict(zip(fitting, simulated([row.asked for row in fitting]), strict=True))
 
 
 def timed(kernels: list[Kernel], sm: str) -> list[Timed]:
-    """CUTLASS's tiles with each number of blocks that an SM holds, where the sweep is centred."""
+    """Simulates CUTLASS's tiles with each number of blocks that an SM holds, at the centre of the sweep."""
     device, asked, where = DEVICES[sm], list[Asked](), list[tuple[Kernel, int]]()
     for kernel in kernels:
         ran = run(kernel, DEPTHS[0])
@@ -208,13 +210,13 @@ def shares(found: list[Row], at: dict[Row, Simulated], sm: str) -> str:
 
 
 def side_by_side(found: list[Row], sm: str) -> str:
-    """The table of one architecture."""
+    """Returns the table of one architecture."""
     device = DEVICES[sm]
     return "\n".join([f"\n{sm} ({device.title})", HEADER, *(line(row) for row in found if row.sm == sm)])
 
 
 def present(kernels: list[Kernel]) -> list[Kernel]:
-    """Those that can be had here; the others are said, with the reason."""
+    """Returns the kernels that can be had here; prints the reason for each of the others."""
     why = {kernel: missing(kernel) for kernel in kernels}
     for reason in sorted({text for text in why.values() if text}):
         click.echo(f"left out: {', '.join(str(k) for k, text in why.items() if text == reason)}: {reason}")
@@ -230,7 +232,9 @@ def conditions() -> str:
 
 
 def measured() -> list[Requirement]:
-    """Beside what was measured and published, which takes all of CUTLASS's tiles; nothing where they cannot be had."""
+    """Returns the requirements beside measured and published times, which need all of CUTLASS's tiles; [] if some cannot be
+    had.
+    """
     if missing(GEMMS[0]):
         return []
     compiled(list(GEMMS))
@@ -243,7 +247,9 @@ def measured() -> list[Requirement]:
 
 
 def last() -> list[Requirement]:
-    """Of benchmarks/sass/found.json: ours beside CUTLASS's by every point that it has, the others as they were found."""
+    """Returns the requirements as benchmarks/sass/found.json records them: ours beside CUTLASS's at every point that it holds,
+    the others as they were found.
+    """
     kept = json.loads(FOUND.read_text())
     kernels = {str(kernel): kernel for kernel in (*KERNELS, *ON_HOPPER)}
     fitting = [((kernels[r["kernel"]], r["sm"]), of) for r in kept["rows"] if (of := r["share_of_peak"])]

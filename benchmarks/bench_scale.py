@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 SIDE, CHANNELS = 8, 16
 NODES = (1000, 5000, 20000)
-# (module, function) whose time is a stage's, less that of other stages inside it.
+# stage -> (module, function) whose time is the stage's, less the time of other stages inside it.
 STAGES = {
     "import": ("gpu_runtime.frontend.importer", "read"),
     "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
@@ -44,7 +44,7 @@ STAGES = {
 
 
 class _Net:
-    """Nodes and weights of a graph that grows from input "x"; `add` returns the name of a new node's output."""
+    """The nodes and weights of a graph that grows from input "x"; `add` returns the name of a new node's output."""
 
     def __init__(self, channels: int = CHANNELS):
         self.channels = channels
@@ -57,7 +57,7 @@ class _Net:
         return self.nodes[-1].output[0]
 
     def conv(self, x: str, c: int = CHANNELS, k: int = CHANNELS, size: int = 3) -> str:
-        """A convolution of `c` to `k` channels, whose weights keep the size of random activations."""
+        """Adds a convolution of `c` to `k` channels, whose weights keep random activations at their size."""
         w = self.constant(self.rng.standard_normal((k, c, size, size)).astype(np.float32) / (c * size * size) ** 0.5)
         return self.add("Conv", x, w, pads=[size // 2] * 4)
 
@@ -66,7 +66,7 @@ class _Net:
         return self.weights[-1].name
 
     def joined(self, tensors: list[str]) -> str:
-        """Their sum, added up in pairs."""
+        """Adds nodes that sum the tensors in pairs; returns the sum's name."""
         while len(tensors) > 1:
             pairs = [self.add("Add", a, b) for a, b in zip(tensors[::2], tensors[1::2], strict=False)]
             tensors = pairs + tensors[2 * len(pairs) :]
@@ -80,7 +80,7 @@ class _Net:
 
 
 def chain(n: int) -> onnx.ModelProto:
-    """Elementwise nodes in a row."""
+    """Returns n elementwise nodes in a row."""
     net, x = _Net(), "x"
     for i in range(n):
         x = net.add(("Sigmoid", "Tanh")[i % 2], x)
@@ -88,7 +88,7 @@ def chain(n: int) -> onnx.ModelProto:
 
 
 def branches(n: int) -> onnx.ModelProto:
-    """Blocks of five nodes in a row: a 3x3, a 1x1 and their input added, behind that a ReLU."""
+    """Returns blocks of five nodes in a row: a 3x3, a 1x1 and their input are added, then a ReLU."""
     net, x = _Net(), "x"
     for _ in range(n // 5):
         x = net.add("Relu", net.add("Add", net.add("Add", net.conv(x), net.conv(x, size=1)), x))
@@ -96,19 +96,19 @@ def branches(n: int) -> onnx.ModelProto:
 
 
 def fan(n: int) -> onnx.ModelProto:
-    """One tensor with n / 2 elementwise readers, which are added up."""
+    """Returns one tensor with n / 2 elementwise readers, whose results are added up."""
     net = _Net()
     return net.model(net.joined([net.add(("Sigmoid", "Tanh", "Softplus", "Softsign")[i % 4], "x") for i in range(n // 2)]))
 
 
 def conv_fan(n: int) -> onnx.ModelProto:
-    """One tensor with n / 2 convolutions that read it, which are added up."""
+    """Returns one tensor that n / 2 convolutions read, whose results are added up."""
     net = _Net()
     return net.model(net.joined([net.conv("x", size=1) for _ in range(n // 2)]))
 
 
 def convs(n: int) -> onnx.ModelProto:
-    """Convolutions of one shape in a row."""
+    """Returns convolutions of one shape in a row."""
     net, x = _Net(), "x"
     for _ in range(n):
         x = net.conv(x)
@@ -116,7 +116,7 @@ def convs(n: int) -> onnx.ModelProto:
 
 
 def shapes(n: int) -> onnx.ModelProto:
-    """1x1 convolutions and ReLUs in a row: 60 numbers of channels, 60 distinct problems."""
+    """Returns 1x1 convolutions and ReLUs in a row with 60 numbers of channels, so 60 distinct problems."""
     net, x, c = _Net(), "x", CHANNELS
     for i in range(n // 2):
         k = 8 + 8 * (i * 37 % 60)
@@ -125,7 +125,7 @@ def shapes(n: int) -> onnx.ModelProto:
 
 
 def ladder(n: int) -> onnx.ModelProto:
-    """Residual blocks: Conv, Add, ReLU."""
+    """Returns residual blocks in a row: Conv, Add, ReLU."""
     net, x = _Net(), "x"
     for _ in range(n // 3):
         x = net.add("Relu", net.add("Add", net.conv(x), x))
@@ -133,7 +133,7 @@ def ladder(n: int) -> onnx.ModelProto:
 
 
 def concats(n: int) -> onnx.ModelProto:
-    """Split in two, one function each, Concat."""
+    """Returns blocks in a row: a Split in two, an elementwise function on each half, a Concat."""
     net, x = _Net(), "x"
     halves = net.constant(np.array([CHANNELS // 2, CHANNELS // 2], np.int64))
     for i in range(n // 4):
@@ -143,7 +143,7 @@ def concats(n: int) -> onnx.ModelProto:
 
 
 def dense(n: int) -> onnx.ModelProto:
-    """DenseNet's blocks: six convolutions, each over all before it joined, then a 1x1 convolution back."""
+    """Returns DenseNet's blocks: six convolutions, each on the Concat of all tensors before it, then a 1x1 convolution back."""
     net, x = _Net(), "x"
     while len(net.nodes) < n:
         features = [x]
@@ -155,7 +155,7 @@ def dense(n: int) -> onnx.ModelProto:
 
 
 def reshapes(n: int) -> onnx.ModelProto:
-    """A Reshape that moves channels into rows or back, and a function, in a row."""
+    """Returns pairs in a row: a Reshape that moves channels into rows or back, and an elementwise function."""
     net, x = _Net(), "x"
     ways = [net.constant(np.array(s, np.int64)) for s in ((1, CHANNELS // 2, SIDE * 2, SIDE), (1, CHANNELS, SIDE, SIDE))]
     for i in range(n // 2):
@@ -164,7 +164,7 @@ def reshapes(n: int) -> onnx.ModelProto:
 
 
 def split(nodes: int) -> onnx.ModelProto:
-    """A Split into so many parts, and their Sum."""
+    """Returns a Split into `nodes` parts, and their Sum."""
     parts = " ".join(f"s{i}" for i in range(nodes))
     made = [helper.make_node("Split", ["x"], parts.split(), "split", axis=1, num_outputs=nodes)]
     made.append(helper.make_node("Sum", parts.split(), ["y"], "sum"))
@@ -180,7 +180,9 @@ KINDS: dict[str, Callable[[int], onnx.ModelProto]] = {
 
 @contextmanager
 def stage_seconds() -> Iterator[dict[str, float]]:
-    """The processor's seconds that each of STAGES takes inside the block, without those of other stages that it calls."""
+    """Yields stage -> the processor's seconds of each of STAGES inside the block, without the time of other stages that it
+    calls.
+    """
     import importlib
 
     spent, inner, undo = dict.fromkeys(STAGES, 0.0), [], []
@@ -211,7 +213,7 @@ def stage_seconds() -> Iterator[dict[str, float]]:
 
 
 def run(kind: str, nodes: int, sparsity: str, device: str) -> dict:
-    """One build in this process: {kind, nodes, layers, seconds, stages, ms_per_node, peak_mb}."""
+    """Builds one graph in this process; returns {kind, nodes, layers, seconds, stages, ms_per_node, peak_mb}."""
     from gpu_runtime import build
 
     warnings.simplefilter("ignore", RuntimeWarning)

@@ -1,8 +1,8 @@
 """Write cuda_kernels/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
 
-    python -m benchmarks.cycle_shares                       # what is missing or of other machine code
+    python -m benchmarks.cycle_shares                       # loops that are missing or whose machine code changed
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
-    python -m benchmarks.cycle_shares --loaded              # what a loaded L2 would make of it, nothing written
+    python -m benchmarks.cycle_shares --loaded              # the shares with a loaded L2, nothing written
 
 A row keeps a hash of its loop's machine code and of the machine: a kernel that changes elsewhere is compiled again, and not
 simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop,
@@ -49,7 +49,7 @@ LABEL = re.compile(r"\.L_\w+")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One of the table's: what the values of LOOPS make of a kernel with a tile."""
+    """A loop of the table: a kernel's main loop with a tile and the compile-time values of LOOPS `name`."""
 
     kernel: str
     tile: Tile
@@ -67,12 +67,12 @@ class Loop:
 
     @property
     def machines(self) -> dict[str, Device]:
-        """Those on which the tile fits, by name."""
+        """Returns name -> device for the machines on which the tile fits."""
         return {name: device for name, device in MACHINES.items() if self.fits(device)}
 
 
 def simulated(loop: Loop, sm: str, known: Mapping[str, list]) -> dict[str, list]:
-    """The rows of one architecture's machines; `known`: by their hash, those that need no simulation."""
+    """Returns machine -> row for the machines of one architecture; `known`: rows by their hash, which need no simulation."""
     machines = {name: device for name, device in loop.machines.items() if device.sm == sm}
     if not machines:
         return {}
@@ -99,8 +99,9 @@ def _shares(loop: Loop, once: tuple[Instruction, ...], r: Residency, at: Machine
 
 
 def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
-    """Of the clocks that tensor cores work, the share in which they work on the tile: a norm's sums take 16 rows more, of dense
-    products. ValueError where an iteration is no whole number of stages."""
+    """Returns the share of the tensor cores' busy clocks in which they work on the tile: a norm's sums take 16 rows more, of
+    dense products. ValueError if an iteration is no whole number of stages.
+    """
     t, sparse = loop.tile, loop.tactic.sparse
     warps = t.threads // 32
     stage = t.m * t.n * t.k // warps // (16 * 8 * (32 if sparse else 16))
@@ -114,8 +115,9 @@ def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
 
 
 def under_load(loop: Loop) -> dict[str, list[float]]:
-    """By machine: by what part each latency of LOADED changes a loop's share; on SWEPT also half of the sweep's range, in
-    logarithms, with L2 idle and with those latencies."""
+    """Returns machine -> the factor by which each latency of LOADED changes the loop's share; on SWEPT machines also half of
+    the sweep's range, in logarithms, with L2 idle and with these latencies.
+    """
     found = {}
     for name, device in loop.machines.items():
         code, at = ours(loop.kernel, loop.tile, device.sm, LOOPS[loop.name]), machine(device)
@@ -128,7 +130,7 @@ def under_load(loop: Loop) -> dict[str, list[float]]:
 
 
 def load_table(of: Sequence[Mapping[str, list[float]]]) -> str:
-    """What `under_load` found of all loops, a machine a line."""
+    """Returns a table of the results of `under_load` for all loops, a line per machine."""
     lines = [f"{'machine':<12} loops" + "".join(f"  L2 at {n}: mean, least, most" for n in LOADED) + "  half of the range"]
     for name in MACHINES:
         columns = list(zip(*(found[name] for found in of if name in found), strict=True))
@@ -139,7 +141,9 @@ def load_table(of: Sequence[Mapping[str, list[float]]]) -> str:
 
 
 def _hash(once: Sequence[Instruction], *rest: object) -> str:
-    """Of what a row rests on: instructions, wherever they lie, warps and blocks, the machine and what is swept of it."""
+    """Hashes the facts on which a row rests: the instructions, wherever they lie, warps and blocks, the machine and its
+    sweep.
+    """
     digest, first = hashlib.sha256(), once[0].address
     for i in once:
         operands = tuple(LABEL.sub("", text) for text in i.operands)
@@ -149,7 +153,7 @@ def _hash(once: Sequence[Instruction], *rest: object) -> str:
 
 
 def of_loop(loop: Loop, sms: Sequence[str], known: Mapping[str, list]) -> tuple[Loop, dict[str, list]]:
-    """The rows of a loop, by machine."""
+    """Returns (the loop, machine -> its row)."""
     rows: dict[str, list] = {}
     for sm in sms:  # the machine code of sm_86 and sm_89 is often the same, and so are their machines
         rows |= simulated(loop, sm, {row[0]: row for row in (*known.values(), *rows.values())})
@@ -157,13 +161,13 @@ def of_loop(loop: Loop, sms: Sequence[str], known: Mapping[str, list]) -> tuple[
 
 
 def source(kernel: str) -> str:
-    """Of the kernel's sources and of the machines that are simulated."""
+    """Hashes the kernel's sources and the simulated machines."""
     figures = [(name, machine(device)) for name, device in MACHINES.items()]
     return hashlib.sha256(repr((source_hash(kernel), figures, CENTRE, SWEEP, SWEPT)).encode()).hexdigest()
 
 
 def loops() -> Iterator[Loop]:
-    """All, those that most layers run first."""
+    """Yields all loops, the ones that most layers run first."""
     for name in LOOPS:
         for kernel, tiles in (KERNELS if name == "vectors" else TILES).items():
             for at in tiles:
@@ -171,7 +175,7 @@ def loops() -> Iterator[Loop]:
 
 
 def written(tables: Mapping[str, Mapping]) -> str:
-    """JSON with a line for each loop of a tile."""
+    """Returns the tables as JSON, with a line for each loop of a tile."""
     versions = []
     for version, kernels in sorted(tables.items()):
         blocks = []
@@ -187,7 +191,7 @@ def written(tables: Mapping[str, Mapping]) -> str:
 
 
 def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
-    """{kernel: {tile: {loop: rows}}} in the order of the tiles, without empty ones."""
+    """Returns {kernel: {tile: {loop: rows}}} in the order of the tiles, without empty ones."""
     tables: dict[str, dict] = {kernel: {} for kernel in KERNELS}
     for loop in loops():
         if rows.get(loop):
@@ -196,7 +200,9 @@ def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
 
 
 def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]]:
-    """Loops with their rows as they are done, in two processes: those of other sources, and those that lack a machine."""
+    """Yields (loop, its rows) as they are simulated, by two processes: loops whose sources changed, and loops that lack a
+    machine.
+    """
     with processes.pool(PROCESSES) as pool:
         open_ones = [
             loop
@@ -214,8 +220,9 @@ def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]
 
 
 def make(known: Mapping[str, Mapping], version: str, results: Iterable[tuple[Loop, dict[str, list]]]) -> int:
-    """Write the table after each loop that has changed: an interrupted run loses nothing, and the next goes on. A kernel's hash
-    of sources is written last. Number of loops that have rows."""
+    """Writes the table after each loop that has changed, so that an interrupted run loses nothing and the next one goes on; a
+    kernel's hash of sources is written last. Returns the number of loops that have rows.
+    """
     rows, now = {loop: _known(known, loop) for loop in loops()}, {kernel: source(kernel) for kernel in KERNELS}
 
     def save(sources: Mapping[str, str]) -> None:

@@ -8,8 +8,8 @@
     python -m benchmarks.cycles conv_sparse24_sm90 128x224x64_w8x1_s7_b1x14x16 # the same of a strip
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
-Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
-Compute's words; then the share of the tensor cores' peak, over what is not published about the hardware.
+Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and the reason, in Nsight
+Compute's words; then the share of the tensor cores' peak, over the figures that are not published about the hardware.
 """
 
 import re
@@ -72,9 +72,10 @@ FEW = 10  # instructions at which warps wait longest, of the summary
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A kernel's machine code, and what a block of it takes. `multiplying`: warpgroups that multiply at a time, where others
-    copy, or multiply another tile in turn (ping-pong); 0: all. `drawn`: bytes of a stage of TMA's that the SM draws from L2, if
-    fewer than it holds. `stages`: by TMA, where they are known; else by the products that read one."""
+    """A kernel's machine code, and the resources of its block. `multiplying`: the warpgroups that multiply at a time while
+    others copy, or multiply another tile in turn (ping-pong); 0: all. `drawn`: the bytes of a TMA stage that the SM draws from
+    L2, if fewer than it holds. `stages`: the number of TMA's stages, if known; else it follows from the products that read one.
+    """
 
     title: str
     program: Program
@@ -87,7 +88,7 @@ class Code:
 
     @property
     def warpgroups(self) -> int:
-        """That multiply: all but one where TMA copies for a loop that waits for mbarriers."""
+        """Returns the number of warpgroups that multiply: all but one if TMA copies for a loop that waits for mbarriers."""
         produced = ring(self.once, 1, 1 << 30) is not None
         return self.multiplying or self.threads // 32 // GROUP_WARPS - produced
 
@@ -103,17 +104,17 @@ class Code:
 
     @property
     def k64(self) -> float:
-        """How many times 64 of K an iteration multiplies, of all rows and pixels of a warpgroup."""
+        """Returns how many times 64 of K an iteration multiplies, for all rows and pixels of a warpgroup."""
         products = [(i.operands[0], int(m["k"])) for i in self.once if (m := GMMA.match(i.opcode))]
         return sum(k for _, k in products) / len({sums for sums, _ in products}) / 64
 
     def simulated(self, r: Residency) -> Residency:
-        """Without the warps that copy."""
+        """Returns the residency without the warps that copy."""
         return replace(r, warps=GROUP_WARPS * self.warpgroups) if self.ring else r
 
 
 def tile(kernel: str, text: str) -> Tile:
-    """The tile of that name, a strip's among them, or of which it is the beginning. click.UsageError."""
+    """Returns the kernel's tile whose name is, or begins with, `text`; strips are among them. click.UsageError for others."""
     if kernel in HOPPER:
         with suppress(ValueError):
             return Tactic.parse(f"{kernel}_{EVERY_KERNEL[kernel].mark}_{text}__fp16.hwc8_fp16.hwc8").gemm
@@ -135,7 +136,9 @@ def tactic(kernel: str, at: Tile) -> Tactic:
 
 
 def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int], layer: ConvProblem = LAYER) -> Code:
-    """Our kernel as it is launched for a layer, a 3x3 convolution with bias and ReLU, with other values where `defined`."""
+    """Returns our kernel's code as it is launched for a layer, a 3x3 convolution with bias and ReLU; `defined`: compile-time
+    values that replace the usual ones.
+    """
     (launch,) = launches(layer, tactic(kernel, at))
     if not isinstance(launch, Launch):
         raise TypeError(f"{kernel} is a library's function: expected a kernel")
@@ -152,7 +155,9 @@ def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int], layer: Conv
 
 
 def from_l2(kernel: str, at: Tile) -> int:
-    """Bytes of a stage that one SM draws from L2 where a cluster shares it: of what its blocks share each copies a part."""
+    """Returns the bytes of a stage that one SM draws from L2: if a cluster's blocks share an operand, each copies a part of
+    it.
+    """
     if kernel not in HOPPER:
         return 0
     along, across, _ = at.cluster
@@ -161,7 +166,7 @@ def from_l2(kernel: str, at: Tile) -> int:
 
 
 def listing(found: Steady) -> str:
-    """One iteration, an instruction a line."""
+    """Returns one iteration, a line per instruction."""
     lines = [f"{'address':>7} {'issued':>7} {'waited':>7}  {'for':27} instruction"]
     for i, issued, waited in zip(found.instructions, found.issued_at, found.waited, strict=True):
         clocks = sum(waited.values())
@@ -200,7 +205,7 @@ def summary(found: Steady, r: Residency, at: Machine, code: Code) -> str:
 
 
 def asynchronous(code: Code) -> Iterator[str]:
-    """What a warpgroup waits for."""
+    """Yields lines about the waits of a warpgroup."""
     if pending := [i.pending for i in code.once if i.pending is not None]:
         many = "1 warpgroup multiplies" if code.warpgroups == 1 else f"{code.warpgroups} warpgroups multiply"
         yield f"{many}; groups of products in flight behind the shortest wait: {min(pending)}"
@@ -216,7 +221,7 @@ def rows(found: Steady) -> Iterator[tuple[Instruction, Mapping[str, float]]]:
 
 
 def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
-    """The share over the sweep: the whole range, and by each parameter's values the mean."""
+    """Describes the share over the sweep: its whole range, and its mean for each value of each parameter."""
     points = points_of(code.once)
     shares = {point: steady(code.program, r, at, point, ring=code.ring).mma_share for point in points}
     shifted = {of[0].l2_latency: [steady(code.program, r, at, p, ring=code.ring).mma_share for p in of] for of in SHIFTED}
@@ -236,7 +241,7 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
 
 
 def means(name: str, shares: Mapping[Sweep, float], part: Callable[[Sweep], Sweep | Bulk]) -> str:
-    """The mean share by a figure's values."""
+    """Returns a line with the mean share for each value of a figure."""
     of: dict[object, list[float]] = {}
     for point, share in shares.items():
         of.setdefault(getattr(part(point), name), []).append(share)
@@ -244,7 +249,7 @@ def means(name: str, shares: Mapping[Sweep, float], part: Callable[[Sweep], Swee
 
 
 def sourced(at: Machine) -> str:
-    """A table of figures and sources, in Markdown."""
+    """Returns a Markdown table of the figures and their sources."""
     rows = [(f"`{name}`", str(getattr(at, name)), source) for name, source in SOURCES.items() if name != "device"]
     rows += [(f"`{name}`", " or ".join(map(_shown, values)), SWEEP_SOURCES[name]) for name, values in SWEPT.items()]
     rows.append(("`l2_latency`, loaded", " or ".join(map(str, (at.l2_latency, *LOADED))), LOADED_SOURCE))

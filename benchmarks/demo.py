@@ -22,11 +22,11 @@ DIGITS = Path(__file__).parent / "digits"
 OUT = Path("out")
 BATCH = 120  # held-out images per run
 EXPLAINED_BATCH = 2048  # where some layers gain from sparsity and some do not
-PLANNED_FOR = "rtx4090"  # without a GPU: of those on which a library's products were timed, here 2:4 gains most beside them
+PLANNED_FOR = "rtx4090"  # without a GPU: the device, of those with published times of a library, on which 2:4 gains most
 
 
 def accuracy(engine) -> tuple[float, str]:
-    """Share of held-out digits classified right, computed by the engine's kernels; and where they ran."""
+    """Returns (the share of held-out digits that the engine's kernels classify right, the place where they ran)."""
     data = np.load(DIGITS / "heldout.npz")
     right = 0
     with engine.context() as ctx:
@@ -39,8 +39,9 @@ def accuracy(engine) -> tuple[float, str]:
 
 
 def closing(record: EngineRecord) -> str:
-    """The demo's last table: of the sparse layers the one that gains most, of the dense ones that which loses least, and the
-    first that cannot be sparse; then the plan's total, and what 2:4 gains beside dense kernels, ours and a library's."""
+    """Returns the demo's last table: the sparse layer that gains most, the dense layer that loses least, the first layer that
+    cannot be sparse; then the plan's total, and the gain of 2:4 over dense kernels, ours and a library's.
+    """
     rows, timing, found = record.plan.sparsity.rows, record.timing, record.plan.solution
     kinds = (
         max((r for r in rows if r.verdict == "sparse"), key=lambda r: r.other_cost_us or 0, default=None),
@@ -75,7 +76,7 @@ def main() -> None:
     if reason:
         title = devices.named(PLANNED_FOR).title
         print(f"No GPU ({reason}): plans are for an {title}, times predicted; the kernels' PTX runs in the CPU emulator.\n")
-    else:  # what fails is left out of the plans that follow
+    else:  # kernels that fail are left out of the plans that follow
         print("gpu-runtime doctor:\n\n" + wording_of_doctor.text(examine.examine(devices.current())))
     for name in ("dense", "sparse"):
         start = time.perf_counter()

@@ -35,7 +35,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 
 
 def measure(name: str, device: str, sparsity: str) -> dict[str, Any]:
-    """The row of one network."""
+    """Returns the row of one network."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         path, shapes = find(name, Path(folder))
@@ -59,7 +59,7 @@ def measure(name: str, device: str, sparsity: str) -> dict[str, Any]:
 
 
 def table(networks: dict[str, Any]) -> Iterator[str]:
-    """A line per network, then one per launch that is far from its floor."""
+    """Yields a line per network, then one per launch that is far from its floor."""
     yield "| network | layers | plan, us | floor, us | times | most above the floor |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name, row in networks.items():
@@ -78,7 +78,7 @@ def table(networks: dict[str, Any]) -> Iterator[str]:
 
 
 def _short(layer: str) -> str:
-    """The first of the nodes that are one launch."""
+    """Returns the name of the first node of a launch."""
     first, *more = layer.split(" + ")
     return first + (f" and {len(more)} nodes" if more else "")
 

@@ -1,10 +1,10 @@
-"""What `make gpu` runs: experiments on a GPU by priority, each in a process of its own, in under nine minutes a call.
+"""The experiments of `make gpu` on a GPU, by priority, each in a process of its own, in under nine minutes a call.
 
     python -m benchmarks.gpu [--out FOLDER] [--seconds 530] [--rows right,layers,...] [--small] [--list]
 
 ROWS is the table. A row that hangs or dies loses only itself. summary.json says of each how it ended and with which kernels: a
 row that is answered for the kernels of now is skipped, so a second call goes on where the first ended. `--list` prints the
-table with what is answered. What `make gpu-pack` compiled is taken as it is; what else a row has to compile is told.
+table with the answered rows. Kernels that `make gpu-pack` compiled are taken; a row that compiles others says so.
 
 Results go to benchmarks/results/GPU. `--small`: few tactics, layers and tests; always so on the emulated driver
 (`python -m tests.emulated_driver python -m benchmarks.gpu`). Such results say that they are no hardware's, and are refused
@@ -30,13 +30,15 @@ from cuda_kernels.compile import compile_many, source_hash
 from cuda_kernels.device import Device, current, why_no_gpu
 from tactics.measure import timing
 
-GRACE_S = 3.0  # of a row's time: what its process has left to write its file and end
+GRACE_S = 3.0  # the seconds of a row's time that its process keeps to write its file and end
 LEAST = 0.5  # the share of a row's time that has to be left when it begins
 
 
 class Row(NamedTuple):
-    """An experiment. `seconds`: at most; `decides`: the question that it answers; `file`: its result; `needs`: of NEEDS;
-    `words`: of `python -m`, where {out} is the file, {folder} its folder and {seconds} the time; `small`: more of them."""
+    """An experiment. `seconds`: the most that it takes; `decides`: the question that it answers; `file`: its result; `needs`:
+    names in NEEDS; `words`: the arguments of `python -m`, with {out} for the file, {folder} for its folder, {seconds} for the
+    time; `small`: more arguments for --small.
+    """
 
     number: str
     name: str
@@ -96,7 +98,7 @@ def _no_program(name: str) -> str:
     return "" if found else f"{name} is neither on PATH nor in /usr/local/cuda*/bin"
 
 
-NEEDS: dict[str, Callable[[], str]] = {  # -> why it is not there; an empty string where it is
+NEEDS: dict[str, Callable[[], str]] = {  # need -> a function that says why it is not there, or ""
     "torch": _no_torch,
     "ncu": lambda: _no_program("ncu"),
     "compute-sanitizer": lambda: _no_program("compute-sanitizer"),
@@ -104,7 +106,7 @@ NEEDS: dict[str, Callable[[], str]] = {  # -> why it is not there; an empty stri
 
 
 def why_left_out(row: Row) -> str:
-    """Why a row cannot run here, in words; an empty string where it can."""
+    """Says why a row cannot run here; "" if it can."""
     return next(filter(None, (NEEDS[need]() for need in row.needs)), "")
 
 
@@ -112,21 +114,21 @@ def why_left_out(row: Row) -> str:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """The ledger of all calls; empty before the first."""
+    """Returns the summary of all calls so far; {} before the first."""
     path = folder / "summary.json"
     found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     return found if isinstance(found.get("rows"), dict) else {}
 
 
 def is_answered(row: Row, summary: dict[str, Any], folder: Path, small: bool) -> bool:
-    """Whether it ended well with the kernels of now, at this size."""
+    """Whether the row ended well with the present kernels, at this size."""
     entry = summary.get("rows", {}).get(row.name, {})
     same = entry.get("status") == "ok" and entry["kernels"] == source_hash() and entry["small"] == small
     return same and (folder / row.file).exists()
 
 
 def listed(folder: Path, small: bool) -> Iterator[str]:
-    """The table, with what the folder's summary says of each row."""
+    """Yields the table of rows, each with its entry in the folder's summary."""
     summary = summary_of(folder)
     yield f"{'#':>3} {'row':11} {'s':>4}  {'decides':37} {'file':19} {'needs':18} state"
     for row in ROWS:
@@ -146,12 +148,12 @@ def command(row: Row, folder: Path, seconds: float, small: bool) -> list[str]:
 
 
 def kept() -> set[str]:
-    """The names of the cache's entries."""
+    """Returns the names of the cache's entries."""
     return {path.name for path in (files.cache_dir() / "kernels").glob("*/*.json")}
 
 
 def names_of(entries: set[str]) -> str:
-    """Of cache entries how many there are of each kernel."""
+    """Returns a text with the number of cache entries of each kernel."""
     counts: dict[str, int] = {}
     for name in entries:
         path = files.cache_dir() / "kernels" / name[:2] / name
@@ -161,7 +163,9 @@ def names_of(entries: set[str]) -> str:
 
 
 def compile_row(name: str, small: bool, out: Path, device: Device) -> int:
-    """The kernels of a row that the cache does not have, on all cores: what a row would otherwise compile one by one."""
+    """Compiles the kernels of a row that the cache does not have, on all cores (the row would compile one after the other);
+    returns their number.
+    """
     from benchmarks.experiments import pack
 
     todo = pack.missing(name, device, small, out)
@@ -170,7 +174,7 @@ def compile_row(name: str, small: bool, out: Path, device: Device) -> int:
 
 
 def one_row(row: Row, folder: Path, seconds: float, small: bool, packed: bool) -> dict[str, Any]:
-    """Run a row within its time -> its entry of the summary."""
+    """Runs a row within its time; returns its entry of the summary."""
     begun, before = time.monotonic(), kept()
     own = [sys.executable, "-m", "benchmarks.gpu", "--compile", row.name, "--out", str(folder), *(["--small"] if small else [])]
     if not packed:
@@ -187,7 +191,7 @@ def one_row(row: Row, folder: Path, seconds: float, small: bool, packed: bool) -
 
 
 def ended(status: str, seconds: float, small: bool, compiled: int) -> dict[str, Any]:
-    """A row's entry of the summary."""
+    """Returns a row's entry of the summary."""
     facts = {"kernels": source_hash(), "small": small, "date": hardware.now()}
     return {"status": status, "seconds": round(seconds, 1), "compiled": compiled, **facts}
 

@@ -1,4 +1,4 @@
-"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, what a load waits for, how L2
+"""Facts of a GPU that predictions rest on: clusters that run at a time, how their blocks meet, the wait of a load, how L2
 serves a chain of kernels, how fast SMs write.
 
 python -m benchmarks.gpu_facts --out FILE [--seconds 40] [--small]      on a GPU; benchmarks/results/h200/facts.json is one
@@ -19,10 +19,11 @@ from cuda_kernels.device import current
 from cuda_kernels.tensor_maps import Map, encode_by_driver
 
 MEGABYTES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 44, 52, 64, 96, 160)
-CLUSTERS, THREADS, SMEM = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16), 384, (200, 100)  # blocks; of a block; KB of shared memory
+CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # blocks of a cluster
+THREADS, SMEM = 384, (200, 100)  # threads of a block, and its KB of shared memory
 WRITING = Path(__file__).parent / "experiments" / "writing.cu"
-WRITTEN, PIECE = (8, 26, 52, 103, 206), 8192  # MB; bytes
-MEETINGS, LOADS = 64, 2048  # of a measurement
+WRITTEN, BULK_BYTES = (8, 26, 52, 103, 206), 8192  # MB that a launch writes; bytes of a bulk copy
+MEETINGS, LOADS = 64, 2048  # meetings, and loads, of a measurement
 STRAIGHT = (128, 512, 1024, 2048, 4096)  # instructions
 STREAMS = (0, 1, 2, 4, 8, 16)  # warps of each SM that read from L2 all the while
 SOURCE = r"""
@@ -101,7 +102,9 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) meet(long long* clocks
 
 
 def clusters(module) -> dict[str, int | str]:
-    """cuOccupancyMaxActiveClusters of blocks that fill an SM by their shared memory, or half of one."""
+    """Returns the number of clusters that run at a time (cuOccupancyMaxActiveClusters), with blocks whose shared memory fills
+    an SM, or half of one.
+    """
     from cuda.bindings import driver
 
     kernel, found = driver.CUfunction(module.get_function("nothing").kernel.ptr), {}
@@ -123,7 +126,9 @@ def clusters(module) -> dict[str, int | str]:
 
 
 def chain(module, megabytes: Sequence[int] = MEGABYTES) -> list[tuple[int, float, float]]:
-    """(MB read and written, us, GB/s) of kernels of which each reads what the one before wrote, in a graph of 20."""
+    """Returns (MB read and written, us, GB/s) of kernels in a graph of 20, each of which reads the array that the one before
+    wrote.
+    """
     import cupy
 
     add, stream, rows = module.get_function("add"), cupy.cuda.Stream(non_blocking=True), []
@@ -160,8 +165,9 @@ def meetings() -> dict[str, float]:
 
 
 def instructions(counts: Sequence[int] = STRAIGHT) -> dict[str, list[float]]:
-    """Microseconds of a launch of so many instructions, behind itself and behind 15 others of the size: straight-line code, one
-    block of 64 threads on each SM, in a graph of 32."""
+    """Returns, for each number of instructions of straight-line code, the microseconds of a launch of one block of 64 threads
+    on each SM, in a graph of 32: behind a launch of the same code, and behind 15 others of the same size.
+    """
     import cupy
 
     found: dict[str, list[float]] = {}
@@ -190,7 +196,9 @@ def instructions(counts: Sequence[int] = STRAIGHT) -> dict[str, list[float]]:
 
 
 def waits(module) -> dict[str, float]:
-    """Clocks of a load behind a load, of one thread: from L2 (1 MB), alone and while other SMs read 16 MB of it; from DRAM."""
+    """Returns the clocks of one thread's load behind another load: from L2 (1 MB), alone and while other SMs read 16 MB of it;
+    from DRAM.
+    """
     import cupy
 
     chase, rng, found = module.get_function("chase"), cupy.random.default_rng(0), {}
@@ -212,7 +220,9 @@ def waits(module) -> dict[str, float]:
 
 
 def graph_us(launch: Callable[[], None], count: int, samples: int = 7) -> float:
-    """Microseconds of one of `count` launches in a graph, the median over its replays. CuPy's current stream is captured."""
+    """Returns the microseconds of one of `count` launches in a graph, the median over its replays. CuPy's current stream is
+    captured.
+    """
     import cupy
 
     stream = cupy.cuda.get_current_stream()
@@ -233,8 +243,9 @@ def graph_us(launch: Callable[[], None], count: int, samples: int = 7) -> float:
 
 
 def writing(megabytes: Sequence[int] = WRITTEN, blocks: Sequence[int] = (1, 2, 4)) -> list[list[Any]]:
-    """[way, MB, blocks of an SM, us, GB/s] of launches that only write (experiments/writing.cu): by 16 bytes of each thread, by
-    bulk copies of 8 KB from shared memory, and by boxes of 64 pixels and 64 of 256 channels."""
+    """Returns [way, MB, blocks of an SM, us, GB/s] of launches that only write (experiments/writing.cu): by stores of 16 bytes
+    by each thread, by bulk copies of 8 KB from shared memory, and by boxes of 64 pixels and 64 of 256 channels.
+    """
     import cupy
 
     device, rows = current(), list[list[Any]]()
@@ -243,15 +254,15 @@ def writing(megabytes: Sequence[int] = WRITTEN, blocks: Sequence[int] = (1, 2, 4
     with cupy.cuda.Stream(non_blocking=True):
         for mb in megabytes:
             y = cupy.zeros(mb << 20, cupy.uint8)
-            pieces, across = cupy.int32(y.nbytes // PIECE), cupy.int32(4)
+            bulk_copies, across = cupy.int32(y.nbytes // BULK_BYTES), cupy.int32(4)
             shape = Map(("out", 0), (256, y.nbytes // 512), (512,), (64, 64))
             box = np.frombuffer(encode_by_driver(shape, y.data.ptr), "V128")
             for per_sm in blocks:
                 grid = (per_sm * device.num_sms,)
                 ways: dict[str, Callable[[], None]] = {
                     "16 bytes of a thread": partial(by_threads, grid, (512,), (y, np.int64(y.nbytes // 16))),
-                    "bulk copies": partial(in_bulk, grid, (128,), (y, pieces)),
-                    "boxes of a tensor": partial(by_boxes, grid, (128,), (box, pieces, across)),
+                    "bulk copies": partial(in_bulk, grid, (128,), (y, bulk_copies)),
+                    "boxes of a tensor": partial(by_boxes, grid, (128,), (box, bulk_copies, across)),
                 }
                 for way, launch in ways.items():
                     us = graph_us(launch, 10)
@@ -260,7 +271,7 @@ def writing(megabytes: Sequence[int] = WRITTEN, blocks: Sequence[int] = (1, 2, 4
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:
-    """Of a result, the rates of writing: the best over the blocks of an SM."""
+    """Yields the rates of writing in a result: the best over the blocks of an SM."""
     best: dict[tuple[str, int], float] = {}
     for way, mb, _, _, rate in data.get("writing: way, MB, blocks of an SM, us, GB/s", ()):
         best[way, mb] = max(best.get((way, mb), 0.0), rate)
@@ -280,7 +291,7 @@ def main(argv: list[str] | None = None) -> int:
         "straight-line code: us behind itself, behind 15 others": partial(instructions, STRAIGHT[: 1 if x.small else None]),
         "chain: MB read and written, us, GB/s": partial(chain, module, MEGABYTES[: 1 if x.small else None]),
     }
-    if not x.small:  # what no emulator has: st.async of one word, the driver's count of clusters, loads at leisure
+    if not x.small:  # the emulator lacks these: st.async of one word, the driver's count of clusters, timed loads
         parts["clocks of a cluster's meeting"] = meetings
         parts["max_active_clusters"] = partial(clusters, module)
         parts["clocks of a load behind a load"] = partial(waits, module)

@@ -1,6 +1,7 @@
-"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and what is compiled first.
+"""The part of `make gpu` that builds whole networks with measured times, runs and compares them; and the kernels to compile
+first.
 
-Networks: those of benchmarks/digits, and of the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
+Networks: from benchmarks/digits, and from the folder GPU_RUNTIME_MODELS where it is set. `small`: one of two layers, and of
 their tactics few, for a machine on which a kernel takes seconds; such a plan says nothing of speed.
 """
 
@@ -28,12 +29,12 @@ from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
-from tactics.measure import timing
+from tactics.measure.race import times_of
 from tactics.measure.timing import Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
 
-MOST_ERROR = 2e-2  # of the outputs' range, to the emulator's: sums in another order, rounded to FP16 behind each layer
+MOST_ERROR = 2e-2  # difference from the emulator's outputs, of their range: sums in another order, FP16 after each layer
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "benchmarks" / "digits"
 # file: {input: shape} for dynamic sizes. Order: what is looked at first.
@@ -47,7 +48,7 @@ MODELS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network of the benchmark. `shapes`: of its inputs, where they are dynamic."""
+    """A network of the benchmark. `shapes`: of its inputs, if they are dynamic."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -58,7 +59,9 @@ class Case:
 
 
 def cases(small: bool, out: Path) -> tuple[list[Case], str]:
-    """What is to be built, and in words what is left out. The small network is written into the folder `out`."""
+    """Returns (the networks to build, a text on those that are left out). The small network is written into the folder
+    `out`.
+    """
     if small:
         note = "small: one network of two layers and few of its tactics; nothing here says how fast anything is"
         return [Case(two_layers(out / "two_layers.onnx"), {}, "force")], note
@@ -71,7 +74,7 @@ def cases(small: bool, out: Path) -> tuple[list[Case], str]:
 
 
 def two_layers(path: Path) -> Path:
-    """Convolution, ReLU, convolution: saved."""
+    """Saves a network of a convolution, a ReLU and a convolution; returns its path."""
     rng, make = np.random.default_rng(0), onnx.helper
     shapes = {"w1": (32, 16, 3, 3), "w2": (16, 32, 1, 1)}
     weights = [onnx.numpy_helper.from_array(rng.normal(0, 0.1, s).astype(np.float32), name) for name, s in shapes.items()]
@@ -86,11 +89,13 @@ def two_layers(path: Path) -> Path:
     return path
 
 
-# ---- fewer tactics, and what they launch
+# ---- fewer tactics, and their launches
 
 
 def few(tactics: Iterable[Tactic]) -> list[Tactic]:
-    """Of each kernel and formats the tactic of the smallest tile; linear and channels last only, where there are such."""
+    """Returns, for each kernel and formats, the tactic of the smallest tile; if some have linear or channels-last formats, only
+    these.
+    """
     tactics = list(tactics)
     usual = [t for t in tactics if {f.layout for f in (*t.ins, t.out)} <= {"chw", "hwc8"}]
     smallest: dict[Any, tuple[int, Tactic]] = {}
@@ -102,7 +107,7 @@ def few(tactics: Iterable[Tactic]) -> list[Tactic]:
 
 
 class Few:
-    """A timer that times few of the tactics it is asked for, as if the others could not run."""
+    """A timer that times few of the tactics that it is asked for, as if the others could not run."""
 
     def __init__(self, timer: Timer) -> None:
         self.timer, self.driver, self.failures, self.zeros = timer, timer.driver, timer.failures, timer.zeros
@@ -128,7 +133,7 @@ class Few:
 
 
 class Collecting(Predicted):
-    """A timer that predicts, and keeps what it was asked for."""
+    """A timer that predicts, and keeps the tactics that it was asked for."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -142,7 +147,7 @@ class Collecting(Predicted):
 
 @contextlib.contextmanager
 def fewer_tactics(small: bool = True, make: Callable[..., Timer] = building.make_timer) -> Iterator[None]:
-    """Builds use the timers of `make` while this lasts, for few tactics where `small`."""
+    """In the block, builds use the timers of `make`, with few tactics if `small`."""
 
     def timer(*args: Any, **options: Any) -> Any:
         return Few(make(*args, **options)) if small else make(*args, **options)
@@ -152,7 +157,7 @@ def fewer_tactics(small: bool = True, make: Callable[..., Timer] = building.make
 
 
 def work(device: Device, small: bool, folder: Path) -> list[tuple[Problem, Sequence[Tactic]]]:
-    """The problems of all networks with the tactics that a build times for them."""
+    """Returns the problems of all networks, each with the tactics that a build times for it."""
     timer = Collecting(device)
     with fewer_tactics(small, lambda *_, **__: timer):
         for case in cases(small, folder)[0]:
@@ -167,7 +172,9 @@ def work(device: Device, small: bool, folder: Path) -> list[tuple[Problem, Seque
 
 
 def networks_part(out: Path, seconds: float, small: bool) -> int:
-    """The result is written after each step of each network, so that what ends it early loses that step alone."""
+    """Builds, runs and compares the networks; returns the exit status. The result is written after each step of each network,
+    so that an early end loses that step only.
+    """
     end = time.monotonic() + seconds
     todo, note = cases(small, out)
     data: dict[str, Any] = hardware.header(current())
@@ -202,8 +209,9 @@ def networks_part(out: Path, seconds: float, small: bool) -> int:
 
 
 def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Callable[[], None]) -> None:
-    """One network: build with measured times, run, compare with the emulator and onnxruntime, time. What each step found is put
-    into `row`, and saved."""
+    """Builds one network with measured times, runs it, compares it with the emulator and onnxruntime, and times it. The results
+    of each step are put into `row`, and saved.
+    """
     with tempfile.TemporaryDirectory() as temp:
         pruned = Path(temp) / "pruned.onnx"
         saved = pruned if case.sparsity == "force" else None
@@ -243,7 +251,7 @@ def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Cal
 
 
 def why_wrong(row: dict[str, Any]) -> str:
-    """Why what the network computed on the GPU is wrong; an empty string where it is not."""
+    """Says why the network's outputs on the GPU are wrong; "" if they are right."""
     error = row["error_to_emulator"]
     if not row["finite"]:
         return "outputs hold infinity or NaN"
@@ -253,10 +261,10 @@ def why_wrong(row: dict[str, Any]) -> str:
 
 
 def compared(outputs: dict[str, np.ndarray], run: Callable[[], dict[str, np.ndarray]]) -> float | str:
-    """The worst error, or why there is none: a comparison that is not to be had does not undo the measurement."""
+    """Returns the worst error, or a text on why there is none: a comparison that fails does not undo the measurement."""
     try:
         return worst_error(outputs, run())
-    except Exception as e:  # whatever the reason, it stands in the result
+    except Exception as e:  # any error: the result holds its text
         return f"{type(e).__name__}: {e}"[:500]
 
 
@@ -266,7 +274,7 @@ def emulated(engine: Engine, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
-    """Random values in 0..1 for every input; for the digits, the held-out images."""
+    """Returns random values in 0..1 for every input; for the digits network the held-out images."""
     rng = np.random.default_rng(0)
     feeds = {}
     for info in engine.plan.inputs:
@@ -279,7 +287,7 @@ def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
 
 
 def sample_us(ctx: Context) -> float:
-    """One replay of the context's graph, inputs already in place."""
+    """Returns the microseconds of one replay of the context's graph, inputs already in place."""
     gpu = ctx.gpu
     if isinstance(gpu, Emulated):
         raise TypeError("replays are timed on a GPU, got the emulator")
@@ -292,14 +300,13 @@ def sample_us(ctx: Context) -> float:
 
 
 def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
-    """Median and quantiles of one replay of the context's graph, inputs already in place."""
+    """Returns the median and quantiles of a replay of the context's graph, inputs already in place."""
     times = [sample_us(ctx) for _ in range(count + 5)][5:]
-    low, median, high = (round(v, 2) for v in timing.quantiles(times))
-    return {"us": median, "low_us": low, "high_us": high, "what": "one graph replay between two events, launch included"}
+    return {**times_of(times, 2), "what": "one graph replay between two events, launch included"}
 
 
 def worst_error(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Largest difference over the expected range, the worst of the outputs."""
+    """Returns the largest difference relative to the expected range, the worst of all outputs."""
     errors = []
     for name, y in expected.items():
         y = np.asarray(y, np.float32)
@@ -317,7 +324,7 @@ def onnxruntime_run(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def line(row: dict[str, Any]) -> str:
-    """A network in one line."""
+    """Returns a network's row as one line."""
 
     def error(key: str) -> str:
         return f"{row[key]:.1e}" if isinstance(row[key], float) else "none"

@@ -1,6 +1,6 @@
 """Results of `make gpu` on a GPU, and the guard that nothing else is taken for one.
 
-python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      what was measured; refused where it was emulated
+python -m benchmarks.hardware [FOLDER or, of benchmarks/results, GPU]      the measurements; refused if they were emulated
 """
 
 import json
@@ -27,18 +27,18 @@ def now() -> str:
 
 
 def named_like(title: str) -> str:
-    """The named device that plans for a GPU of this title are predicted for."""
+    """Returns the named device by which plans for a GPU with this title are predicted."""
     return next((name for name, part in KNOWN.items() if part in title), "h100")
 
 
 def folder_of(device: Device) -> Path:
-    """Of the GPU's results: its name among the known ones, else its title."""
+    """Returns the folder of the GPU's results: its name among the known ones, else its title."""
     known = named_like(device.title)
     return DEFAULT / (known if KNOWN[known] in device.title else re.sub(r"\W+", "_", device.title.lower()))
 
 
 def header(device: Device) -> dict[str, Any]:
-    """How each result begins: what it was measured on."""
+    """Returns the first entries of each result: the GPU, the driver and the date."""
     driver, emulated = timing.driver_version(), timing.is_emulated()
     note = "ON AN EMULATED DRIVER, no hardware: " if emulated else ""
     return {"device": f"{note}{device}", "driver": driver, "emulated": emulated, "date": now()}
@@ -49,7 +49,7 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result that was measured on a GPU. ValueError for one of the emulated driver, and for one that does not say."""
+    """Reads a result that was measured on a GPU. ValueError for one of the emulated driver, or one that does not say."""
     try:
         data = json.loads(path.read_bytes())
     except ValueError as e:
@@ -63,7 +63,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def whole_networks(folder: Path) -> Iterator[str]:
-    """The table of benchmarks.bench_networks: our engines, the prediction of the fastest, and the faster of PyTorch's two."""
+    """Yields the table of benchmarks.bench_networks: our engines, the prediction of the fastest one, and the faster of
+    PyTorch's two.
+    """
     kinds = ("dense_predicted", "sparse_predicted", "whole_predicted", "torch", "torch_compiled")
     titles = ("dense", "2:4", "whole", "PyTorch", "compiled")
     yield f"{'network':24} {'batch':>5} {' '.join(f'{t:>8}' for t in titles)} {'predicted':>9} {'gain':>6} {'error':>8}"
@@ -79,8 +81,10 @@ def whole_networks(folder: Path) -> Iterator[str]:
 
 
 def built_networks(data: dict[str, Any]) -> Iterator[str]:
-    """Of a result of benchmarks.bench_networks: ours by predicted (p) and by measured times (m), beside PyTorch's two. `plan`:
-    the sum of the fastest plan's layers; `2:4`: dense over 2:4, the best of each; `gain`: the faster of PyTorch's over ours."""
+    """Yields the table of a result of benchmarks.bench_networks: our engines by predicted (p) and by measured times (m), beside
+    PyTorch's two. `plan`: the sum of the fastest plan's layers; `2:4`: dense over 2:4, the best of each; `gain`: the faster of
+    PyTorch's over ours.
+    """
     kinds = [f"{kind}_{how}" for kind in ("dense", "sparse") for how in ("predicted", "measured")] + ["torch", "torch_compiled"]
     titles = ("dense p", "dense m", "2:4 p", "2:4 m", "PyTorch", "compiled", "plan", "2:4", "gain")
     yield f"{'network':24} {'batch':>5} {' '.join(f'{t:>8}' for t in titles)}"
@@ -126,7 +130,7 @@ def convolutions(data: dict[str, Any]) -> Iterator[str]:
 
 
 def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
-    """A row's file -> what it says, as lines; none where it says nothing."""
+    """Returns a row's file -> the function that makes lines of it."""
     from benchmarks import gpu_facts
     from benchmarks.experiments import changed, counters, early, layers, peers
 
@@ -151,7 +155,7 @@ def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
 
 
 def shown(folder: Path) -> Iterator[str]:
-    """All results of a folder. ValueError for one that is no hardware's."""
+    """Yields all results of a folder as lines. ValueError for a result that was not measured on hardware."""
     if (folder / "bench_networks.json").exists():
         found = read(folder / "bench_networks.json")
         yield f"{found['device']}, driver {found['driver']}, {found['date']}; microseconds of a graph's replay"

@@ -15,7 +15,7 @@ GROUPS = 32  # of a group norm
 
 
 def vgg19(batch: int = 1, size: int = 224, width: int = 64, hidden: int = 4096) -> onnx.ModelProto:
-    """torchvision's vgg19: 16 convolutions and 3 fully connected layers, without BatchNormalization."""
+    """Returns torchvision's vgg19: 16 convolutions and 3 fully connected layers, without BatchNormalization."""
     n = Net("vgg19", (batch, 3, size, size))
     x = "x"
     for stage, (times, convs) in enumerate(((1, 2), (2, 2), (4, 4), (8, 4), (8, 4)), 1):
@@ -32,7 +32,9 @@ def vgg19(batch: int = 1, size: int = 224, width: int = 64, hidden: int = 4096) 
 
 
 def vae_decoder(batch: int = 1, size: int = 64, width: int = 128, depth: int = 3) -> onnx.ModelProto:
-    """Stable Diffusion's decoder: `depth` blocks at each of four sizes, and one more in front; images of 8 x `size`."""
+    """Returns Stable Diffusion's decoder: `depth` blocks at each of four sizes, and one more in front; its images are 8 x
+    `size` high.
+    """
     n = Net("vae_decoder", (batch, 4, size, size))
     x = n.conv("x", "conv_in", 4 * width)
     for i in range(2):
@@ -47,7 +49,9 @@ def vae_decoder(batch: int = 1, size: int = 64, width: int = 128, depth: int = 3
 
 
 def unet_block(batch: int = 2, size: int = 64, width: int = 320, depth: int = 2) -> onnx.ModelProto:
-    """The residual blocks of Stable Diffusion's UNet on its way down: 320 channels at 64 x 64, 640 at 32, 1280 at 16."""
+    """Returns the residual blocks of Stable Diffusion's UNet on its way down: 320 channels at 64 x 64, 640 at 32, 1280 at
+    16.
+    """
     n = Net("unet_block", (batch, 4, size, size))
     x = n.conv("x", "conv_in", width)
     for stage, times in enumerate((1, 2, 4)):
@@ -59,8 +63,9 @@ def unet_block(batch: int = 2, size: int = 64, width: int = 320, depth: int = 2)
 
 
 def realesr(batch: int = 1, height: int = 1080, width: int = 1920, channels: int = 64, depth: int = 16) -> onnx.ModelProto:
-    """Real-ESRGAN's network for videos: convolutions of 64 channels and PReLU at the image's size, four times as large at its
-    end, where each pixel of the image is added."""
+    """Returns Real-ESRGAN's network for videos: convolutions of 64 channels and PReLU at the image's size; the output is four
+    times as large, and each pixel of the image is added to 4 x 4 of its pixels.
+    """
     n = Net("realesr", (batch, 3, height, width))
     x = "x"
     for i in range(depth + 1):
@@ -72,7 +77,9 @@ def realesr(batch: int = 1, height: int = 1080, width: int = 1920, channels: int
 
 
 def _block(n: Net, x: str, at: str, shape: tuple[int, int, int], k: int, epsilon: float) -> str:
-    """Group norm, SiLU and 3x3 convolution twice, and what came in, by a 1x1 convolution where it has other channels."""
+    """Adds twice group norm, SiLU and a 3x3 convolution to `k` channels, then adds the block's input, through a 1x1 convolution
+    if it has another number of channels; returns the output's name.
+    """
     batch, c, size = shape
     y = n.conv(_silu(n, _group_norm(n, x, f"{at}/norm1", (batch, c, size), epsilon), f"{at}/silu1"), f"{at}/conv1", k)
     y = n.conv(_silu(n, _group_norm(n, y, f"{at}/norm2", (batch, k, size), epsilon), f"{at}/silu2"), f"{at}/conv2", k)
@@ -96,7 +103,7 @@ def _silu(n: Net, x: str, at: str) -> str:
 
 
 def _larger(n: Net, x: str, at: str, times: int) -> str:
-    """Each pixel times x times."""
+    """Adds nodes that repeat each pixel times x times; returns the output's name."""
     scales = n.weight(f"{at}/scales", np.array([1, 1, times, times]))
     how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return n.add("Resize", [x, "", scales], at, n.channels[x], **how)

@@ -2,7 +2,7 @@
 several overflow FP16.
 
 `light("light_resnet50")` is the model. Convolutions and fully connected layers get He-normal weights (He et al. 2015), scales
-of BatchNormalization half of what they would be and variances about 1; the Caffe Scale layers behind it are Mul and Add.
+of BatchNormalization half of the usual ones and variances about 1; the Caffe Scale layers behind it are Mul and Add.
 """
 
 import math
@@ -28,7 +28,7 @@ def _he(rng, shape):
     return math.sqrt(2 / math.prod(shape[1:])) * rng.standard_normal(shape)
 
 
-# (operator, input) -> the values of a weight of some shape
+# (operator, number of the input) -> a function that draws a weight of a shape
 VALUES = {
     ("Conv", 1): _he,
     ("Conv", 2): _centred(0.1),
@@ -44,7 +44,9 @@ VALUES = {
 
 
 def light(name: str, seed: int = 0) -> onnx.ModelProto:
-    """That topology with weights drawn from `seed`. KeyError: a constant is read in a way that VALUES does not know."""
+    """Returns the topology of that name with weights drawn from `seed`. KeyError if an op reads a constant in a way that VALUES
+    does not know.
+    """
     model = onnx.load(FOLDER / f"{name}.onnx")
     graph, rng = model.graph, np.random.default_rng(seed)
     stored = {t.name: t for t in graph.initializer}
@@ -72,13 +74,13 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
 
 
 def first_input(model: onnx.ModelProto) -> str:
-    """Its name; weights are inputs too in old files."""
+    """Returns the name of the first input; in old files weights are inputs too."""
     stored = {t.name for t in model.graph.initializer}
     return next(v.name for v in model.graph.input if v.name not in stored)
 
 
 def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same with a dynamic batch: of its first input, and of each Reshape to one row."""
+    """Returns the model with a dynamic batch, of its first input and of each Reshape to one row."""
     stored, inputs = {t.name: t for t in model.graph.initializer}, model.graph.input
     for value in (*(v for v in inputs if v.name not in stored), *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "N"

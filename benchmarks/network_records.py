@@ -1,4 +1,4 @@
-"""What lowering and the rewrites make of each network: digests that a change of their form must leave as they are.
+"""Digests of each network as it is lowered, and with the alternatives of all rewrites: a change of form must leave them equal.
 
     python -m benchmarks.network_records [--write] [--jobs 2] [NAME ...]
     python -m benchmarks.network_records --lines NAME      all lines that the digests are of, to compare two versions
@@ -29,8 +29,8 @@ RECORDS = Path(__file__).parents[1] / "tests" / "golden" / "networks.json"
 
 
 def lines(network: Network) -> Iterator[str]:
-    """Each op, then what the network says of all of them."""
-    seen: dict[int, tuple[np.ndarray, str]] = {}  # an array that several ops have is hashed once
+    """Yields a line for each op, then lines for the network's groups, tensors, types and ends."""
+    seen: dict[int, tuple[np.ndarray, str]] = {}  # an array that several ops share is hashed once
     for op in network.ops:
         yield _line(op, seen)
     yield f"groups {network.groups}"
@@ -49,12 +49,12 @@ def _line(op: Op, seen: dict[int, tuple[np.ndarray, str]]) -> str:
             data = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
             seen[id(array)] = array, f"{data} {array.dtype}{array.shape}"
         weights.append(f"{name}={seen[id(array)][1]}")
-    facts = op.problem, op.inputs, op.output, op.nodes, op.when, op.layer, op.layers, op.branches, op.pieces, op.images
+    facts = op.problem, op.inputs, op.output, op.nodes, op.when, op.layer, op.layers, op.branches, op.batch_pieces, op.images
     return " | ".join([op.name, *map(str, facts), *weights])
 
 
 def networks(name: str) -> dict[str, Network]:
-    """The network as it is lowered, and with its alternatives."""
+    """Returns {"lowered": the network as it is lowered, "alternatives": with all options}."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         path, shapes = find(name, Path(folder))
@@ -64,7 +64,7 @@ def networks(name: str) -> dict[str, Network]:
 
 
 def found(name: str) -> dict[str, dict[str, object]]:
-    """ "network" -> number of ops and digest of each of its two forms."""
+    """Returns a form's name -> the number of ops and the digest of that form of the network."""
     facts: dict[str, object] = {}
     for form, network in networks(name).items():
         facts |= {form: digest(lines(network)), f"{form} ops": len(network.ops)}

@@ -18,7 +18,7 @@ from cuda_kernels import sparse24
 
 
 class Net:
-    """A graph being written: each method adds a node and returns the name of its output."""
+    """A graph while it is written: each method adds a node and returns the name of its output."""
 
     def __init__(self, name: str, shape: tuple[int, ...], seed: int = 0):
         self.name, self.rng = name, np.random.default_rng(seed)
@@ -28,7 +28,7 @@ class Net:
         self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
 
     def feed(self, name: str, shape: tuple[int, ...]) -> str:
-        """One more input of the network."""
+        """Adds an input to the network; returns its name."""
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         self.channels[name] = shape[1]
         return name
@@ -43,7 +43,7 @@ class Net:
         return name
 
     def sizes(self, name: str, *numbers: int, scalar: bool = False) -> str:
-        """Whole numbers, stored once by name."""
+        """Returns the name of a constant of whole numbers, stored once by name."""
         if name not in {t.name for t in self.initializers}:
             array = np.asarray(numbers[0] if scalar else numbers, np.int64)
             self.initializers.append(numpy_helper.from_array(array, name))
@@ -83,7 +83,9 @@ class Net:
 
 
 def super_resolution(h: int = 720, w: int = 1280) -> onnx.ModelProto:
-    """x4 upscaling: 3 -> 64, three 64-channel residual convolutions with LeakyRelu, and two pixel shuffles by 2."""
+    """Returns a x4 upscaling network: 3 -> 64 channels, three residual convolutions of 64 channels with LeakyRelu, two pixel
+    shuffles by 2.
+    """
     n = Net("super_resolution", (1, 3, h, w))
 
     def leaky(x, name):
@@ -102,7 +104,7 @@ def super_resolution(h: int = 720, w: int = 1280) -> onnx.ModelProto:
 
 
 def resnet50(batch: int = 1, groups: int = 1, size: int = 224) -> onnx.ModelProto:
-    """ResNet-50 v1.5; `groups` in every 3x3 convolution."""
+    """Returns ResNet-50 v1.5; `groups`: the number of groups of every 3x3 convolution."""
     n = Net(f"resnet50_g{groups}", (batch, 3, size, size))
     x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
     x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -119,7 +121,7 @@ def resnet50(batch: int = 1, groups: int = 1, size: int = 224) -> onnx.ModelProt
 
 
 def resnet18(batch: int = 10, size: int = 224) -> onnx.ModelProto:
-    """ResNet-18."""
+    """Returns ResNet-18."""
     n = Net("resnet18", (batch, 3, size, size))
     x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
     x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -135,14 +137,17 @@ def resnet18(batch: int = 10, size: int = 224) -> onnx.ModelProto:
 
 
 def conv512() -> onnx.ModelProto:
-    """The 512-channel 7 x 7 convolution + BatchNorm + ReLU alone; inside its network it is resnet50's s4b1/conv2."""
+    """Returns the 512-channel 7 x 7 convolution + BatchNorm + ReLU by itself; inside its network it is resnet50's
+    s4b1/conv2.
+    """
     n = Net("conv512", (1, 512, 7, 7))
     return n.finish(n.relu(n.norm(n.conv("x", "conv", 512, 3, bias=False), "bn"), "relu"))
 
 
 def forum() -> onnx.ModelProto:
-    """Two 1x1 convolutions with bias + add + relu and 2:4 weights, 160 channels on 2x160x16x30 and 288 on 1x288x88x64, with
-    other readers of what they read and write: a user asked why TensorRT ran both dense, between "reformats"."""
+    """Returns two 1x1 convolutions with bias + add + relu and 2:4 weights, with 160 channels on 2x160x16x30 and 288 on
+    1x288x88x64; other ops read their inputs and outputs too. A user asked why TensorRT ran both dense, between "reformats".
+    """
     n = Net("forum", (2, 160, 16, 30))
     ends = []
     for x, at, size in (("x", "conv160", (2, 160, 16, 30)), (n.feed("x288", (1, 288, 88, 64)), "conv288", (1, 288, 88, 64))):
@@ -157,7 +162,7 @@ def forum() -> onnx.ModelProto:
 
 
 def vit_b16(batch: int = 1, depth: int = 12) -> onnx.ModelProto:
-    """ViT-B/16 at 224 x 224, node by node as torch.onnx.export(dynamo=True) writes torchvision's `vit_b_16`."""
+    """Returns ViT-B/16 at 224 x 224, node by node as torch.onnx.export(dynamo=True) writes torchvision's `vit_b_16`."""
     n = Net("vit_b16", (batch, 3, 224, 224))
     width, heads, tokens = 768, 12, 197
     w = n.rng.standard_normal((width, 3, 16, 16)) / np.sqrt(768)

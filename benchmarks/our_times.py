@@ -6,12 +6,13 @@
     python -m benchmarks.our_times FILE --take 300     the same for the rows of a file; those beyond the time are left out
 
 Each line is a problem (tactics.problems.codec), a tactic, its median in microseconds, and the run that took it. `ratio`: the
-median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: what the tactic that predictions
-take costs over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the layers, at
-batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names, and judged
-by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in networks,
-those aside that are predicted to take less than half of what the events around them do, and the sums of plans at batch 1. Last,
-tactics that are preferred among all candidates and were never timed: only good guesses were, so prices are blind there.
+median of measured over predicted; `error`: the mean absolute value of its logarithm. `chosen`: the time of the tactic that
+predictions choose over the best one timed, the geometric mean over problems; `weighted`: the quotient of the sums over the
+layers, at batch 32, whose problems have several timed tactics. Prices are fitted to the half of the problems that `fits` names,
+and judged by the other one; a problem and the same with 2:4 weights are in one half. Then the errors of layers.jsonl: layers in
+networks, without the ones that are predicted to take less than half of the time of the events around them, and the sums of
+plans at batch 1. Last, tactics that are preferred among all candidates and were never timed: only good guesses were, so prices
+are blind there.
 
 Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: rows of before are
 beside the prices of the ends and loops that they had, so the fit can be checked still. What is preferred, is by today's prices.
@@ -44,15 +45,15 @@ from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 
 RESULTS = Path(__file__).parent / "results"
-EVENTS_US = 4.1  # what two events around a layer take: its time between them less its share of the graph
+EVENTS_US = 4.1  # the time of two events around a layer: the layer's time between them less its share of the graph
 LEAST_US, LEAST_PREDICTED_US = 0.3, 2.0
 TILED = ("conv_dense", "conv_dense_sm90", "conv_sparse24", "conv_sparse24_sm90")
 WEIGHTED = ("resnet50:32", "tv_convnext_tiny:32", "tv_efficientnet_b0:32")
-CHANGED = ("conv_fp32", "gather", "reduce")  # kernels whose source is another one since layers were timed
-SHOWN = 3  # of the tactics that were never timed
-TMA_SINCE = "2026-11-28"  # rows of runs from then on have ends by TMA, and weights ahead of copies
-# Of loads of 2:4 weights in batches of two stages, under load; and behind a stage's products, of strips, where they waited
-# behind copies of the stage just freed.
+CHANGED = ("conv_fp32", "gather", "reduce")  # kernels whose sources have changed since layers were timed
+SHOWN = 3  # the most tactics to list that were never timed
+TMA_SINCE = "2026-11-28"  # runs from this date on have ends by TMA, and loads of weights ahead of copies
+# Clocks of loads of 2:4 weights in batches of two stages, under load; and of strips' loads behind a stage's products, which
+# waited for copies of the stage just freed.
 LOADED_CLK, STRIP_LOADED_CLK = 620, 150
 HALVES = {"judging half": False, "fitting half": True, "whole": None}
 
@@ -65,7 +66,7 @@ class Timed(NamedTuple):
 
 
 def is_kept(gpu: str) -> bool:
-    """Whether it is a GPU whose results are kept; else it is a file of rows."""
+    """Whether the argument is a GPU whose results are kept; else it is a file of rows."""
     return (RESULTS / gpu).is_dir()
 
 
@@ -81,7 +82,9 @@ def read(gpu: str) -> list[Timed]:
 
 @lru_cache(maxsize=65536)
 def loop_as_timed(tile: HopperTile, figures: Figures, l2: float) -> Stage:
-    """2:4 weights came behind the copies of a stage that was left, and stayed nowhere."""
+    """Returns the clocks of a stage as loops were when they were timed: 2:4 weights came behind the copies of the next stage,
+    and were loaded for each tile.
+    """
     at = stage(tile, figures, l2)
     waited = STRIP_LOADED_CLK + at.tensor if tile.box else LOADED_CLK / 2
     return replace(at, latency=weight_bytes(tile.m, True) / l2 + waited) if tile.sparse else at
@@ -89,7 +92,9 @@ def loop_as_timed(tile: HopperTile, figures: Figures, l2: float) -> Stage:
 
 @contextmanager
 def tiles_as_timed() -> Iterator[None]:
-    """Prices of Hopper tiles that threads end, without stmatrix, that multiply zeros too, and of 2:4 loops of before."""
+    """In the block, Hopper tiles have the prices of their timed form: threads store without stmatrix, products include zeros,
+    2:4 loops load weights behind copies.
+    """
     today = ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps
     ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = lambda *_: False, 1.0, lambda *_: conv_wgmma.K_STAGE // 16
     conv_wgmma.stage = loop_as_timed
@@ -105,14 +110,14 @@ def tiles_as_timed() -> Iterator[None]:
 
 
 def predictions(rows: list[Timed], device: Device) -> dict[Timed, float]:
-    """Microseconds of each row, with the ends and loops that it was timed with."""
+    """Returns row -> predicted microseconds, with the ends and loops with which it was timed."""
     found = {row: 0.0 if is_before_tma(row) else predict_us(row.problem, row.tactic, device) for row in rows}
     with tiles_as_timed():
         return found | {row: predict_us(row.problem, row.tactic, device) for row in rows if is_before_tma(row)}
 
 
 def is_before_tma(row: Timed) -> bool:
-    """Runs of before have numbers, or dates."""
+    """Whether a row's run is older than ends by TMA; runs are named by numbers or dates."""
     return isinstance(row.run, int) or row.run < TMA_SINCE
 
 
@@ -126,7 +131,9 @@ def by_kernel(rows: list[Timed], predicted: Mapping[Timed, float]) -> Iterator[s
 
 
 def fits(problem: Problem) -> bool:
-    """Whether prices are fitted to the problem, or judged by it: by a hash of its JSON, whether or not weights are 2:4."""
+    """Whether prices are fitted to the problem; else it judges them. A hash of its JSON decides, the same with and without 2:4
+    weights.
+    """
     data = {key: value for key, value in codec.to_json(problem).items() if key != "sparse24"}
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).digest()[0] % 2 == 0
 
@@ -136,7 +143,9 @@ def half(rows: list[Timed], which: bool | None) -> list[Timed]:
 
 
 def choices(rows: list[Timed], predicted: Mapping[Timed, float]) -> dict[Problem, tuple[float, float]]:
-    """Of problems with several timed tactics, microseconds of the one that predictions take, and of the fastest one."""
+    """Returns problem -> (microseconds of the tactic that predictions choose, microseconds of the fastest), for problems with
+    several timed tactics.
+    """
     problems: dict[Problem, list[Timed]] = defaultdict(list)
     for row in rows:
         problems[row.problem].append(row)
@@ -145,7 +154,7 @@ def choices(rows: list[Timed], predicted: Mapping[Timed, float]) -> dict[Problem
 
 
 def cost(rows: list[Timed], predicted: Mapping[Timed, float]) -> float:
-    """What choosing by predictions costs, the geometric mean over problems."""
+    """Returns the geometric mean over problems of the chosen tactic's time over the fastest one's."""
     return math.exp(statistics.mean(math.log(us / best) for us, best in choices(rows, predicted).values()))
 
 
@@ -162,11 +171,13 @@ class Layer(NamedTuple):
     problem: Problem
     tactic: Tactic
     us: float
-    alike: int  # layers of the network
+    alike: int  # the number of layers of the network
 
 
 def layers(gpu: str) -> list[Layer]:
-    """Layers in networks, without the time of the events around them; of ResNet-50 those of a dense and of a 2:4 plan."""
+    """Returns the timed layers of networks, without the time of the events around them; of ResNet-50 the layers of a dense and
+    of a 2:4 plan.
+    """
     lines = map(json.loads, (RESULTS / gpu / "layers.jsonl").read_text().splitlines())
     return [
         Layer(r["network"], codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"] - EVENTS_US, r["layers"])
@@ -175,7 +186,9 @@ def layers(gpu: str) -> list[Layer]:
 
 
 def weighted(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Layer]) -> dict[str, tuple[float, float]]:
-    """Microseconds of the layers of each of WEIGHTED, and of all: by tactics that predictions take, by the fastest timed."""
+    """Returns name -> (microseconds with the tactics that predictions choose, microseconds with the fastest timed), summed over
+    the layers of each of WEIGHTED, and of all.
+    """
     found, sums = choices(rows, predicted), {name: (0.0, 0.0) for name in (*WEIGHTED, "together")}
     for layer in of:
         if layer.network in WEIGHTED and layer.problem in found:
@@ -194,7 +207,7 @@ def by_halves(rows: list[Timed], predicted: Mapping[Timed, float], of: list[Laye
 
 
 def at_batch_1(of: list[Layer], device: Device) -> dict[str, tuple[float, float]]:
-    """Of each network at batch 1, the sum of its layers as predicted and as measured, those of CHANGED left out."""
+    """Returns network -> (predicted, measured) sum of its layers at batch 1, without the kernels of CHANGED."""
     sums: dict[str, tuple[float, float]] = {}
     with tiles_as_timed():
         for layer in of:
@@ -206,8 +219,9 @@ def at_batch_1(of: list[Layer], device: Device) -> dict[str, tuple[float, float]
 
 
 def untimed_preferred(gpu: str = "h200") -> list[tuple[Problem, Tactic]]:
-    """(problem, tactic) of those that predictions prefer and that were never timed: among all candidates with the formats, and
-    with dense or 2:4 weights, as some tactic that was timed."""
+    """Returns (problem, tactic) for each tactic that was never timed and that predictions prefer to all candidates with the
+    formats, and the kind of weights, of some timed tactic.
+    """
     device, timed = named(gpu), defaultdict(set)
     for row in read(gpu):
         timed[row.problem].add(row.tactic)
@@ -225,7 +239,9 @@ def untimed_preferred(gpu: str = "h200") -> list[tuple[Problem, Tactic]]:
 
 
 def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
-    """Of layers.jsonl, the times of layers in networks: beside predictions, and beside the same tactics alone."""
+    """Yields lines on the times of layers in networks (layers.jsonl), beside predictions and beside the same tactics by
+    themselves.
+    """
     found = {(layer.problem, layer.tactic): layer.us for layer in layers(gpu)}
     rows = [Timed(problem, tactic, max(us, LEAST_US), "") for (problem, tactic), us in found.items()]
     predicted = predictions(rows, device)
@@ -238,7 +254,9 @@ def in_networks(gpu: str, alone: list[Timed], device: Device) -> Iterator[str]:
 
 
 def take(gpu: str, seconds: float) -> None:
-    """Time the rows again, medians of 5, and write them; those beyond the time stay, those that fail are left out and told."""
+    """Times the rows again, medians of 5, and writes them. Rows beyond the time stay, rows that fail are left out and
+    reported.
+    """
     from cuda_kernels.device import current
     from tactics.measure.worker import Bench
 
@@ -254,9 +272,9 @@ def take(gpu: str, seconds: float) -> None:
         try:
             us = statistics.median(bench.time([row.tactic], 5)["us"][row.tactic.name])
             rows.append(row._replace(us=us, run=run))
-        except RuntimeError as e:  # a wrong output, or a kernel that is no longer offered
+        except RuntimeError as e:  # the output is wrong, or the kernel is no longer offered
             print(f"{row.problem}: {row.tactic.name}: {e}", file=sys.stderr)
-        if i % 100 == 99 and not is_kept(gpu):  # what was timed stays, however the run ends
+        if i % 100 == 99 and not is_kept(gpu):  # timed rows are written, however the run ends
             keep(gpu, rows)
     keep(gpu, rows)
 

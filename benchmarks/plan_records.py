@@ -1,9 +1,9 @@
-"""What every network's plan is, in a few numbers each: a change that is only to move code must leave all of them as they are.
+"""A record of every network's plan, a few numbers each: a change that only moves code must leave all of them equal.
 
     python -m benchmarks.plan_records [--write] [--jobs 2] [NAME ...]
 
 Builds each network for each of DEVICES, with its weights as they are and pruned to 2:4, and compares total, launches (kernel,
-values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; says what differs and
+values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; prints differences and
 exits with 1. Weights that are products of others (timm_edgenext_x_small's) depend on NumPy's BLAS: the record has those of
 OPENBLAS_CORETYPE=Haswell and one thread (OPENBLAS_NUM_THREADS=1). `--write` stores the plans found as the
 record. Its text is made here, so that it outlives the engine's format.
@@ -35,7 +35,9 @@ SIX = ("fastestdet", "resnet20_cifar10", "squeezenet11_fp16", "timm_edgenext_x_s
 
 
 def record(engine: Engine) -> dict[str, object]:
-    """Total in picoseconds, numbers of launches and of sparse ones, and digests of launches, weights and verdicts."""
+    """Returns an engine's record: total in picoseconds, numbers of launches and of sparse ones, digests of launches, weights
+    and verdicts.
+    """
     plan = engine.plan
     weights = (section.sha256 for section in engine.record.sections if section.kind == "weights")
     return {
@@ -50,7 +52,7 @@ def record(engine: Engine) -> dict[str, object]:
 
 
 def _step(step) -> str:
-    """One launch, or a library function's call, in a line."""
+    """Returns one launch, or a library function's call, as a line."""
     if not isinstance(step, LaunchStep):
         attributes = " ".join(f"{name}={value}" for name, value in sorted(step.attributes.items()))
         args = " ".join("none" if a is None else f"{a[0]}+{a[1]}:{a[2]}:{list(a[3])}" for a in step.args)
@@ -65,7 +67,7 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def found(name: str) -> dict[str, dict[str, object]]:
-    """ "network device mode" -> record, of one network."""
+    """Returns "network device mode" -> record, for one network."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -78,7 +80,7 @@ def found(name: str) -> dict[str, dict[str, object]]:
 
 
 def differences(row: str, then: dict[str, object] | None, now: dict[str, object]) -> str:
-    """What differs from the record, in a line; empty where nothing does."""
+    """Returns a line with the differences from the record; "" if there are none."""
     if then is None:
         return f"{row}: no record"
     changes = [f"{fact} {then.get(fact)} -> {value}" for fact, value in now.items() if then.get(fact) != value]
@@ -93,7 +95,9 @@ def everything() -> list[str]:
 def held(
     records: Path, find_rows: Callable[[str], dict[str, dict[str, object]]], names: Sequence[str], write: bool, jobs: int
 ) -> int:
-    """How many rows of these networks differ from a file of records, each told; `write`: what is found is the record."""
+    """Compares rows of these networks with a file of records; prints each difference and returns their number. `write`: the
+    found rows become the record.
+    """
     known = json.loads(records.read_text()) if records.exists() else {}
     wanted = [n for name in names for n in (SIX if name == "six" else (name,))] or everything()
     different = 0

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(command: list[str], seconds: float, env: dict[str, str] | None = None) -> tuple[int | None, str]:
-    """(exit status or None at the time limit, output); `env`: more variables. The process group is ended at the limit."""
+    """Runs a command; returns (its exit status, or None at the time limit; its output). `env`: more variables. At the limit the
+    process group is ended.
+    """
     with tempfile.TemporaryFile() as log:
         path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(ROOT)) if p)  # the emulated driver's comes first
         given = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | (env or {})
@@ -34,7 +36,7 @@ def run(command: list[str], seconds: float, env: dict[str, str] | None = None) -
 
 
 def checked(command: list[str], seconds: float, env: dict[str, str] | None = None) -> str:
-    """The output of `run`. RuntimeError: the command did not end with status 0 in time."""
+    """Returns the output of `run`. RuntimeError if the command did not end with status 0 in time."""
     code, text = run(command, seconds, env)
     if code:
         raise RuntimeError(f"{command[2]} ended with {code}: {text[-800:].strip()}")
@@ -44,5 +46,5 @@ def checked(command: list[str], seconds: float, env: dict[str, str] | None = Non
 
 
 def pool(jobs: int, tasks_of_each: int | None = None) -> ProcessPoolExecutor:
-    """Processes that inherit no threads and no CUDA context; each is replaced after so many tasks."""
+    """Returns a pool of processes that inherit no threads and no CUDA context; each is replaced after `tasks_of_each` tasks."""
     return ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=tasks_of_each)

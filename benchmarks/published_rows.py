@@ -1,4 +1,4 @@
-"""Published measurements as problems that the estimates can be asked for: what bench_predictions reads."""
+"""Published measurements, as problems that can be estimated: the input of bench_predictions."""
 
 import csv
 import hashlib
@@ -16,10 +16,10 @@ from tactics.problems.problem import ConvProblem
 
 FOLDER = Path(__file__).parent / "published"
 CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
-# What a launch on a stream adds to vllmbench's times beside one in a graph, fitted with the other constants: of 64 x 64 x 64 on
-# an RTX 4090 9.4 us were published, on an A100, where nothing fits better than something, 4.0.
+# Microseconds that a launch on a stream takes longer than one in a graph, in vllmbench's times, fitted with the other
+# constants. A product of 64 x 64 x 64 takes 9.4 us on an RTX 4090, 4.0 on an A100, where 0 fits best.
 STREAM_US = {"rtx4090": 5.9}
-# What the files call devices of ours. T4 and the like are named as they are, to be refused with the reason.
+# Device name in the files -> our name. T4 and other unknown devices keep their name, to be refused with the reason.
 DEVICES = {
     "A100-PCIE-80GB": "a100_pcie",
     "A100-PCIE-40GB": "a100_40gb",
@@ -43,9 +43,10 @@ NETWORK = re.compile(r"(ResNet-18|ResNet-50|resnet18|resnet50|vgg16|vgg19|Incept
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published time, `us`; `sparse_us` beside it for a pair; `judged`: whether the row is kept from the fit. `work` has
-    one problem, of a network one for each convolution. `problem`: a convolution of ours that computes the same. `stream_us`: of
-    both times what a launch on a stream adds."""
+    """One published time, `us`, with `sparse_us` beside it for a pair; `judged`: whether the row judges the fit and is kept
+    from it. `work` has one problem, for a network one per convolution. `problem`: a convolution of ours that computes the same.
+    `stream_us`: the part of both times that a launch on a stream adds.
+    """
 
     kind: str  # gemm, pair, layer, network, sparse network, scale or kernel
     device: str
@@ -60,12 +61,12 @@ class Row:
 
     @property
     def accumulate(self) -> float:
-        """The rate of its products relative to FP32 accumulation."""
+        """The rate of the row's products relative to FP32 accumulation."""
         return 2.0 if self.device.startswith("rtx") and "pro" not in self.device and HALF.search(self.note) else 1.0
 
 
 def read(folder: Path) -> tuple[list[Row], list[str]]:
-    """(rows, sentences on what was left out) of all CSV files in `folder`, told apart by their columns."""
+    """Returns (rows, sentences on rows that were left out) of all CSV files in `folder`, whose kinds their columns tell."""
     rows: list[Row] = []
     left: list[str] = []
     for path in sorted(folder.glob("*.csv")):
@@ -88,7 +89,7 @@ def read(folder: Path) -> tuple[list[Row], list[str]]:
 
 
 def judged(record: dict[str, str]) -> bool:
-    """Whether a row is one of the half that is judged: by a hash of its text."""
+    """Whether a row belongs to the half that judges: by a hash of its text."""
     return hashlib.sha256(",".join(record.values()).encode()).digest()[0] % 2 == 1
 
 
@@ -113,7 +114,9 @@ def _pair(r: dict[str, str], judge: bool) -> Row:
 
 
 def _scale(r: dict[str, str], judge: bool) -> Row:
-    """A kernel that reads doubles and writes as many, where the kernel before wrote the first and read the others."""
+    """Returns the row of a kernel that reads and writes equally many doubles; it reads the array that the kernel before
+    wrote.
+    """
     n = int(r["doubles"])
     work = Work(*(np.array([float(v)]) for v in (0, 0, 0, 8 * n, 0, 8 * n, 1, 1)))
     return Row("scale", r["device"], f"{n} doubles", 16e-3 * n / float(r["gbps"]), judge, work)
@@ -145,24 +148,26 @@ READ = {"pair": _pair, "gemm": _gemm, "scale": _scale, "published": _published}
 
 
 def product(m: int, n: int, k: int, copies: float) -> Work:
-    """A plain matrix product of 16-bit types."""
+    """Returns the work of a plain matrix product of 16-bit types."""
     return Work(*(np.array([float(v)]) for v in (m, n, k, 2 * m * k, 2 * n * k, 2 * m * n, copies, 1.0)))
 
 
 def as_conv(m: int, n: int, k: int) -> ConvProblem:
-    """m pixels, k input and n output channels of a 1x1 convolution."""
+    """Returns the product as a 1x1 convolution of m pixels, k input and n output channels."""
     return ConvProblem(1, k, 1, m, n, 1, 1)
 
 
 def together(rows: Sequence[Row]) -> Work:
-    """The problems of several rows, one after the other."""
+    """Returns the work of several rows, one after the other."""
     works = [row.work for row in rows if row.work is not None]
     parts = ([getattr(w, name) for w in works] for name in ("m", "n", "k", "x", "w", "y", "copies", "drawn"))
     return Work(*(np.concatenate(part) for part in parts))
 
 
 def network(name: str, batch: int) -> Work:
-    """The convolutions of a network at 224 x 224, of InceptionV3 at 299 x 299, additions and activations in their epilogues."""
+    """Returns the work of a network's convolutions at 224 x 224, of InceptionV3's at 299 x 299, with additions and activations
+    in their epilogues.
+    """
     of = {"vgg": _vgg, "res": _resnet, "inc": _inception_v3}[name[:3]]
     return work_of([*of(name, batch)])
 
@@ -204,7 +209,7 @@ def _vgg(name: str, n: int) -> Iterator[ConvProblem]:
         yield ConvProblem(n, c, 1, 1, k, 1, 1)
 
 
-# Input channels, size, branches: output channels, rows, columns of each convolution, and of one without padding the stride.
+# (input channels, size, branches); a convolution in a branch: (output channels, rows, columns[, stride, if not padded]).
 # fmt: off
 INCEPTION_V3 = (
     *((c, 35, (((64, 1, 1),), ((48, 1, 1), (64, 5, 5)), ((64, 1, 1), (96, 3, 3), (96, 3, 3)), ((pool, 1, 1),)))

@@ -1,4 +1,4 @@
-"""Which rewrite fires in which network, and what it gains: each plan beside the one without that rewrite.
+"""The networks in which each rewrite fires, and its gain: each plan beside the plan without that rewrite.
 
     python -m benchmarks.rewrite_gains [--device h200] [--sparsity enable] [--fires] NAME[:shape] ...
     python -m benchmarks.rewrite_gains --table
@@ -7,7 +7,7 @@ Writes benchmarks/rewrite_gains.json, where other networks stay. Of each network
 with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
 without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
 `--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
-benchmarks.plan_records knows. `--table` prints what the file says of each rewrite.
+benchmarks.plan_records knows. `--table` prints a line of the file for each rewrite.
 """
 
 import importlib
@@ -41,12 +41,12 @@ RESULTS = Path(__file__).with_suffix(".json")
 
 
 def same(given: Any, *_: object, **__: object) -> Any:
-    """In place of a rewrite that gives another form of what it is given, or changes a model in place."""
+    """Returns its argument: stands in place of a rewrite that returns another form, or changes a model in place."""
     return given
 
 
 # fmt: off
-# Rewrites of a Network: their modules, and what in these is left out.
+# Rewrites of a Network: name -> (module, function that is replaced).
 OFFERS = {
     "attention": "offer", "blocks": "offer", "channels": "offer", "upsampling": "offer", "shared_concats": "share",
     "siblings": "merge", "pieces": "offer", "squeeze_excite": "offer", "back_to_back": "offer", "chained": "offer",
@@ -59,7 +59,7 @@ WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "padded_channels": ("gpu_runtime.padded_channels.padding", "offer", same),
     "padded_channels sums": ("gpu_runtime.padded_channels.padding", "summed", same),
 }
-# Those of a graph, and of the network as it is lowered and fused.
+# Rewrites of an ONNX graph, and of the network while it is lowered and fused.
 IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "pads_into_windows": ("gpu_runtime.frontend.normalize", "pads_into_windows", same),
     "softmax_where_it_lies": ("gpu_runtime.frontend.normalize", "softmax_where_it_lies", same),
@@ -84,7 +84,7 @@ IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 
 @contextmanager
 def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """Everything as it is, but for one function."""
+    """In the block, `instead` replaces one function of a module."""
     home = importlib.import_module(module)
     before = getattr(home, function)
     setattr(home, function, instead)
@@ -95,7 +95,7 @@ def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator
 
 
 def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool = False) -> dict[str, Any]:
-    """The row of one network; `fires`: without plans."""
+    """Returns the row of one network; `fires`: without plans."""
 
     def read() -> Network:
         loaded = importer.load(path, prune=sparsity == "force")
@@ -122,13 +122,13 @@ def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool 
 
 
 def _different(network: Network, other: Network) -> int:
-    """How many ops are in one of the two networks only, of the one that has more such."""
+    """Returns the number of ops that only one of the two networks has, of the network with more of them."""
     ops = [{(op.name, op.problem, op.inputs, op.output, op.when) for op in each.ops} for each in (network, other)]
     return max(len(ops[0] - ops[1]), len(ops[1] - ops[0]))
 
 
 def table(networks: dict[str, Any]) -> Iterator[str]:
-    """Of each rewrite: in how many networks it fires, and where it gains most, in percent."""
+    """Yields a line per rewrite: the number of networks in which it fires, and its largest gains in percent."""
     for name in (*WITHOUT, *IMPORTS):
         rows = {network: row["rewrites"][name] for network, row in networks.items() if name in row["rewrites"]}
         found = {network: row["gain_percent"] for network, row in rows.items() if "gain_percent" in row}

@@ -2,10 +2,10 @@
 
     python -m benchmarks.shared_errors
 
-The first table: log errors (predicted over published) in groups of one device and of what bounds a kernel. `shared`: the
-deviation of an error that all of a group have in common, around 0; `own`: of what is left in a group; both by the analysis of
-variance with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and what it
-is when one of the devices is left out.
+The first table: log errors (predicted over published) in groups of one device and one bound of kernels. `shared`: the deviation
+of an error that all of a group have in common, around 0; `own`: of the errors left in a group; both by the analysis of variance
+with random effects. `share`: the shared part of the variance, which SHARED in tactics/predict.py rests on, and its value if one
+of the devices is left out.
 
 The second: how often the published sum of 5 or 10 rows of one device, drawn at random, lies within the 80 % range that such a
 share gives, with the errors that tactics/predict.py has for single rows.
@@ -30,7 +30,7 @@ from benchmarks.published_rows import FOLDER, Row, read
 from tactics.predict import PUBLISHED, RANGE, REGIMES, SHARED
 
 Floats = NDArray[np.float64]
-Group = tuple[str, str]  # a device, and what bounds a kernel there
+Group = tuple[str, str]  # (device, bound of a kernel on it)
 FOUND = Path(__file__).parent / "sass" / "found.json"
 KINDS = {
     "layer": "layers of networks, with what products fitted",
@@ -42,7 +42,7 @@ REACH = NormalDist().inv_cdf((1 + RANGE) / 2)  # standard deviations to each sid
 
 
 def errors(kind: str, rows: Iterable[Row]) -> dict[Group, Floats]:
-    """Log errors of times, or of the gains of pairs, in groups."""
+    """Returns group -> log errors of times, or of the gains of pairs."""
     found: dict[Group, list[float]] = {}
     for device, some in by_device(rows, kind).items():
         of = judge(some)
@@ -56,7 +56,7 @@ def errors(kind: str, rows: Iterable[Row]) -> dict[Group, Floats]:
 
 
 def parts(groups: Mapping[Group, Floats]) -> tuple[float, float]:
-    """Variances: (of what the rows of a group have in common, around 0; of what each has beside it)."""
+    """Returns the variances (of the error that the rows of a group have in common, around 0; of each row's own error)."""
     several = [e for e in groups.values() if len(e) > 1]
     rows = sum(map(len, several))
     own = sum(float(((e - e.mean()) ** 2).sum()) for e in several) / (rows - len(several))
@@ -70,18 +70,18 @@ def share(groups: Mapping[Group, Floats]) -> float:
 
 
 def left_out(groups: Mapping[Group, Floats]) -> list[float]:
-    """The share without each of the devices."""
+    """Returns the share if one of the devices is left out, for each of them."""
     return [share({g: e for g, e in groups.items() if g[0] != device}) for device in {device for device, _ in groups}]
 
 
 def variance(errors: Floats, bounds: NDArray[np.str_], shared: float) -> float:
-    """Of a sum whose terms err by so much, those with the same bound together."""
+    """Returns the variance of a sum of terms with these errors; terms with the same bound share a part of it."""
     groups = [errors[bounds == name] for name in REGIMES]
     return sum(shared * float(e.sum()) ** 2 + (1 - shared) * float((e**2).sum()) for e in groups)
 
 
 def held(rows: Iterable[Row], kind: str, count: int, shared: float) -> float:
-    """How often the sum of `count` published times lies in its range, in the mean over devices."""
+    """Returns how often the sum of `count` published times lies in its range, in the mean over devices."""
     shares = []
     for some in by_device(rows, kind).values():
         found, rng = judge(some), np.random.default_rng(0)
@@ -94,7 +94,9 @@ def held(rows: Iterable[Row], kind: str, count: int, shared: float) -> float:
 
 
 def loops(records: Iterable[Mapping]) -> Iterator[float]:
-    """Of each two pairs of a sparse and a dense tile of ours on sm_80, the correlation of their gains over the sweep."""
+    """Yields, for each two pairs of a sparse and a dense tile of ours on sm_80, the correlation of their gains over the
+    sweep.
+    """
     mine = [r for r in records if r["sm"] == "sm_80" and r["share_of_peak"]]
     dense, sparse = (
         [np.log(r["share_of_peak"]["points"]) for r in mine if r["kernel"].startswith(f"ours {kernel}")]

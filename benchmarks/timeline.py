@@ -1,9 +1,10 @@
-"""When each kernel of a network's graph begins and ends, by CUPTI through PyTorch: benchmarks/results/GPU/timeline.json.
+"""The begin and end of each kernel of a network's graph, by CUPTI through PyTorch: benchmarks/results/GPU/timeline.json.
 
     python -m benchmarks.timeline FILE ENGINE ...     on a GPU: REPLAYS replays of each engine's graph
     python -m benchmarks.timeline [h200]              of each kernel, microseconds from the end of the one before to its own end
 
-Launches begin early and wait for the one ahead, so a kernel's own duration says little: `spacing` is what it adds to the graph.
+Launches begin early and wait for the one ahead, so a kernel's own duration says little: `spacing` is the time that it adds to
+the graph.
 """
 
 import json
@@ -20,7 +21,7 @@ REPLAYS, WARM = 6, 10
 
 
 def taken(engine: Path) -> list[list[Any]]:
-    """[kernel, begin, duration, grid, block] of all replays, by begin, in microseconds."""
+    """Returns [kernel, begin, duration, grid, block] of all kernels of all replays, in the order of begin, in microseconds."""
     import torch
 
     import gpu_runtime as gr
@@ -45,7 +46,9 @@ def taken(engine: Path) -> list[list[Any]]:
 
 
 def spacing(rows: list[list[Any]]) -> list[tuple[str, list[int], float]]:
-    """(kernel, grid, microseconds from the end of the one before to its own): medians over the replays but the first."""
+    """Returns (kernel, grid, microseconds from the end of the kernel before to its own end): medians over all replays but the
+    first.
+    """
     count = len(rows) // REPLAYS
     ends = [begin + us for _, begin, us, *_ in rows]
     return [

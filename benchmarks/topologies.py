@@ -15,13 +15,15 @@ from onnx import numpy_helper
 FOLDER = Path(os.environ.get("GPU_RUNTIME_TOPOLOGIES", Path(__file__).parents[2] / "shared" / "topologies"))
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.onnx")))
 
-# Of the weights of convolutions. MobileOne adds up to six branches, each with the variance of one: its 43 sums grow 2.2 times
-# each, to 1e15. By quarters, which keep mantissas, they reach 35 at most.
+# Factors on the weights of convolutions. MobileOne adds up to six branches, each with the variance of one: its 43 sums grow 2.2
+# times each, to 1e15. By quarters, which keep mantissas, they reach 35 at most.
 SCALES = {"timm_mobileone_s0": 0.25}
 
 
 def filled(name: str, seed: int = 0) -> onnx.ModelProto:
-    """The network with normal weights of their own means and deviations; those that were positive, as variances, stay so."""
+    """Returns the network with normal weights of their own means and deviations; weights that were positive, such as variances,
+    stay positive.
+    """
     model = onnx.load(FOLDER / f"{name}.onnx")
     drawn = json.loads((FOLDER / f"{name}.json").read_text())
     for k, t in enumerate(model.graph.initializer):
@@ -39,7 +41,7 @@ def filled(name: str, seed: int = 0) -> onnx.ModelProto:
 
 
 def resized(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
-    """The network for images of size x size, where nothing in it is fixed to another."""
+    """Returns the network for images of size x size, if nothing in it is fixed to another size."""
     other = onnx.ModelProto()
     other.CopyFrom(model)
     for v in other.graph.input:

@@ -23,7 +23,9 @@ class Node(NamedTuple):
 
 
 def _padded(torch: Any, a: Mapping[str, Any], x: Any, value: float) -> tuple[Any, tuple[int, int]]:
-    """The image with the rows and columns that PyTorch cannot add to one side alone, and how many it is to add to each."""
+    """Returns (the image with the rows and columns that PyTorch cannot add on one side only, the padding that PyTorch is to
+    add).
+    """
     if a.get("auto_pad", "NOTSET") != "NOTSET":
         raise ValueError(f"auto_pad is {a['auto_pad']}")
     top, left, bottom, right = a.get("pads", (0, 0, 0, 0))
@@ -103,7 +105,9 @@ FIXED = {"Reshape", "Resize"}  # the constants among their inputs are numbers in
 
 
 def torch_module(model: onnx.ModelProto) -> Any:
-    """A torch.nn.Module. ValueError: it has an operator or attributes that are not in OPS. ImportError: no PyTorch."""
+    """Returns the model as a torch.nn.Module. ValueError for an operator or attributes that OPS lacks. ImportError without
+    PyTorch.
+    """
     import torch
     import torch.fx
 
@@ -135,12 +139,12 @@ def torch_module(model: onnx.ModelProto) -> Any:
 
 
 def fused(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> list[Node]:
-    """The nodes, less constants, which join `weights`, and with what PyTorch has one function for as one."""
+    """Returns the model's nodes without constants, which join `weights`; nodes for which PyTorch has one function are one."""
     read = Counter([x for node in model.graph.node for x in node.input] + [v.name for v in model.graph.output])
     kept: dict[str, Node] = {}  # by output
 
     def before(tensor: str, op: str) -> Node | None:
-        """What writes the tensor, if it is that operator and has no other reader."""
+        """Returns the node that writes the tensor, if it has this operator and no other node reads the tensor."""
         node = kept.get(tensor)
         return node if node and node.op == op and read[tensor] == 1 else None
 
@@ -166,7 +170,7 @@ def fused(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> list[Node]:
 
 
 def _scaled(conv: Node, norm: Node, weights: dict[str, np.ndarray]) -> Node:
-    """The convolution with the norm in its weights."""
+    """Returns the convolution with the norm folded into its weights."""
     scale, shift, mean, var = (weights[x] for x in norm.inputs[1:])
     factor = scale / np.sqrt(var + norm.attributes.get("epsilon", 1e-5))
     w, *bias = (weights[x] for x in conv.inputs[1:])
@@ -176,7 +180,7 @@ def _scaled(conv: Node, norm: Node, weights: dict[str, np.ndarray]) -> Node:
 
 
 def _group_norm(add: Node, before: Callable[[str, str], Node | None], weights: Mapping[str, np.ndarray]) -> list[Node] | None:
-    """The nodes of a group norm that ends here, and that norm; None where there is none."""
+    """Returns the nodes of a group norm that ends with `add`, then that norm as one node; None if there is none."""
     parts = [add]
     for op in ("Mul", "Reshape", "InstanceNormalization", "Reshape"):
         if not (node := before(parts[0].inputs[0], op)):

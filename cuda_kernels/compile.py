@@ -9,6 +9,7 @@ machine code in another) contains its key and hashes; an entry that does not mat
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -116,8 +117,6 @@ HEADERS = {12: ("nvidia.cuda_runtime", "nvidia-cuda-runtime-cu12==12.9.*"), 13: 
 @lru_cache(maxsize=1)
 def cuda_include() -> Path:
     """The folder of cuda_fp16.h: from the wheel of NVRTC's CUDA version, else from CUDA_PATH."""
-    import importlib.util
-
     package, wheel = HEADERS.get(int(nvrtc_version().partition(".")[0]), HEADERS[max(HEADERS)])
     try:
         spec = importlib.util.find_spec(package)

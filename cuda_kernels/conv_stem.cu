@@ -22,6 +22,7 @@
 // goes down whole images keeps its last CARRIED rows for the next tile's windows.
 // Blocks go from tile to tile: weights are copied once, and the next patch is on its way while results are stored.
 
+#include "activation_pairs.cuh"
 #include "stem_patch.cuh"
 
 #if POOL
@@ -114,23 +115,15 @@ __device__ __forceinline__ void stage_chunk(u32 to, const Chunk& v, int turn) {
 // A pixel's results in this lane, channels `c` on, rounded. `added`: the residual's; `e`: which of the lane's pixels of tile j.
 __device__ __forceinline__ Chunk finished(const StemParams& p, const float (&acc)[MT][NT][4], int j, int e, int c,
                                           const Chunk& added, Watch& watch) {
-  constexpr bool PLAIN = (ACT == ACT_NONE || ACT == ACT_RELU) && !RES && !AFFINE && !LAST;
   Chunk y;
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
-    float v[2] = {acc[i][j][e], acc[i][j][2 + e]};
-    if (!PLAIN) {
-      const float2 r = RES ? __half22float2(added.h[i]) : make_float2(0.f, 0.f);
-#pragma unroll
-      for (int half_tile = 0; half_tile < 2; ++half_tile) {
-        const int channel = WHOLE ? c + 2 * i + half_tile : min(c + 2 * i + half_tile, p.c.k - 1);
-        const float slope = ACT == ACT_PRELU ? p.c.slope[channel] : 0.f;
-        v[half_tile] = finish<ACT, RES>(p.c, v[half_tile], half_tile ? r.y : r.x, slope, tail_of(p.c, channel));
-      }
-    }
-    if (!WHOLE) v[0] = c + 2 * i < p.c.k ? v[0] : 0.f, v[1] = c + 2 * i + 1 < p.c.k ? v[1] : 0.f;  // padded channels stay zero
-    y.h[i] = __floats2half2_rn(v[0], v[1]);
-    if (PLAIN && ACT == ACT_RELU) y.h[i] = __hmax2_nan(y.h[i], __half2half2(__ushort_as_half(0)));  // rounding keeps the order
+    const int low = c + 2 * i, high = low + 1, last = WHOLE ? high : p.c.k - 1;
+    const float2 r = RES ? __half22float2(added.h[i]) : make_float2(0.f, 0.f);
+    const Channel of_low = channel_at<ACT>(p.c, min(low, last)), of_high = channel_at<ACT>(p.c, min(high, last));
+    u32 bits = finish_pair<ACT, RES>(p.c, acc[i][j][e], acc[i][j][2 + e], r, of_low, of_high);
+    if (!WHOLE) bits &= (low <= last ? 0xffffu : 0u) | (high <= last ? 0xffff0000u : 0u);  // padded channels stay zero
+    y.h[i] = *reinterpret_cast<const __half2*>(&bits);
     watch.see(y.h[i]);
   }
   return y;

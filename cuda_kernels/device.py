@@ -1,5 +1,6 @@
 """The GPU at hand: `current()`, which asks its driver, and whether one can be used. `named_devices` has the tables."""
 
+import ctypes
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120")
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """The source of an unnamed device's unreported facts: the named device with the most similar SM, and the differences."""
+    """The named device with the most similar SM, whose facts an unnamed device gets if its driver does not report them;
+    `mma_fma_per_clk`: in place of that device's; `source`: the differences, in words.
+    """
 
     name: str
     mma_fma_per_clk: int
@@ -51,8 +54,6 @@ def has_cupy() -> bool:
 
 def has_driver() -> bool:
     """Whether the linker finds CUDA's driver, by the name under which CuPy's runtime opens it."""
-    import ctypes
-
     try:
         ctypes.CDLL(DRIVER)
     except OSError:

@@ -8,7 +8,7 @@ CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
 RAY = f"timing on a cluster and serving by Ray take the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
-TORCH = "gr.compile, torch.compile's backend and training take it: pip install torch, as https://pytorch.org says for your GPU"
+TORCH = "gr.compile, gpu_runtime.ops.torch and training take it: pip install torch, as https://pytorch.org says for your GPU"
 TRAIN = f"training the digits network takes the extra train: pip install '.[train]' {WHERE.format(extra='train')}"
 # Module -> its package, and its use, with the cure.
 EXTRAS = {

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cuda_kernels import extras
+from cuda_kernels import emulator, extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import Device
 from cuda_kernels.driver import Starter, Triple, dependent, is_fatal, param_bytes
@@ -86,11 +86,8 @@ class Emulated:
     name = "emulator"
 
     def __init__(self, device: Device, **options: Any) -> None:
-        from cuda_kernels import emulator
-
         self.device = device
         self.arch = virtual(device.sm)
-        self._emulator = emulator
         own = {"smem_limit": device.smem_per_block, "dependent": device.dependent_launch}
         self._options = emulator.Options(**own | options)
         self._memory = emulator.Memory()
@@ -109,7 +106,7 @@ class Emulated:
         return copy.address
 
     def _copied(self, array: np.ndarray) -> Copy:
-        memory = self._emulator.Memory()
+        memory = emulator.Memory()
         address = memory.alloc(max(array.nbytes, 16), constant=True)
         memory.write(address, array)
         return Copy(array, address, memory)
@@ -127,7 +124,7 @@ class Emulated:
         return self._memory.read(address, nbytes)
 
     def load(self, compiled: Compiled) -> Kernel:
-        program = self._emulator.load(compiled.ptx, keep=True)
+        program = emulator.load(compiled.ptx, keep=True)
         return Kernel(program.name, program.decoded.param_bytes, partial(self._start, program))
 
     def encode(self, given: Map, address: int) -> bytes:
@@ -138,7 +135,7 @@ class Emulated:
         kernel.start(grid, block, smem, params)
 
     def _start(self, program: Program, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
-        self.stats.append(self._emulator.launch(program, grid, block, smem, params, self._memory, options=self._options))
+        self.stats.append(emulator.launch(program, grid, block, smem, params, self._memory, options=self._options))
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         def array(a: Array) -> np.ndarray:
@@ -150,7 +147,7 @@ class Emulated:
         self.write(out.address, stored)
         if not np.isfinite(stored).all():
             self.write(nonfinite, np.ones(1, np.uint32))
-        self.stats.append(self._emulator.Stats())
+        self.stats.append(emulator.Stats())
 
     def synchronize(self) -> None:
         pass
@@ -160,7 +157,7 @@ class Emulated:
         return run
 
     def close(self) -> None:
-        self._memory = self._emulator.Memory()
+        self._memory = emulator.Memory()
         self._shared.clear()
 
 
@@ -239,7 +236,7 @@ class Cuda:
         return event
 
     def let_go(self) -> None:
-        """Releases the objects kept for work that has ended."""
+        """Drops the references to objects that were kept for work that has ended."""
         while self._kept and self._kept[0][0].done:
             self._kept.popleft()
 

@@ -35,7 +35,7 @@
 // Compile-time: AHEAD, the groups of 8 pixels that a warp has in flight; CLUSTER, PARTIAL, SUMMED; LAYER, 0: both; SCALED, the
 // block's warps; ACT1, ACT2 and, behind the multiplication, ACT3, Acts without a slope. w1 is [MID to whole 16][C to whole 32], w2
 // is [K to whole 16][MID to whole 32], with zeros, in tiles of 16 x 32.
-#include "activation.cuh"
+#include "activation_pairs.cuh"
 #include "bulk.cuh"
 #include "tensor.cuh"
 

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from cupy.cuda import Event, Stream
 
-BLOCK = 2 << 20  # bytes of one piece: the host fills or empties one block while the other travels
+BLOCK = 2 << 20  # bytes that are copied at a time: the host fills or empties one block while the other travels
 BLOCKS = 2
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
 

@@ -102,7 +102,7 @@ def encode(m: Map, address: int, nan_fill: bool = False) -> bytes:
 
 
 def _box(m: Map) -> int:
-    """Checks the sizes of a box; returns the elements in its row."""
+    """Checks the sizes of a box; returns the number of elements in its row."""
     _check(1 <= len(m.dims) <= 5, "dims", "1 to 5 dimensions", m.dims)
     _check(len(m.box) == len(m.dims), "box", "a size for each dimension", m.box)
     _check(all(1 <= b <= 256 for b in m.box), "box", "sizes from 1 to 256", m.box)
@@ -110,7 +110,7 @@ def _box(m: Map) -> int:
 
 
 def _columns(m: Map) -> int:
-    """Checks the sizes of columns; returns the elements in a row."""
+    """Checks the sizes of columns; returns the number of elements in a row."""
     _check(3 <= len(m.dims) <= 5, "dims", "3 to 5 dimensions", m.dims)
     most = CORNERS[len(m.dims)]
     for name, corner in (("lower", m.lower), ("upper", m.upper)):

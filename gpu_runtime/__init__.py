@@ -14,7 +14,10 @@ texts that the commands print.
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from cuda_kernels import extras
 
 if TYPE_CHECKING:
     from gpu_runtime.accuracy.compare import compare
@@ -74,10 +77,6 @@ def __getattr__(name: str) -> Any:
         return installed_version()
     if name not in PLACES:
         raise AttributeError(f"module 'gpu_runtime' has no attribute {name!r}")
-    from importlib import import_module
-
-    from cuda_kernels import extras
-
     with extras.named():
         globals()[name] = found = getattr(import_module(PLACES[name]), name)
     return found

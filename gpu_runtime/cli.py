@@ -7,45 +7,62 @@ message on stderr.
 import io
 import sys
 import warnings
+from importlib import import_module
 
 import click
 
 from cuda_kernels.compile import CompileError
 from cuda_kernels.driver import code_of
 from cuda_kernels.extras import why_missing
-from gpu_runtime.commands.bench import bench_command
-from gpu_runtime.commands.build import build_command
-from gpu_runtime.commands.cache import cache_command
-from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import QUIET, columns, say
-from gpu_runtime.commands.doctor import doctor_command
-from gpu_runtime.commands.explain import explain_command, report_command
-from gpu_runtime.commands.inspect import inspect_command, inspect_sparsity_command
 from gpu_runtime.commands.options import HELP, version_option
-from gpu_runtime.commands.plan import plan_command
-from gpu_runtime.commands.prune import prune_command
-from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
 from gpu_runtime.errors import InternalError
-from gpu_runtime.serving.triton_repo import triton_repo_command
 from gpu_runtime.text import WIDTH
 
 # fmt: off
-COMMANDS = (
-    build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command, compare_command, bench_command, doctor_command, triton_repo_command, cache_command,
-)
+COMMANDS = {  # name -> the module, imported when the command is asked for, and the line of `gpu-runtime --help`
+    "bench": ("gpu_runtime.commands.bench", "Time inferences of an engine, as trtexec does."),
+    "build": ("gpu_runtime.commands.build", "Build an engine from an ONNX model and explain it."),
+    "cache": ("gpu_runtime.commands.cache", "List, merge or prune files of measured times."),
+    "compare": ("gpu_runtime.commands.compare", "Compare an engine with its model, layer by layer."),
+    "doctor": ("gpu_runtime.commands.doctor", "Examine this machine's GPU: every family of kernels, versions, rates."),
+    "explain": ("gpu_runtime.commands.inspect", "Say why each layer of an engine runs sparse or dense."),
+    "inspect": ("gpu_runtime.commands.inspect", "Show the plan, layers and sparsity of an engine; or describe an ONNX model."),
+    "inspect-sparsity": ("gpu_runtime.commands.inspect",
+                         "Show whether the weights of an ONNX model are 2:4, and where that pays."),
+    "plan": ("gpu_runtime.commands.plan", "Plan a model for several GPUs, side by side."),
+    "prune": ("gpu_runtime.commands.prune", "Prune the weights of an ONNX model to 2:4."),
+    "report": ("gpu_runtime.commands.inspect", "Write an engine's plan as one HTML page."),
+    "run": ("gpu_runtime.commands.run", "Run an engine on .npy files."),
+    "triton-repo": ("gpu_runtime.serving.triton_repo", "Write a model of NVIDIA Triton that runs an engine."),
+}
 # fmt: on
 
 
-@click.group(context_settings=HELP)
+class Commands(click.Group):
+    """The commands by name. A process imports the module of its own command only: others may import heavy packages."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        return command_of(name) if name in COMMANDS else None
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def command_of(name: str) -> click.Command:
+    command: click.Command = getattr(import_module(COMMANDS[name][0]), f"{name.replace('-', '_')}_command")
+    return command
+
+
+@click.group(cls=Commands, context_settings=HELP)
 @version_option
 def program() -> None:
     """Build, run and inspect engines: the fastest plan for a convolutional network, and why each layer runs as it does."""
-
-
-for command in COMMANDS:
-    program.add_command(command)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -55,7 +72,7 @@ def main(args: list[str] | None = None) -> None:
 
 def build_engine() -> None:
     """Runs `build-engine ...`, which is `gpu-runtime build ...`."""
-    _run(build_command, "build-engine", None)
+    _run(command_of("build"), "build-engine", None)
 
 
 def _run(command: click.Command, name: str, args: list[str] | None) -> None:

@@ -249,7 +249,9 @@ def _place(providers: Sequence[Any] | None) -> str | None:
 
 
 def _opened(given: Any, place: str | None, options: dict[str, Any]) -> tuple[Signature, Opened | OpenSizes]:
-    """Returns a signature with the given engine, a built one, or a model's engines for any size."""
+    """Returns (signature, engine): the engine as given, or built from a model; engines for any size (OpenSizes) for a model of
+    open sizes.
+    """
     if hasattr(given, "read"):
         given = given.read()
     if not isinstance(given, Engine) and not _is_engine(given):
@@ -263,7 +265,9 @@ def _opened(given: Any, place: str | None, options: dict[str, Any]) -> tuple[Sig
 
 
 def _built(model: Any, place: str | None, options: dict[str, Any]) -> tuple[Signature, Opened | OpenSizes]:
-    """Returns a model's signature and engine; engines for any size where sizes are open and no option gives them."""
+    """Builds a model; returns (its signature, the engine), with OpenSizes in the engine's place if sizes are open and no option
+    gives them.
+    """
     most = options.pop("most_engines", MOST_ENGINES)
     if type(most) is not int or most < 1:
         raise ValueError(f"most_engines: expected a whole number of at least 1, got {most!r}")

@@ -34,8 +34,8 @@ APART, ONE = "apart", "one"  # options: the model's own ops; one op in place of 
 class Type:
     """The type in which a tensor is written.
 
-    `copies`: FP32, of which ops that are not `exact` may read an FP16 copy; `layout`: the required layout, "" where FP16 has
-    the choice and other types are linear.
+    `copies`: the tensor is FP32, but ops that are not `exact` may read an FP16 copy of it; `layout`: the required layout; "":
+    FP16 tensors have the choice, and others are linear.
     """
 
     dtype: str = "fp16"
@@ -44,7 +44,7 @@ class Type:
 
     @property
     def fixed(self) -> bool:
-        """Whether it allows only one format."""
+        """Whether the type allows only one format."""
         return bool(self.layout) or not (self.copies or self.dtype == "fp16")
 
 
@@ -68,13 +68,14 @@ class Op(Generic[P_co]):
 
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32 as in the model: conv "w" [K,C/g,R,S],
     which tensor cores read rounded to FP16 (precision.ranges changes weights that FP16 cannot hold), "b" [K] if there is a
-    bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered. `when`: for every group named, the chosen
-    option must be one of those listed, or the op does not exist (see `exists`). `layer`: the Conv or Gemm node that owns the
-    weights, the same in every alternative; `layers`: several nodes, where siblings are merged, or, with `branches`, parallel
-    branches that were added (then also of a single one that absorbed its own input). `pieces`: it runs once for each of these
-    numbers of images; `problem` is of the first and largest (planning.batch_pieces); `images`: of one of those runs, its first
-    image and its number of images. `exact`: it reads its inputs as they are written, no copies; so do all ops that make the
-    same output.
+    bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: the ONNX nodes that it computes. `when`: (group, option) pairs;
+    the op exists if each group named here has one of its options named here (see `exists`).
+
+    `layer`: the Conv or Gemm node that owns the weights, the same in every alternative; `layers`: several nodes, if siblings
+    are merged, or, with `branches`, parallel branches that were added (then also of a single one that absorbed its own input).
+    `batch_pieces`: the op runs once for each of these numbers of images, and `problem` has the first and largest number
+    (planning.batch_pieces); `images`: (first image, number of images) of one of those runs. `exact`: it reads its inputs as
+    they are written, no copies; then all ops with the same output do.
     """
 
     name: str
@@ -87,18 +88,18 @@ class Op(Generic[P_co]):
     layer: str = ""
     layers: tuple[str, ...] = ()
     branches: bool = False
-    pieces: tuple[int, ...] = ()
+    batch_pieces: tuple[int, ...] = ()
     images: tuple[int, int] | None = None
     exact: bool = False
 
     @property
     def layer_weights(self) -> list[np.ndarray]:
-        """The weights [K,C/g,R,S] of its layers, in execution order."""
+        """The weights [K,C/g,R,S] of each of its layers, in execution order."""
         return [self.weights[name] for name in ("w", "w2", "w22") if name in self.weights]
 
 
 def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:
-    """Makes one op for all of these: the last one with `changes`, and the names and nodes of all."""
+    """Makes one op of all these ops: the last one with `changes`, and with the names and nodes of all."""
     name = " + ".join(op.name for op in ops)
     return replace(ops[-1], **{"name": name, "nodes": unique(n for op in ops for n in op.nodes), **changes})
 
@@ -119,9 +120,9 @@ def adds_tensors(op: Op[Problem] | None, *, first: bool = False) -> bool:
 class Network:
     """All ops with all alternatives, topologically ordered. `tensors`: the NCHW shape of every tensor of an op.
 
-    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `types`: of the tensors that are not
-    HALF: integers and truth values; SINGLE where FP16 cannot hold the values; WIDE where FP16's rounding would ruin later
-    results; and FP16 in one required layout. `onnx_names`: of `Op.nodes`, the names in the file of those that differ.
+    `groups`: fusion decisions (name, options), of which exactly one option each is chosen. `types`: the tensors that are not
+    HALF: integers and truth values; SINGLE if FP16 cannot hold the values; WIDE if FP16's rounding would ruin later results;
+    and FP16 in one required layout. `onnx_names`: name in `Op.nodes` -> name in the file, where the two differ.
     """
 
     name: str
@@ -140,7 +141,7 @@ class Network:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
-        """Tensor -> the ops that read it, each once, in the network's order; () for tensors without readers."""
+        """Tensor -> the ops that read it, each once, in the network's order; () for a tensor without readers."""
         found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
         for op in self.ops:
             for t in dict.fromkeys(op.inputs):
@@ -149,7 +150,7 @@ class Network:
 
     @cached_property
     def producers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
-        """Tensor -> the ops that make it, one of which does in each plan; () for network inputs."""
+        """Tensor -> the ops that make it, of which each plan has one; () for network inputs."""
         found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
         for op in self.ops:
             found.setdefault(op.output, []).append(op)
@@ -166,15 +167,15 @@ class Network:
 
     @cached_property
     def exact_outputs(self) -> frozenset[str]:
-        """The outputs of the ops that read their inputs as written."""
+        """The outputs of the ops that read their inputs as they are written."""
         return frozenset(op.output for op in self.ops if op.exact)
 
     def with_exact(self, outputs: Collection[str]) -> Network:
-        """Returns the network in which all ops that make these tensors read their inputs as written, too."""
+        """Returns the network in which all ops that make these tensors read their inputs as they are written."""
         return replace(self, ops=tuple(replace(op, exact=True) if op.output in outputs else op for op in self.ops))
 
     def only_reader(self, tensor: str) -> Op[Problem] | None:
-        """Returns the only op that reads a tensor that is no network output; else None."""
+        """Returns the only op that reads a tensor, if the tensor is no network output; else None."""
         readers = self.readers[tensor]
         return readers[0] if len(readers) == 1 and tensor not in self.output_names else None
 
@@ -191,10 +192,8 @@ class Network:
         return maker if maker is not None and self.only_reader(tensor) is not None and not self.is_fp32(tensor) else None
 
     def row(self, last: Op[Problem], *kinds: type[Problem]) -> tuple[Op[Any], ...]:
-        """Returns ops of these kinds in every plan up to the `last` one, each the only reader of the one before, as its first
-        input.
-
-        () where they differ.
+        """Returns a row of ops of these kinds that ends with `last`: each exists in every plan, and its first input is the
+        output of the op before, which has no other reader. () if there is no such row.
         """
         found: list[Op[Problem]] = []
         op: Op[Problem] | None = last
@@ -206,7 +205,7 @@ class Network:
         return tuple(found)
 
     def takers(self, tensor: str, takes: Callable[[Op[Problem]], bool]) -> tuple[Op[Any], ...]:
-        """Returns all readers of a tensor if each `takes` another tensor in its place; else ()."""
+        """Returns all readers of a tensor if each of them `takes` another tensor in its place; else ()."""
         readers = self.readers[tensor]
         return readers if tensor not in self.output_names and all(map(takes, readers)) else ()
 
@@ -253,7 +252,7 @@ class Network:
         )
 
     def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:
-        """Returns the formats that each of the op's inputs, then its output, may have in this op."""
+        """Returns the formats that each input of the op, then its output, may have in this op."""
         *ins, out = (self.type(t).copies for t in (*op.inputs, op.output))
         added = Feature.RESIDUAL in op.problem.needs and out  # the sum must be exact
         must = [*(copies and (op.exact or (added and i == 1)) for i, copies in enumerate(ins)), out]
@@ -319,10 +318,10 @@ class Options:
     """Collects other ways to compute parts of a network, each an option of a group; `network()` returns the network with all of
     them.
 
-    Ops that an option lacks are `limit`ed to the other options; its new ops are put `before` or `behind` an op, at whose
-    topological place they stand. All options of a group must compute the same outputs; no plan has options of several groups
-    that together leave a tensor without its op. Ops are distinguished by identity; ops that make an exact op's output are
-    exact.
+    Ops that an option lacks are `limit`ed to the other options; its new ops are put `before` or `behind` an op of the network,
+    in topological order. All options of a group must compute the same outputs. If options of several groups together leave a
+    tensor without its op, no plan has all of them. Ops are distinguished by identity; all ops that make the output of an exact
+    op are exact.
     """
 
     def __init__(self, network: Network) -> None:
@@ -345,9 +344,10 @@ class Options:
     def either(
         self, group: str, gone: Iterable[Op[Problem]], made: Iterable[tuple[Op[Problem], Op[Problem]]], option: str = ONE
     ) -> None:
-        """Adds an option to a group, beside APART if it is the first: without the ops that are `gone`, with the ops `made`.
+        """Adds an option to a group: the ops `gone` do not exist in it, the ops `made` do. The first option is added beside
+        APART, the model's own ops.
 
-        `made`: (op of the network, new op behind it).
+        `made`: (op of the network, new op that is put behind it).
         """
         self.group(group, *((option,) if group in self._groups else (APART, option)))
         for op in gone:
@@ -358,10 +358,10 @@ class Options:
     def twins(
         self, group: str, gone: Iterable[Op[Problem]], made: Sequence[tuple[Op[Problem], Op[Problem]]], ending: str
     ) -> None:
-        """Gives each option of an existing group that has an op of `made` a twin, named with the ending, in which the new ops
-        replace these, the ops that are `gone` do not exist, and all else is the same.
+        """Gives each option of an existing group that has an op of `made` a twin, named with the ending. In the twin the new
+        ops replace these ops, the ops `gone` do not exist, and all else is the same.
 
-        `made`: (op of the network, new op behind it).
+        `made`: (op of the network, new op that replaces it and is put behind it).
         """
         before, names = self._groups[group], {option for op, _ in made for g, option in op.when if g == group}
         twins = {option: f"{option}{ending}" for option in before if option in names}
@@ -382,7 +382,7 @@ class Options:
         self._now[id(op)] = new
 
     def without(self, *ops: Op[Problem]) -> None:
-        """Leaves ops out: others make their tensors, or these have no readers."""
+        """Leaves ops out, because other ops make their tensors, or these have no readers."""
         self._now.update((id(op), None) for op in ops)
 
     def before(self, op: Op[Problem], *new: Op[Problem]) -> None:
@@ -415,7 +415,7 @@ def unique(things: Iterable[H]) -> tuple[H, ...]:
 
 
 def group_between(ops: Sequence[Op[Problem]], others: Sequence[Op[Problem]]) -> str:
-    """Returns the group that decides whether the ops exist, or the others; "" without one."""
+    """Returns the group that decides whether the ops exist or the others do; "" if there is none."""
     for group in dict.fromkeys(g for g, _ in ops[0].when):
         mine, theirs = ({option for op in some for g, option in op.when if g == group} for some in (ops, others))
         if not mine & theirs and all(any(g == group for g, _ in op.when) for op in (*ops, *others)):

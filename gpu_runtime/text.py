@@ -43,6 +43,15 @@ def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{name} {dims(shape)}" for name, shape in shapes.items())
 
 
+def sizes_option(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Formats sizes of inputs as --shapes takes them.
+
+    >>> sizes_option({"x": (1, 3, 8, 8), "y": (1, 4)})
+    'x:1x3x8x8,y:1x4'
+    """
+    return ",".join(f"{printable(name)}:{dims(shape)}" for name, shape in shapes.items())
+
+
 def size_text(nbytes: int) -> str:
     if nbytes < 1 << 20:
         return f"{nbytes / 1024:.1f} KiB"
@@ -161,6 +170,16 @@ def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
     while sum(widths) > room and (able := [i for i, w in enumerate(widths) if w > least[i]]):
         widths[min(able, key=lambda i: (folded(i, widths[i] - 1) - folded(i, widths[i]), -widths[i]))] -= 1
     return widths
+
+
+def first_of(items: Sequence[str], most: int, more: str = "more") -> str:
+    """Joins the first `most` items with commas, and says how many more there are.
+
+    >>> first_of(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    left = len(items) - most
+    return ", ".join(items[:most]) + (f" and {left} {more}" if left > 0 else "")
 
 
 def several(count: int, what: str) -> str:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import CompileError, EngineError, ModelError, check_options
+from gpu_runtime.ops.torch import versions
 from gpu_runtime.pipeline import build
 from gpu_runtime.progress import warn
 from gpu_runtime.runtime.context import Context
@@ -190,7 +191,7 @@ def backend(
     def run(*inputs: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
             return eager(*inputs)
-        version = tuple(v for i in own for v in (inputs[i].data_ptr(), inputs[i]._version))
+        version = versions(inputs[i] for i in own)
         if version not in made:
             for old in made.values():
                 old.close()

@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """Narrows a type to whole numbers from `low` to `high`."""
+    """Narrows a type to whole numbers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -120,7 +120,7 @@ def words(hint: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """A value of any type as JSON has it: tuples become lists, infinity a text."""
+    """Returns a value of any type as JSON has it: tuples become lists, infinity a text."""
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -100,7 +100,7 @@ def padded_channels(layout: str, c: int) -> int:
 
 
 def strides(fmt: Format, shape: Shape4) -> Strides:
-    """The constants of the address rule for an NCHW `shape` in this format."""
+    """Returns the constants of the address rule for an NCHW `shape` in this format."""
     _, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
@@ -186,7 +186,7 @@ def canonical(fmt: Format, shape: Shape4) -> CanonicalFormat:
     return CanonicalFormat(fmt.dtype, True, lay.vector)
 
 
-# Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
+# Several formats may place a tensor's elements at the same addresses: the first one in this order stands for all.
 PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
 assert set(PREFERRED) == set(CONV_LAYOUTS)
 

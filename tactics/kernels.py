@@ -82,7 +82,7 @@ class Kernel:
 
     @property
     def placed_residual(self) -> bool:
-        """Whether it reads a residual with strides of its own: convolutions do."""
+        """Whether the kernel reads a residual with strides of its own, as convolutions do."""
         return self.placed and self.name.startswith(("conv_", "transpose_"))
 
 

@@ -16,20 +16,22 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
 SMEM_BYTES_PER_CLK = 128
-# Of our kernels' time over what loop, L2, DRAM, start and end take, since none was ever timed: the least, in steps of 0.05, at
-# which on every device at most 5 % of the published rows that fit constants are promised to take 10 % less than cuBLAS took. At
-# 1, where CUTLASS's loops by the same simulation meet cuBLAS in the mean, the scatter of single rows alone makes that 6 % on an
-# A100 and 9 % on an L40S.
+# A factor on our kernels' predicted time (loop, L2, DRAM, start and end), as no GPU has timed them: the least, in steps of
+# 0.05, with which on every device at most 5 % of the published rows that fit constants are promised to take 10 % less than
+# cuBLAS took. With 1, at which CUTLASS's loops by the same simulation equal cuBLAS in the mean, the scatter of single rows
+# makes these 6 % on an A100 and 9 % on an L40S.
 UNTIMED = 1.1
 
 
 def loop_share(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> float:
-    """The simulated share of `tensor_peak` with this many blocks on an SM. Raises LookupError where the kernel has none."""
+    """Returns the simulated share of `tensor_peak` that the main loop reaches with this number of blocks on an SM. Raises
+    LookupError if the kernel has no row.
+    """
     return share(tactic.kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks)
 
 
 def _loop(tactic: Tactic, prologue: Prologue) -> str:
-    """The loop's name in the table."""
+    """Returns the loop's name in the table of shares."""
     if linear(tactic.ins[0]):
         return "linear"
     return "scaled" if prologue.scaled else "gated" if prologue.gated else "normalized" if prologue.normalized else "vectors"
@@ -57,6 +59,8 @@ def stage(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> tu
 
 
 def best_share(device: Device, sparse: bool) -> float:
-    """The highest share that an estimate uses: of any tile of vectors without a prologue, with as many blocks as fit."""
+    """Returns the highest share that an estimate uses: of any tile of vectors without a prologue, with as many blocks as
+    fit.
+    """
     kernel = "conv_sparse24" if sparse else "conv_dense"
     return max(share(kernel, tile, "vectors", device, device.max_blocks_per_sm) for tile in rows(kernel)) / UNTIMED

@@ -72,8 +72,8 @@ class PeerTime:
 
 
 def convolutions(problem: Problem) -> tuple[ConvProblem, ...]:
-    """The convolutions and matrix products that a library would run for a problem; () where there is no estimate: for grouped
-    and depthwise convolutions, and for all other problems.
+    """Returns the convolutions and matrix products that a library would run for a problem; () if there is no estimate: for
+    grouped and depthwise convolutions, and for all other problems.
     """
     found = tuple(p for p in problem.parts if isinstance(p, ConvProblem) and p.groups == 1)
     return found if len(found) == len(problem.parts) else ()
@@ -151,7 +151,7 @@ def estimate(
 
 
 def from_dram(work: Work, device: Device, w_share: float = 1.0) -> Floats:
-    """Bytes that L2 does not hold: of weights with all their copies, of activations with one copy."""
+    """Returns the bytes that L2 does not hold: of weights with all their copies, of activations with one copy."""
     w = work.w * w_share
     with np.errstate(invalid="ignore"):
         cycled = np.where(w > 0, work.copies * w, 0.0)

@@ -28,7 +28,7 @@ MEASURED = {
     **{"gather": 3.0, "move": 2.0, "pool": 1.3, "pool_global": 2.0, "reduce": 1.4},
 }
 
-# Root mean squares of log errors, of the half of the published rows that fits the constants, by what bounds a kernel: of dense
+# Root mean squares of log errors, by the kernel's bound, in the half of the published rows that fits the constants: of dense
 # products on six devices, and of the gain of 2:4 on two, where only three rows are short (bench_predictions --fit prints them).
 # OURS is the error that our own main loops add: half the distance between the lowest and the highest share that their code is
 # simulated at, in logarithms, root mean square over the tiles on sm_80 (cuda_kernels/shares.json).
@@ -39,21 +39,22 @@ OURS = 0.10
 SIGMA = {regime: math.hypot(error, OURS) for regime, error in PUBLISHED.items()}
 SIGMA_RATIO = {regime: math.hypot(error, OURS) for regime, error in PUBLISHED_RATIO.items()}
 RISK = 0.6  # how likely a sparse kernel must be the faster one before a predicted plan takes it
-# Of the variance of published errors, the part that is one error for all kernels that the same thing bounds on a device: of 60
-# layers of networks on three devices, whose times fitted nothing, 0.46 (benchmarks/shared_errors.py, which also says why pairs
-# of sparse and dense products, on two devices that they fitted, show next to none). What else a quotient's error has is one
-# unknown of the device, common to all of its kernels: OURS, the rate of mma.sp, a sparse kernel's fixed cost, a power limit.
+# The part of the variance of published errors that all kernels with one bound on a device have in common: 0.46 for 60 layers of
+# networks on three devices, whose times fitted nothing (benchmarks/shared_errors.py, which also says why pairs of sparse and
+# dense products, on two devices that they fitted, show next to none). The other errors of a quotient are unknowns of the
+# device, common to all of its kernels: OURS, the rate of mma.sp, a sparse kernel's fixed cost, a power limit.
 SHARED = 0.5
 RANGE = 0.8  # the probability that the time saved by sparse kernels lies in the displayed range
 
 
 def regime(bound: str) -> str:
-    """The regime of a kernel's bound, in the words of the tables: every limit inside SMs counts as math."""
+    """Returns the regime of a kernel's bound: every limit inside SMs counts as math."""
     return bound if bound in REGIMES else "math"
 
 
 def sigmas(device: Device) -> dict[str, float]:
-    """SIGMA on this device: in the math regime wider by the range of clocks that a power limit may leave.
+    """Returns regime -> the relative error of one predicted time on this device. In the math regime it also covers the range of
+    clocks that a power limit may leave.
 
     SIGMA_RATIO has no such part, as both tactics of a quotient run at one clock.
     """
@@ -81,9 +82,9 @@ def p_faster(dense_us: float, sparse_us: float, bound: str, device: Device) -> f
 
 
 def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> float:
-    """The factor by which a predicted plan multiplies a tactic's time: 1 for dense tactics.
+    """Returns the factor by which a predicted plan multiplies a tactic's time: 1 for dense tactics.
 
-    For a sparse one the factor makes it break even with a dense one that it beats with probability `risk`.
+    For a sparse tactic it is the factor with which it equals a dense tactic that it beats with probability `risk`.
     """
     return _sparse_premium(problem, tactic, device, risk) if tactic.sparse else 1.0
 
@@ -107,14 +108,16 @@ def kept_premium(problem: Problem, tactic: Tactic, device: Device) -> float:
 
 @lru_cache
 def _poor(device: Device) -> Device:
-    """The device with an L2 that keeps only that smallest share."""
+    """Returns the device with an L2 that keeps only the smallest share that any measured L2 kept."""
     share = KEPT_HALVES[1] / max(KEPT_HALVES[1], rates(device).kept[1])
     return replace(device, l2_bytes=round(device.l2_bytes * share))
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A sparse kernel of a plan: its `us`, its `bound`, the `saved_us` against a dense kernel, and the dense one's bound."""
+    """A sparse kernel of a plan: its time `us`, its `bound`, the time `saved_us` against the best dense kernel, and that
+    kernel's bound.
+    """
 
     us: float
     bound: str

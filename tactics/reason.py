@@ -14,7 +14,7 @@ from tactics.tactic import Tactic
 UNSUPPORTED = "unsupported"  # a kernel's own sentence about a tactic, without a code
 OF_LAYERS: dict[str, str | None] = {  # the codes of a layer; those without a sentence need none, or one of their own
     **dict.fromkeys(
-        ("picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "in_network", "not_timed")
+        "picked forced dense_faster reformat_outweighs one_launch uncertain within_noise in_network not_timed".split()
     ),
     "no_sparse_tactic": None,
     "other_batches": None,

@@ -86,7 +86,7 @@ def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
     }
 
 
-PARTITIONS, PIECE = 4, 256  # of an SM's register file, and the registers that a warp is given at a time
+PARTITIONS, GRANULE = 4, 256  # parts of an SM's register file; registers, of which a warp gets a multiple
 
 
 def resident(device: Device, threads: int, registers: int, smem: int) -> int:
@@ -97,14 +97,14 @@ def resident(device: Device, threads: int, registers: int, smem: int) -> int:
     >>> resident(device, threads=144, registers=183, smem=0)  # two warps of 23 x 256 in each partition are one block of five
     1
     """
-    warps, of_warp = math.ceil(threads / 32), math.ceil(32 * registers / PIECE) * PIECE
+    warps, of_warp = math.ceil(threads / 32), math.ceil(32 * registers / GRANULE) * GRANULE
     by_registers = PARTITIONS * (device.regs_per_sm // PARTITIONS // of_warp) // warps
     by_smem = device.smem_per_sm // (smem + 1024)
     return max(1, min(by_smem, device.max_threads_per_sm // (32 * warps), by_registers, device.max_blocks_per_sm))
 
 
-# Clusters of so many blocks, each alone on its SM, that run at a time on 132 SMs (an H200's cuOccupancyMaxActiveClusters, in
-# benchmarks/results/h200): SMs of several parts of the chip make none.
+# Blocks of a cluster, each alone on its SM -> clusters that run at a time on 132 SMs (an H200's cuOccupancyMaxActiveClusters,
+# in benchmarks/results/h200): SMs in different parts of the chip form no cluster.
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
@@ -121,14 +121,16 @@ class Spent(NamedTuple):
 
 
 def rounds_us(device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, spent: Spent) -> dict[str, float]:
-    """The microseconds of the SM with most blocks, of which it holds `at_once`, under the name of the largest of `clocks`."""
+    """Returns the microseconds of the SM with the most blocks, which holds `at_once` of them at a time, under the name of the
+    largest of `clocks`.
+    """
     per_sm = math.ceil(blocks / device.num_sms)
     sm = per_sm * spent.block + math.ceil(per_sm / at_once) * spent.turn + spent.once
     return {max(clocks, key=clocks.__getitem__): sm * (1 / device.clock_mhz)}
 
 
 def together(limits: Iterable[float]) -> float:
-    """The time of a kernel that has several limits at once, a little above the largest of them."""
+    """Returns the time of a kernel with several limits at once, a little above the largest of them."""
     return sum([x**ROUNDING for x in limits]) ** (1 / ROUNDING)
 
 
@@ -218,9 +220,8 @@ def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
     """
     size, out, taps = ((p.h, p.p, p.r), (p.w, p.q, p.s))[i]
     if outputs is None and p.epilogue.pool:
-        pool = p.epilogue.pool
-        first = np.arange(pool[6 + i]) * pool[2 + i] - pool[4 + i]
-        outputs = np.unique(first[:, None] + np.arange(pool[i]))
+        window, step, pad, count = p.epilogue.pool[i::2]  # along this axis
+        outputs = np.unique((np.arange(count) * step - pad)[:, None] + np.arange(window))
         outputs = outputs[(outputs >= 0) & (outputs < out)]
     starts = (np.arange(out) if outputs is None else outputs) * p.stride[i] - p.pad[i]
     return axis(size, starts, taps, p.dilation[i])

@@ -27,7 +27,7 @@ def _long_axes(p: PointwiseProblem, axes: str) -> str:
 
 
 def tensors(p: PointwiseProblem) -> list[str]:
-    """For each tensor, the axes along which it needs strides."""
+    """Returns, for each tensor, the axes along which it needs strides."""
     return [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
 
 
@@ -52,8 +52,8 @@ def formats(p: PointwiseProblem, out: Format, result: bool = False) -> list[list
 
 
 def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> dict[str, int]:
-    """The stages and the kinds of their sources as the digits that the kernel unpacks. `ins`: the tensors' formats; `result`:
-    the kernel computes tensor 0 itself.
+    """Returns the compile-time values of the chain: the numbers of its stages, and of the kinds of their sources, as the digits
+    that the kernel unpacks. `ins`: the tensors' formats; `result`: the kernel computes tensor 0 itself.
     """
     kinds = []
     for i, axes in enumerate(tensors(p)):

@@ -279,14 +279,16 @@ def grid(threads: int) -> tuple[int, int, int]:
 
 
 def store_pixels(store: Store, step: int) -> Args:
-    """Arguments with which the epilogue finds the place of a GEMM pixel; `step`: elements from one pixel of y to the next."""
+    """Returns the arguments with which the epilogue finds the address of a GEMM pixel in y; `step`: elements from one pixel of
+    y to the next.
+    """
     first, row, column = store.pixels
     return ints(y_row=row * step, y_col=column * step, y_first=first * step, y_corner=store.out[3] * step)
 
 
 def residual_pixels(p: ConvProblem, store: Store, step: int) -> Args:
-    """Arguments with which the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel
-    to the next.
+    """Returns the arguments with which the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements
+    from one pixel to the next.
     """
     first, row, column = store.pixels
     up = p.epilogue.up

@@ -221,5 +221,5 @@ def tactic_of(kernel: str, tile: Tile | Patch | Parts | None, ins: tuple[Format,
 
 
 def on_kernel(kernel: str, tactic: Tactic) -> Tactic:
-    """Returns the tactic with the same tile and formats, of another kernel."""
+    """Returns the tactic with the same tile and formats for another kernel."""
     return tactic_of(kernel, tactic.tile, tactic.ins, tactic.out)

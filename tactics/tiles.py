@@ -11,7 +11,7 @@ def _tiles(*sizes: tuple[int, int, int, int, int, int]) -> tuple[Tile, ...]:
 
 
 # Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
-# record of what is compiled (tests/golden/compiled.json), of vectors in and out.
+# record of compiled kernels (tests/golden/compiled.json), with vectors in and out.
 # fmt: off
 REGISTERS = {
     (False, 16, 128, 64, 4): 118, (False, 32, 64, 64, 4): 96, (False, 32, 128, 64, 4): 142, (False, 64, 32, 64, 2): 92,
@@ -113,10 +113,10 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
 
 
 def in_parts(end: float, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float, latency: float) -> float:
-    """The clocks of a tile's end with the sum of a split K: `end` without a split.
+    """Returns the clocks of a tile's end with the summing of a split K; just `end` without a split.
 
-    Partial sums go out, the arrival is counted, and the last block to arrive reads them one after the other. A run of stages
-    (stream-K) begins in one tile and ends in another.
+    Partial sums are stored, the arrival is counted, and the last block to arrive reads all sums one after the other. A run of
+    stages (stream-K) begins in one tile and ends in another.
     """
     t = tactic.gemm
     if t.split == 1 and not t.stream:

@@ -10,7 +10,7 @@ INDICES = {name: np.array(i) for i, name in enumerate(("zero", "one", "two"))}
 
 
 class Drawn:
-    """Weights of a model, the same at each call of its function."""
+    """Draws the weights of a model; each call of the model's function draws the same ones."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(5)
@@ -20,7 +20,9 @@ class Drawn:
 
 
 def cross_covariance(b: int = 1, n: int = 50, heads: int = 4, d: int = 12) -> onnx.ModelProto:
-    """A block of EdgeNeXt: one product, heads of channels that attend to each other, rows of length 1, a temperature each."""
+    """Returns a block of EdgeNeXt: one product for q, k and v, heads of channels that attend to each other, rows of length 1, a
+    temperature per head.
+    """
     drawn = Drawn()
     c = heads * d
     w = {
@@ -64,8 +66,10 @@ def tokens(
     root: bool = False,
     masked: bool = False,
 ) -> onnx.ModelProto:
-    """A vision transformer's block: one product for q, k and v, heads by a transposition, a scale of q, or, as PyTorch's
-    scaled_dot_product_attention, its root of q and k; a constant or a tensor is added."""
+    """Returns a vision transformer's block: one product gives q, k and v, and a transposition makes the heads. q is scaled or,
+    with `root` (as in PyTorch's scaled_dot_product_attention), q and k are each scaled by the root; `bias`: a constant added to
+    the scores; `masked`: a tensor added to them.
+    """
     drawn = Drawn()
     c = heads * d
     w = {
@@ -99,7 +103,7 @@ def tokens(
 
 
 def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: int = 2) -> onnx.ModelProto:
-    """A block of PVT: keys and values are of fewer tokens, which a convolution with a stride makes."""
+    """Returns a block of PVT, whose keys and values come from fewer tokens, made by a convolution with a stride."""
     drawn = Drawn()
     c, n, few = heads * d, side * side, (side // ratio) ** 2
     w = {
@@ -142,8 +146,9 @@ def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: i
 
 
 def own_products(b: int = 1, n: int = 20, heads: int = 2, d: int = 16) -> onnx.ModelProto:
-    """A block of MobileViT as torch.nn.MultiheadAttention is exported, or of BERT: q, k and v of a product each, heads and
-    images in one batch dimension."""
+    """Returns a block of MobileViT as torch.nn.MultiheadAttention is exported, or of BERT: q, k and v have a product each;
+    heads and images share one batch dimension.
+    """
     drawn = Drawn()
     c = heads * d
     w = {f"w{name}": drawn(c, c) for name in "qkvp"} | {f"b{name}": drawn(1, c).reshape(-1) for name in "qkv"}
@@ -171,7 +176,7 @@ def own_products(b: int = 1, n: int = 20, heads: int = 2, d: int = 16) -> onnx.M
 
 
 def of_convolutions(b: int = 1, side: int = 6, heads: int = 2, key: int = 16, d: int = 32) -> onnx.ModelProto:
-    """A block of a detector (YOLO): a 1x1 convolution gives each head's q, k and v; the values are the left operand."""
+    """Returns a block of a detector (YOLO): a 1x1 convolution gives each head's q, k and v; the values are the left operand."""
     drawn = Drawn()
     n, c = side * side, heads * d
     w = {
@@ -199,8 +204,9 @@ def of_convolutions(b: int = 1, side: int = 6, heads: int = 2, key: int = 16, d:
 
 
 def windows(b: int = 1, side: int = 8, window: int = 4, heads: int = 2, d: int = 16, shifted: bool = True) -> onnx.ModelProto:
-    """A block of Swin: windows of an image in channels-last order attend by themselves; a bias of each head and pair, and where
-    windows are shifted a mask of each window."""
+    """Returns a block of Swin: windows of an image in channels-last order attend separately; a bias for each head and pair and,
+    if windows are `shifted`, a mask for each window.
+    """
     drawn = Drawn()
     c, per, n = heads * d, side // window, window * window
     many = per * per

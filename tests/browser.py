@@ -25,8 +25,9 @@ KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "ArrowDown": (40, ""), "ArrowUp
 
 
 class Browser:
-    """One page at a time. `problems`: what a page's console got as errors, and exceptions that nobody caught; `asked`: the
-    addresses that it asked for; `dialogs`: what it would have the user confirm."""
+    """A browser with one page at a time. `problems`: errors in the page's console and exceptions that nobody caught; `asked`:
+    the addresses that the page requested; `dialogs`: the texts that it asked the user to confirm.
+    """
 
     def __init__(self, folder: Path):
         self.problems: list[str] = []
@@ -62,7 +63,9 @@ class Browser:
     # ---- the protocol
 
     def send(self, method: str, **params) -> dict:
-        """Send a command; its result. Raises RuntimeError where the browser refuses it, TimeoutError where it is silent."""
+        """Sends a command; returns its result. Raises RuntimeError if the browser refuses it, TimeoutError if it does not
+        answer.
+        """
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
         if self.session:
@@ -103,10 +106,10 @@ class Browser:
         elif method == "Network.requestWillBeSent":
             self.asked.append(params["request"]["url"])
 
-    # ---- what a user does
+    # ---- actions of a user
 
     def open(self, path: Path, theme: str = "light", width: int = 1400, height: int = 1000) -> None:
-        """Load a file and wait until its scripts say that they are done."""
+        """Loads a file and waits until its scripts say that they are done."""
         self.problems, self.asked, self.dialogs = [], [], []
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -114,7 +117,7 @@ class Browser:
         self.wait("document.documentElement?.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str):
-        """The value of an expression in the page. AssertionError where it throws."""
+        """Returns the value of an expression in the page. AssertionError if it throws."""
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -126,7 +129,7 @@ class Browser:
             time.sleep(0.02)
 
     def click(self, selector: str) -> None:
-        """Press the mouse in the middle of the first element that fits."""
+        """Presses the mouse in the middle of the first element that the selector matches."""
         x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', "
             "behavior: 'instant'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
@@ -135,7 +138,7 @@ class Browser:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
-        """A key of KEYS, or a character."""
+        """Presses a key: a name in KEYS, or a character."""
         code, text = KEYS.get(key, (ord(key.upper()[0]), key))
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, text=text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
@@ -144,6 +147,6 @@ class Browser:
         self.send("Input.insertText", text=text)
 
     def picture(self, path: Path, full: bool = False) -> None:
-        """A PNG of what the window shows, or of the whole page."""
+        """Writes a PNG of the window, or of the whole page."""
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=full)["data"]
         path.write_bytes(base64.b64decode(data))

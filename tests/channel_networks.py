@@ -10,7 +10,7 @@ from tests.drawn import Drawn
 
 
 def same_conv(d: Drawn):
-    """A convolution that keeps the image's size, so that sums and concats find partners."""
+    """Adds a convolution that keeps the image's size, so that sums and concats find partners."""
     if (x := d.image()) is None:
         return None
     n, c, h, w = d.shapes[x]
@@ -23,7 +23,7 @@ def same_conv(d: Drawn):
 
 
 def again(d: Drawn):
-    """A convolution with the weights of one that is there."""
+    """Adds a convolution with the weights of an earlier one."""
     convs = [n for n in d.nodes if n.op_type == "Conv"]
     if not convs:
         return None
@@ -70,7 +70,7 @@ def excited(d: Drawn):
 
 
 def classified(d: Drawn):
-    """Flattened with its pixels, or without, and multiplied."""
+    """Adds a flattening, with or without the pixels, and a product."""
     if (x := d.image()) is None:
         return None
     n, c, h, w = d.shapes[x]
@@ -91,7 +91,7 @@ def padded(d: Drawn):
 
 
 def taken(d: Drawn):
-    """Some channels: by number, or each second one."""
+    """Adds a selection of channels: by number, or every second one."""
     x = d.any(lambda shape: len(shape) == 4 and shape[1] >= 8)
     if x is None:
         return None
@@ -105,7 +105,7 @@ def taken(d: Drawn):
 
 
 def last_axis(d: Drawn):
-    """Channels last, a product and a Softmax there, and back."""
+    """Adds a transposition to channels last, a product and a Softmax there, and the transposition back."""
     x = d.image()
     if x is None:
         return None

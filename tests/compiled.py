@@ -1,4 +1,4 @@
-"""What kernels take of an SM and what their machine code holds, by a committed record: tests ask it instead of compiling.
+"""A committed record of the kernels' SM resources and machine code: tests ask it instead of compiling.
 
 tests/golden/compiled.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
 {architecture: the fields of Taken}}}}}. A row is believed while the kernel's sources are those of the record; otherwise, and
@@ -28,16 +28,18 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
 WRITE = "GPU_RUNTIME_RECORD"  # a file to which `takes` appends what it finds, instead of comparing
 RECOMPILE = "GPU_RUNTIME_RECOMPILE"
-DRAWN, CHANGED = 20, 4  # one row in so many is compiled again where a seed is given: of all, of those that differ from BASE's
+DRAWN, CHANGED = 20, 4  # with a seed, one row in DRAWN is compiled again; one in CHANGED of the rows that differ from BASE
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Registers per thread, bytes of static shared memory, of spills and local arrays; instructions in all, and of them tensor
-    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM).
+    """A variant's resources: registers per thread, bytes of static shared memory, bytes of spills and local arrays; its number
+    of instructions, and among them of tensor core products, 2:4 sparse products, 16-byte copies to shared memory (LDGSTS) and
+    loads of four matrices (LDSM).
 
-    Of kernels with asynchronous products (HGMMA) alone: TMA's copies (UTMALDG, UBLKCP); groups of products in flight behind the
-    shortest wait of a main loop, -1 where none waits; C75xx lines, by which ptxas says that it waits for each product."""
+    Only for kernels with asynchronous products (HGMMA): TMA's copies (UTMALDG, UBLKCP); groups of products in flight behind the
+    shortest wait of a main loop, -1 without a wait; C75xx lines, by which ptxas says that it waits for each product.
+    """
 
     regs: int
     smem: int
@@ -53,13 +55,13 @@ class Taken:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """As it is recorded: without the last fields where there are no asynchronous products."""
+        """Returns the fields as they are recorded: without the last ones if there are no asynchronous products."""
         return astuple(self)[: -3 if (self.bulk, self.in_flight, self.serialized) == (0, -1, 0) else None]
 
 
 @lru_cache
 def compiler() -> str:
-    """NVRTC's version to the patch, as its package has it; of one without a package only major and minor are known."""
+    """Returns NVRTC's version to the patch, from its package; without a package only major and minor are known."""
     try:
         return version("nvidia-cuda-nvrtc")
     except PackageNotFoundError:
@@ -68,7 +70,7 @@ def compiler() -> str:
 
 @lru_cache
 def record(base: str = "") -> dict:
-    """The committed record, as it is or as it was at commit `base` (empty where that has none)."""
+    """Returns the committed record, as it is or as it was at commit `base` ({} if that commit has none)."""
     if not base:
         return json.loads(RECORD.read_text()) if RECORD.exists() else {}
     path = RECORD.relative_to(ROOT).as_posix()
@@ -77,7 +79,9 @@ def record(base: str = "") -> dict:
 
 
 def takes(kernel: str, values, sm: str) -> Taken:
-    """What this variant takes; AssertionError where it spills, waits for all its products, or is not as recorded."""
+    """Returns the resources of this variant; AssertionError if it spills, waits for all its products, or differs from the
+    record.
+    """
     key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
     known = _row(record(), kernel, key, sm)
     fresh = known is not None and record()[compiler()][kernel]["source"] == source_hash(kernel)
@@ -98,7 +102,7 @@ def takes(kernel: str, values, sm: str) -> Taken:
 
 
 def fits(c: Compiled) -> None:
-    """AssertionError where a kernel spills registers or keeps arrays in local memory: for what the record does not hold."""
+    """AssertionError if a kernel, which need not be in the record, spills registers or keeps arrays in local memory."""
     assert c.spill_bytes == 0 and c.local_bytes == 0, f"{c.kernel} {dict(c.values)} for {c.sm}: {c.log}"
 
 
@@ -124,7 +128,7 @@ def measured(c: Compiled) -> Taken:
 
 
 def disassemble(cubin: bytes) -> collections.Counter:
-    """Mnemonic -> how often it stands in the machine code."""
+    """Returns mnemonic -> its number in the machine code."""
     return collections.Counter(i.opcode for p in programs(cubin).values() for i in p.instructions)
 
 
@@ -146,7 +150,7 @@ def _again(kernel: str, key: str, sm: str, known: Taken) -> bool:
 
 
 def main() -> None:
-    """Write the record of this compiler from what `takes` appended to a file; other compilers' stay."""
+    """Writes the record of this compiler from the file to which `takes` appended; the rows of other compilers stay."""
     rows: dict[str, dict[str, dict[str, list]]] = {}
     for line in Path(sys.argv[1]).read_text().splitlines():
         kernel, key, sm, taken = json.loads(line)

@@ -1,4 +1,4 @@
-"""Where the real networks are, which cases `make test` leaves to CI, and why GPU tests skip where there is no GPU."""
+"""Fixtures of all tests: the real networks, the cases that `make test` leaves to CI, the GPU and the command line."""
 
 import gc
 import os
@@ -26,20 +26,24 @@ os.environ.pop("COLUMNS", None)  # texts are as wide as without a terminal, whic
 
 
 def pytest_configure():
-    """Processes that share the tests between cores start with SIGINT ignored, and so would all that they start."""
+    """Restores SIGINT: processes that share the tests between cores start with it ignored, and all processes that they start
+    would ignore it too.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """The tests themselves stay to the end: going through them for cycles took a third of collection, and more time later."""
+    """Exempts the tests themselves from Python's collector of cycles, which would take a third of the collection's time, and
+    more later.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(10_000, 10, 100)  # caches of kernels and problems stay, too
+        gc.set_threshold(10_000, 10, 100)  # caches of kernels and problems are exempted, too
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
@@ -60,8 +64,9 @@ _lost: list[str] = []  # the test that lost this process's GPU
 
 @pytest.fixture(autouse=True)
 def gpu_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test on a GPU leaves no fault, no other device and no other stream behind: it fails where it does, and those after a
-    fault, which could show nothing, say so in a line."""
+    """Checks that a test on a GPU leaves no fault, no other device and no other stream behind: it fails if it does. Later tests
+    on a GPU with a fault could show nothing, and say so in a line.
+    """
     if not any(request.node.get_closest_marker(name) for name in ("gpu", "driver")):
         yield
         return
@@ -84,7 +89,7 @@ def gpu_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def leave_to_ci(items: list[pytest.Item]) -> None:
-    """Mark as `full` all cases of a test marked `sample(n)` but n of them; `long` ones do not count."""
+    """Marks as `full` all cases of a test marked `sample(n)` but n of them; `long` cases do not count."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("long"):
@@ -98,7 +103,7 @@ def leave_to_ci(items: list[pytest.Item]) -> None:
 
 
 def sample(cases: list[dict[str, str]], number: int) -> list[int]:
-    """`number` of the cases, {parameter: value} each: evenly spread, the values of each parameter in turn."""
+    """Returns `number` of the cases, {parameter: value} each: evenly spread, the values of each parameter in turn."""
     seen: Counter[tuple[str, str]] = Counter()
     even = {i * len(cases) // number for i in range(number)}
     rest, kept = sorted(range(len(cases)), key=lambda i: (i not in even, i)), []
@@ -110,7 +115,7 @@ def sample(cases: list[dict[str, str]], number: int) -> list[int]:
 
 
 def model_path(name: str) -> Path:
-    """A real network's file; the test skips, saying so, where the folder is absent."""
+    """Returns a real network's file; the test skips with the reason if the folder is absent."""
     path = MODELS / f"{name}.onnx"
     if not path.exists():
         pytest.skip(f"{path.name} not found in {MODELS}: set GPU_RUNTIME_MODELS to the folder of real networks")
@@ -119,7 +124,7 @@ def model_path(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def small_heap() -> None:
-    """Collecting cycles goes through what these tests make, not through the caches of all tests before."""
+    """Exempts all earlier objects from the collector of cycles, so that it visits only the objects of these tests."""
     gc.collect()
     gc.freeze()
 
@@ -129,7 +134,7 @@ def small_heap() -> None:
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch, capsys):
-    """cli("build tiny.onnx") -> (exit code, stdout, stderr), in a folder that holds the files of `files`."""
+    """Returns a function: cli("build tiny.onnx") -> (exit code, stdout, stderr), run in a folder with the files of `made`."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int | str | None, str, str]:
@@ -147,14 +152,15 @@ def cli(tmp_path, monkeypatch, capsys):
 
 
 def without_progress(err: str) -> str:
-    """What a program wrote to stderr, without the lines that it writes while a slow machine keeps it waiting."""
+    """Returns a program's stderr without the lines that it writes while a slow machine keeps it waiting."""
     return re.sub(r"^\[(\d+ min )?\d+ s\] .*\n", "", err, flags=re.M)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> dict[str, bytes]:
-    """Files by name: a model of two convolutions, its engine and input, the digits network, which is dynamic, and an empty
-    timing cache."""
+    """Returns files by name: a model of two convolutions, its engine and input, the digits network, which is dynamic, and an
+    empty timing cache.
+    """
     folder = tmp_path_factory.mktemp("made")
     rng = np.random.default_rng(0)
     weights = {"w1": rng.normal(0, 0.1, (16, 8, 3, 3)), "w2": rng.normal(0, 1, (8, 16, 1, 1))}

@@ -21,7 +21,7 @@ SHAPE = (2, 5, 6, 24)  # n, h, w, c
 
 
 def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
-    """Rows of bytes as they lie in shared memory, by CuTe's table of 32 rows."""
+    """Returns rows of bytes as they lie in shared memory, by CuTe's table of 32 rows."""
     if not swizzle:
         return rows.reshape(-1)
     at = table()[f"rows of {swizzle} bytes"]["at"].reshape(32, -1)
@@ -32,7 +32,7 @@ def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
 
 
 def launch(m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbytes: int, **more: int) -> Launch:
-    """Copies by a map, in bytes. `at`: coordinates, innermost first; `offsets`: s, r."""
+    """Makes a launch that copies bytes by a map. `at`: coordinates, innermost first; `offsets`: s, r."""
     values = tuple(sorted({"BYTES": nbytes, "IM2COL": int(not m.box)}.items()))
     named = {f"at[{i}]": ("i32", c) for i, c in enumerate(at)} | {"s": ("i32", offsets[0]), "r": ("i32", offsets[1])}
     args = arrange(SOURCE, values, {"y": ("out", 0), "map": ("map", m)} | named)
@@ -40,7 +40,7 @@ def launch(m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbyt
 
 
 def copied(gpu: Cuda | Emulated, x: np.ndarray, step: Launch) -> np.ndarray:
-    """What the launch brings from `x` into shared memory."""
+    """Returns the bytes that the launch copies from `x` into shared memory."""
     nbytes = dict(step.values)["BYTES"]
     source, to = gpu.allocate(x.nbytes), gpu.allocate(nbytes)
     gpu.write(source, x)
@@ -54,7 +54,7 @@ def copied(gpu: Cuda | Emulated, x: np.ndarray, step: Launch) -> np.ndarray:
 
 
 class Case(NamedTuple):
-    """A map of a tensor of SHAPE, and which coordinates and offsets are copied."""
+    """A map of a tensor of SHAPE, with the coordinates and offsets of a copy."""
 
     map: Map
     at: tuple[int, int, int, int]
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 def _columns(strides: tuple[int, int], pad: int, dilation: int, swizzle: int = 0) -> Map:
-    """Of a 3x3 convolution."""
+    """Returns an im2col map of a 3x3 convolution."""
     n, h, w, c = SHAPE
     low, high = (-pad, -pad), (pad - 2 * dilation,) * 2
     steps = (1, *strides, 1)
@@ -82,7 +82,7 @@ CASES = {
 
 
 def check(gpu: Cuda | Emulated, name: str) -> None:
-    """The kernel's copy equals NumPy's."""
+    """Checks that the kernel's copy equals NumPy's."""
     m, at, offsets = CASES[name]
     x = np.random.default_rng(0).integers(1, 1000, SHAPE).astype(np.float16)
     expected = _expected(x, m, at, offsets)
@@ -91,7 +91,7 @@ def check(gpu: Cuda | Emulated, name: str) -> None:
 
 
 def _expected(x: np.ndarray, m: Map, at: tuple[int, ...], offsets: tuple[int, int]) -> np.ndarray:
-    """[pixels][channels] by loops, zeros outside."""
+    """Computes the copy, [pixels][channels], by loops; elements outside the tensor are 0."""
     n, h, w, c = x.shape
     if m.box:
         pixels = [divmod(at[1] + i, h * w) for i in range(m.box[1])]
@@ -119,6 +119,8 @@ MAPPED = Map(("in", 0), (8, 64), (16,), box=(8, 64))  # of the input of `relu`
 
 
 def relu(folder: Path) -> Engine:
-    """y = x for positive x [2, 8, 4, 8], in fp16:hwc8: one launch, which a copy by MAPPED may stand for."""
+    """Returns the engine of y = x for positive x [2, 8, 4, 8], in fp16:hwc8. Its only launch may be replaced by MAPPED's
+    copy.
+    """
     proto = model([node("Relu", "x", "y")], {"x": (2, 8, 4, 8)}, "y", {})
     return build(folder, proto, input_formats="fp16:hwc8", output_formats="fp16:hwc8")

@@ -1,7 +1,7 @@
-"""Engines that someone wrote with intent: one fact changed, all hashes right, and every other one of them made to agree.
+"""Engines written with intent: one fact is changed, all hashes are right, and in every second engine the other facts agree.
 
-A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change what a layer or
-the memory says and make the rest of the plan agree with it, as one who knows this code would.
+A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change a fact of a layer or
+of the memory and make the rest of the plan agree with it, as one who knows this code would.
 """
 
 import json
@@ -30,7 +30,9 @@ FREE = {"name", "nodes", "layer", "time_us", "weights_count", "title", "sources"
 
 
 def _joined():
-    """Split-K, a residual, 2:4, pieces of a Concat in place and parts of a Split, a pool and a library function."""
+    """Returns a network with split-K, a residual, 2:4 weights, inputs of a Concat in place and parts of a Split, a pool and a
+    library function.
+    """
     rng = np.random.default_rng(3)
     w = {
         name: (rng.standard_normal(shape) / 16).astype(np.float32)
@@ -62,7 +64,7 @@ def _joined():
 
 @cache
 def bases() -> tuple[tuple[str, bytes], ...]:
-    """(name, bytes) of the engines that the others are made from."""
+    """Returns (name, bytes) of the engines from which the others are made."""
     small = small_models()
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -80,7 +82,7 @@ def opened(data: bytes) -> tuple[dict, bytearray]:
 
 
 def sealed(plan: dict, arena: bytes) -> bytes:
-    """A file in which all hashes fit, whatever the plan says."""
+    """Returns a file with this plan and arena in which all hashes are right, whatever the plan says."""
     for s in plan["sections"] if isinstance(plan["sections"], list) else ():
         at, size = (s.get("offset"), s.get("nbytes")) if isinstance(s, dict) else (None, None)
         if type(at) is int and type(size) is int and 0 <= at <= len(arena):
@@ -91,14 +93,14 @@ def sealed(plan: dict, arena: bytes) -> bytes:
 
 
 def places(value, at: tuple = ()):
-    """The path of everything in a value."""
+    """Returns the path (keys and indices) of every value inside a value."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from places(inner, (*at, key))
 
 
 def change(rng: np.random.Generator, plan: dict, heads=HEADS) -> tuple:
-    """One fact of the plan is another; -> its path."""
+    """Changes one fact of the plan; returns its path."""
 
     def pick(items):
         return items[int(rng.integers(len(items)))]
@@ -145,7 +147,7 @@ def _at(value, path):
 
 
 def agree(plan: dict) -> None:
-    """Tensors and the memory's size follow from what the layers now say, as far as anything does."""
+    """Recomputes tensors and the memory's size from the changed layers, as far as they follow from them."""
     record = codec.from_json(EngineRecord, {k: v for k, v in plan.items() if k not in ("format_version", "plan_sha256")})
     one, memory = plan["plans"][0], plan["plans"][0]["memory"]
     for layer, data in zip(record.plan.layers, one["layers"], strict=True):
@@ -164,7 +166,7 @@ def agree(plan: dict) -> None:
 
 
 def craft(number: int) -> tuple[str, bytes]:
-    """(what was done, bytes) of crafted engine `number`."""
+    """Returns (a text on the change, bytes) of crafted engine `number`."""
     rng = np.random.default_rng(number)
     given = bases()
     name, data = given[int(rng.integers(len(given)))]
@@ -174,12 +176,12 @@ def craft(number: int) -> tuple[str, bytes]:
         return f"{name}: {'.'.join(map(str, path))}", sealed(plan, arena)
     path = change(rng, plan, ("layers", "layers", "layers", "memory", "sections"))
     with suppress(ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError, MemoryError):
-        agree(plan)  # what makes no sense at all is offered as it is
+        agree(plan)  # a plan that makes no sense is offered as it is
     return f"{name}: {'.'.join(map(str, path))}, and all that follows", sealed(plan, arena)
 
 
 def attempt(data: bytes, path: Path) -> str:
-    """ "fine" if the engine is read, described and run; else its EngineError; any other exception is the caller's."""
+    """Reads, describes and runs the engine; returns "fine" or its EngineError. Any other exception is the caller's."""
     path.write_bytes(data)
     try:
         made = engine.load(path)
@@ -196,6 +198,6 @@ def attempt(data: bytes, path: Path) -> str:
         try:
             with made.context(device="emulator") as context:
                 context.run(inputs)
-        except EngineError as e:  # a library function that cannot do what it is told, for example
+        except EngineError as e:  # for example a library function with impossible attributes
             return f"refused\t{e}"
     return "fine\t"

@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 class Drawn:
-    """A network while it is being drawn. A rule adds a node over tensors that are there, or returns None where it cannot."""
+    """A network while it is drawn. A rule adds a node that reads existing tensors, or returns None if it cannot."""
 
     def __init__(self, seed: str):
         self.pick = random.Random(seed)
@@ -30,7 +30,7 @@ class Drawn:
         return name
 
     def any(self, holds: Callable[[Shape], bool] = lambda shape: True) -> str | None:
-        """A tensor whose shape is as wanted; late ones are the likelier."""
+        """Returns a tensor whose shape satisfies `holds`, late ones with a higher probability; None if there is none."""
         able = [t for t, shape in self.shapes.items() if holds(shape)]
         return self.pick.choice(able + 3 * able[-3:]) if able else None
 
@@ -41,7 +41,7 @@ class Drawn:
         return self.given((near + spread * self.rng.uniform(-1, 1, shape)).astype(np.float32))
 
     def given(self, array) -> str:
-        """A constant; FP16 holds its values, so that they are no source of error."""
+        """Returns the name of a constant; FP16 holds its values, so that they cause no error."""
         name = f"c{len(self.weights)}"
         array = np.asarray(array)
         self.weights[name] = array.astype(np.int64) if array.dtype.kind == "i" else array.astype(np.float16).astype(np.float32)
@@ -56,7 +56,7 @@ class Drawn:
         return names[0]
 
     def model(self) -> onnx.ModelProto:
-        """Outputs: what nothing reads, and sometimes one that something reads too."""
+        """Returns the model; its outputs are the tensors without readers, and sometimes one that has readers too."""
         read = {name for n in self.nodes for name in n.input}
         made = [name for n in self.nodes for name in n.output]
         outputs = [name for name in made if name not in read]
@@ -166,7 +166,7 @@ def pool(d: Drawn):
     attributes: dict[str, int | str | list[int]] = {"kernel_shape": [k, k], "strides": [stride, stride]}
     if op == "AveragePool":
         attributes["count_include_pad"] = d.pick.choice((0, 1))
-    if d.pick.random() < 0.3 and (stride <= k or (op == "AveragePool" and k > 1)):  # others onnxruntime refuses
+    if d.pick.random() < 0.3 and (stride <= k or (op == "AveragePool" and k > 1)):  # onnxruntime refuses other shapes
         attributes["auto_pad"] = d.pick.choice(("SAME_UPPER", "SAME_LOWER")) if stride <= k else "SAME_UPPER"
         return d.add(op, x, (n, c, -(-h // stride), -(-w // stride)), **attributes)
     pads = [d.pick.randint(0, k - 1) for _ in range(4)] if k > 1 else [0] * 4
@@ -278,7 +278,9 @@ MOVES = (concat, concat, concat, split, reshape, reshape, reshape, transpose, tr
 
 
 def squeeze_excite(d: Drawn):
-    """A grouped convolution, times what two layers make of its average. Not of ALL, whose networks tests know by seeds."""
+    """Adds a grouped convolution, and its product with the gate that two layers make of its average. Not in ALL, whose networks
+    tests know by seeds.
+    """
     if (x := d.image()) is None or math.prod(d.shapes[x]) > MOST_ELEMENTS:
         return None
     shape = n, c, *_ = d.shapes[x]
@@ -299,7 +301,7 @@ ALL = (conv, conv, conv, norm, pointwise, pointwise, binary, binary, concat, con
 
 
 def network(seed: int, rules=ALL, nodes: tuple[int, int] = (4, 12)) -> onnx.ModelProto:
-    """The network of a seed: one or two images, then as many nodes as were drawn."""
+    """Returns the network of a seed: one or two images, and a drawn number of nodes."""
     d = Drawn(f"{seed} {len(rules)}")
     n, c = d.pick.choice((1, 1, 1, 2, 4)), d.pick.choice((3, 4, 8, 8, 16, 20, 24))
     h, w = (d.pick.choice((1, 2, 3, 4, 4, 6, 7)) for _ in range(2))

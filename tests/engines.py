@@ -1,4 +1,4 @@
-"""Build a model, run its engine in the emulator, judge the outputs beside onnxruntime's: what tests of whole engines do."""
+"""Builds a model, runs its engine in the emulator and judges the outputs by onnxruntime's: for tests of whole engines."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,20 +18,21 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def build(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
-    """The engine of a model, which is saved as m.onnx in the folder."""
+    """Returns the engine of a model, which is saved as m.onnx in the folder."""
     onnx.save(proto, folder / "m.onnx")
     return gr.build(folder / "m.onnx", device=DEFAULT_DEVICE, **options)
 
 
 def emulated(engine: Engine, feeds: Arrays, **options) -> dict[str, np.ndarray]:
-    """The outputs of one run, with NaN wherever the plan says that memory is free."""
+    """Returns the outputs of one run; memory that the plan says is free holds NaN."""
     with engine.context(device="emulator", poison=True, **options) as ctx:
         return ctx.run(feeds)
 
 
 def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **options) -> dict[str, np.ndarray]:
-    """The outputs of a run, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every element in
-    units of the largest. Feeds are FP32 arrays; the engine gets them in its inputs' types."""
+    """Runs an engine; returns its outputs, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every
+    element relative to the largest. Feeds are FP32 arrays; the engine gets them in its inputs' types.
+    """
     types = {i.name: TYPES[i.dtype] for i in engine.plan.inputs}
     got = emulated(engine, {name: x.astype(types[name]) for name, x in feeds.items()}, **options)
     for name, y in ort_run(model, dict(feeds)).items():
@@ -41,7 +42,7 @@ def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **option
 
 
 def check_engine(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
-    """The engine of a model, whose outputs on random inputs are onnxruntime's."""
+    """Builds and runs a model; returns the engine if its outputs on random inputs agree with onnxruntime's."""
     engine = build(folder, proto, **options)
     rng = np.random.default_rng
     judge(engine, proto, {i.name: rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs})

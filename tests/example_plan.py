@@ -1,4 +1,4 @@
-"""Plans as an engine's file has them, made by hand: what reports and engine files are tested with."""
+"""Plans as an engine's file has them, made by hand, for the tests of reports and engine files."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ HEADER = ("model", "device", "timing", "producer", "source_hash", "flags", "sect
 
 
 def data(parts):
-    """A file's plan from its parts: what stands in the header, and one plan."""
+    """Returns a file's plan from its parts: the header's, and one plan's."""
     plan = {k: v for k, v in parts.items() if k not in HEADER}
     return {k: parts[k] for k in HEADER} | {"plans": [plan]}
 
@@ -87,7 +87,7 @@ def best(tactic, us, fmt="fp16:hwc8"):
 
 
 def other(tactic, us, kernel, reformat, around, fmt="fp16:hwc8"):
-    """What forcing a layer the other way changes."""
+    """Returns the changes of a plan with a layer forced from sparse to dense or back."""
     cost = kernel + reformat + around
     return {
         "total_us": 123 + cost,
@@ -143,7 +143,7 @@ def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
 
 
 def example_plan():
-    """A made-up plan with one layer of every type and one sparsity row of every reason."""
+    """Returns a made-up plan with one layer of every type and one sparsity row of every reason."""
     big, mid, small = (8, 64, 56, 56), (8, 128, 28, 28), (8, 128, 1, 1)
     dense, sparse = "conv_dense_hmma_16816_128x128x32_w2x4_s4", "conv_sparse24_hmma_sp_16832_128x128x64_w2x4_s3"
     h8, h16, c32 = "fp16:hwc8", "fp16:hwc16", "fp16:chw32"
@@ -391,7 +391,7 @@ def measured(plan):
 
 
 def without_estimates(text):
-    """Without the sentences on a library's kernels, whose times are marked in a measured plan too."""
+    """Returns the text without the sentences on a library's kernels, whose times are estimates in a measured plan too."""
     return re.sub(
         r"dense kernels? (of a library|is estimated).*?2:4 kernels? (at )?~[\d.]+ us", "", " ".join(text.split()), flags=re.I
     )

@@ -1,7 +1,7 @@
-"""Drawn heads of detectors, pose models and flow networks: raw outputs of convolutions, and what decodes them to pixels.
+"""Drawn heads of detectors, pose models and flow networks: raw outputs of convolutions, and ops that decode them to pixels.
 
 The convolutions' sums are exact in FP32 and not in FP16: inputs are FP16's numbers, weights are 1 and 2^-9. So onnxruntime and
-an engine start from the same raw outputs, and differ by what comes after them.
+an engine start from the same raw outputs, and differ only in the ops behind them.
 """
 
 import random
@@ -16,7 +16,9 @@ from tests.reference_run import model, node
 
 @dataclass
 class Head:
-    """What is drawn so far. `size`: the image's width in pixels; `h`, `w`: of the grid, whose cells are `stride` pixels."""
+    """A head while it is drawn. `size`: the image's width in pixels; `h`, `w`: the size of the grid, whose cells are `stride`
+    pixels wide.
+    """
 
     rng: random.Random
     size: int
@@ -34,14 +36,16 @@ class Head:
         return name
 
     def add(self, op: str, *inputs: str, count: int = 1, **attributes: object) -> str:
-        """A node of these inputs; the name of its first output. The others have the suffixes 1, 2, ..."""
+        """Adds a node with these inputs; returns the name of its first output. Further outputs have the suffixes 1, 2, ..."""
         out = f"v{len(self.nodes)}"
         outs = " ".join([out, *(f"{out}_{i}" for i in range(1, count))])
         self.nodes.append(node(op, " ".join(inputs), outs, **attributes))
         return out
 
     def raw(self, channels: int) -> str:
-        """The sums of a convolution, [1, channels, h, w]: an input's channel plus 2^-9 of another one."""
+        """Adds a convolution; returns the name of its sums, [1, channels, h, w]: a channel of the input plus 2^-9 times another
+        one.
+        """
         x = f"x{len(self.inputs)}"
         self.inputs[x] = (1, 8, self.h, self.w)
         w = np.zeros((channels, 8, 1, 1), np.float32)
@@ -51,7 +55,7 @@ class Head:
         return self.add("Conv", x, self.constant(w))
 
     def grid(self, axes: int) -> np.ndarray:
-        """Pixels of the cells' corners, [h, w, 2], x first; with `axes` 1 as [h * w, 2]."""
+        """Returns the pixels of the cells' corners, [h, w, 2], x first; with `axes` 1 as [h * w, 2]."""
         ys, xs = np.meshgrid(np.arange(self.h), np.arange(self.w) + self.size // self.stride - self.w, indexing="ij")
         pixels = self.stride * np.stack([xs, ys], -1)
         return pixels.reshape(-1, 2) if axes == 1 else pixels
@@ -64,7 +68,9 @@ class Head:
 
 
 def anchors(d: Head) -> str:
-    """YOLO's: sigmoids, twice them minus a half plus the cell, squares of twice them times the anchor. -> [1, n, 4]."""
+    """Adds YOLO's decoding: the centre is twice a sigmoid minus a half plus the cell, the size a squared double sigmoid times
+    the anchor; [1, n, 4].
+    """
     many, classes = d.rng.choice([1, 3]), d.rng.choice([1, 3])
     each = 5 + classes
     x = d.reshaped(d.raw(many * each), 1, many, each, d.h * d.w)
@@ -77,7 +83,7 @@ def anchors(d: Head) -> str:
 
 
 def points(d: Head) -> str:
-    """FCOS's: distances from the cell's centre, exponential or rectified, to its four sides. -> [1, n, 4]."""
+    """Adds FCOS's decoding: distances from the cell's centre to four sides, exponential or rectified; [1, n, 4]."""
     x = d.raw(4)
     x = d.add("Exp", x) if d.rng.random() < 0.5 else d.add("Relu", x)
     x = d.add("Mul", x, d.constant(d.stride))
@@ -92,7 +98,9 @@ def points(d: Head) -> str:
 
 
 def distribution(d: Head) -> str:
-    """DFL: a side's distance is the expectation of a softmax over 16 bins, as a 1x1 convolution or a product. -> [1, n, 4]."""
+    """Adds DFL's decoding: a side's distance is the expectation of a softmax over 16 bins, as a 1x1 convolution or a product;
+    [1, n, 4].
+    """
     bins, n = 16, d.h * d.w
     x = d.reshaped(d.raw(4 * bins), 1, 4, bins, n)
     if d.rng.random() < 0.5:
@@ -108,7 +116,9 @@ def distribution(d: Head) -> str:
 
 
 def heat(d: Head) -> str:
-    """CenterNet's: the peaks of a heat map, their rows and columns by division, an offset gathered there. -> [1, k, 2]."""
+    """Adds CenterNet's decoding: the peaks of a heat map, their rows and columns by division, plus an offset gathered there;
+    [1, k, 2].
+    """
     k, n = d.rng.randrange(2, 9), d.h * d.w
     x = d.raw(1)
     if d.rng.random() < 0.5:
@@ -130,14 +140,14 @@ def heat(d: Head) -> str:
 
 
 def bins(d: Head) -> str:
-    """SimCC's: the first largest of many bins along an axis, half a pixel each. -> [1, h, 1]."""
+    """Adds SimCC's decoding: the first of the largest of many bins along an axis, half a pixel each; [1, h, 1]."""
     best = d.add("ArgMax", d.raw(1), axis=3, keepdims=0)
     half = d.add("Div", d.add("Cast", best, to=1), d.constant(2))
     return d.reshaped(d.add("Add", half, d.constant(d.size - d.w)), 1, d.h, 1)
 
 
 def marks(d: Head) -> str:
-    """The index of the largest value, as one-hot numbers that count pixels. -> [1, 1, 1]."""
+    """Adds the index of the largest value as one-hot numbers that count pixels; [1, 1, 1]."""
     n = d.h * d.w
     best = d.add("ArgMax", d.reshaped(d.raw(1), 1, n), axis=1, keepdims=1)
     hot = d.add("Cast", d.add("Equal", best, d.constant(np.arange(n)[None], np.int64)), to=1)
@@ -146,7 +156,7 @@ def marks(d: Head) -> str:
 
 
 def flow(d: Head) -> str:
-    """Where a flow leads, in pixels, and as GridSample takes it. -> [1, n, 2]."""
+    """Adds the end points of a flow, in pixels, and as GridSample takes them; [1, n, 2]."""
     to = d.add("Add", d.raw(2), d.constant(d.grid(2).transpose(2, 0, 1)))
     return d.add("Transpose", d.reshaped(to, 1, 2, d.h * d.w), perm=[0, 2, 1])
 
@@ -155,13 +165,13 @@ KINDS: tuple[Callable[[Head], str], ...] = (anchors, points, distribution, heat,
 
 
 def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
-    """(a model, its inputs, the width of its image in pixels)."""
+    """Returns (a model, its inputs, the width of its image in pixels)."""
     rng = random.Random(seed)
     size = rng.choice([256, 640, 1024, 2048, 4096])
     stride = rng.choice([s for s in (4, 8, 16, 32) if size // s <= 512])
     d = Head(rng, size, stride, rng.randrange(1, 5), rng.randrange(8, min(64, size // stride) + 1))
     boxes = KINDS[seed % len(KINDS)](d)
-    if rng.random() < 0.4 and (n := min(_rows(d, boxes), d.h * d.w)) > 2:  # the best of them by another head
+    if rng.random() < 0.4 and (n := min(_rows(d, boxes), d.h * d.w)) > 2:  # the boxes with the best scores of another head
         scores = d.add("Sigmoid", d.reshaped(d.raw(1), 1, d.h * d.w))
         top = d.add("TopK", d.cut(scores, 0, n, 1), d.constant([3], np.int64), count=2, axis=1)
         d.outputs.append(f"{top}_1")
@@ -177,6 +187,6 @@ def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], float]:
 
 
 def _rows(d: Head, boxes: str) -> int:
-    """How many boxes a head gives."""
+    """Returns the number of boxes of a head."""
     found = onnx.shape_inference.infer_shapes(model(d.nodes, d.inputs, boxes, d.weights))
     return found.graph.output[0].type.tensor_type.shape.dim[1].dim_value

@@ -1,7 +1,7 @@
 """Files made to hang, to exhaust memory or to end in a traceback, and a process in which the product meets them.
 
-As a program it answers lines: {"do": what, "path": file} in, {"seconds", "error": class, "text"} out. Its memory is limited, so
-that what would fill the machine fails here.
+As a program it answers lines: {"do": action, "path": file} in, {"seconds", "error": class, "text"} out. Its memory is limited,
+so that a file that would fill the machine's memory fails here.
 """
 
 import json
@@ -24,17 +24,17 @@ ERRORS = subprocess.DEVNULL
 
 
 def _one(op: str, shape=(1, 4, 8, 8), inputs="x", weights=None, opset=17, outputs="y", **attributes) -> onnx.ModelProto:
-    """A model of one node."""
+    """Returns a model of one node."""
     return model([node(op, inputs, outputs, **attributes)], {"x": shape}, outputs.split()[0], weights, opset)
 
 
 def _constant(nodes, weights=None, opset=17) -> onnx.ModelProto:
-    """`nodes` compute a constant "c", which is added to the input."""
+    """Returns a model whose `nodes` compute a constant "c" that is added to the input."""
     return model([*nodes, node("ReduceMax", "c", "m", keepdims=0), node("Add", "x m", "y")], {"x": (1, 4)}, "y", weights, opset)
 
 
 def _functions(depth: int, width: int = 2, op: str = "Relu") -> onnx.ModelProto:
-    """Functions each of which calls the next `width` times; the innermost is one node."""
+    """Returns a model with functions each of which calls the next one `width` times; the innermost is one node."""
     opset = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     made = []
     for i in range(depth):
@@ -50,7 +50,7 @@ def _functions(depth: int, width: int = 2, op: str = "Relu") -> onnx.ModelProto:
 
 
 def _nested(op: str, depth: int) -> onnx.ModelProto:
-    """If or Loop inside of each other."""
+    """Returns a model with an If or Loop inside another, `depth` times."""
     info = helper.make_tensor_value_info
     out = info("o", TensorProto.FLOAT, None)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "g", [], [out])
@@ -64,7 +64,7 @@ def _nested(op: str, depth: int) -> onnx.ModelProto:
 
 
 def _external(folder: Path, sizes, location="w.bin", disk: int | None = None, **more) -> onnx.ModelProto:
-    """A sum of initializers of `sizes` FP32 numbers, all in one file, which is sparse."""
+    """Returns a model that adds initializers of `sizes` FP32 numbers, all stored in one sparse file."""
     with open(folder / "w.bin", "wb") as f:
         f.truncate(4 * max(sizes) if disk is None else disk)
     names = ["x"]
@@ -87,7 +87,7 @@ def _outputs(count: int) -> onnx.ModelProto:
 
 
 def _text(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """`proto` with its tensors, nodes and itself named `name`."""
+    """Returns `proto` with its tensors, nodes and itself named `name`."""
     for n in proto.graph.node:
         n.name = name + "n"
         n.input[:] = [name + i if i else i for i in n.input]
@@ -112,7 +112,7 @@ def _doc(proto: onnx.ModelProto, size: int) -> onnx.ModelProto:
 
 
 def _dims(proto: onnx.ModelProto, *dims: int) -> onnx.ModelProto:
-    """The first initializer claims other dims than its data have."""
+    """Returns `proto` with other dims of its first initializer than its data have."""
     proto.graph.initializer[0].dims[:] = dims
     return proto
 
@@ -260,20 +260,22 @@ MODELS = {
 
 
 def write(name: str, folder: Path) -> Path:
-    """The model of that name, in `folder`."""
+    """Writes the model of that name into `folder`; returns its path."""
     path = folder / "model.onnx"
     path.write_bytes(MODELS[name](folder).SerializeToString())
     return path
 
 
 class Victim:
-    """The process that meets the files; a new one after each that did not survive."""
+    """The process that reads the files; a new one is started after each that did not survive."""
 
     def __init__(self):
         self._process: subprocess.Popen | None = None
 
     def meet(self, what: str, path: Path | str, limit_s: float) -> dict:
-        """{"seconds", "error": class or None, "text"}; error "hung" after `limit_s`, "died" where the process ended."""
+        """Gives a file to the process; returns {"seconds", "error": class or None, "text"}; error "hung" after `limit_s`,
+        "died" if the process ended.
+        """
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.hostile"],

@@ -7,7 +7,7 @@ from cuda_kernels.tensor_maps import Map, encode
 
 
 class MapCall(C.Structure):
-    """Their arguments, as map_calls.h has them."""
+    """The arguments of such a call, as map_calls.h has them."""
 
     _fields_ = [
         *((n, C.c_uint32) for n in ("im2col", "type", "rank", "interleave", "swizzle", "l2", "fill", "channels", "pixels")),
@@ -21,7 +21,7 @@ class MapCall(C.Structure):
     ]
 
 
-# By their numbers in cuda.h, as far as they are executed.
+# Element types by their numbers in cuda.h, as far as the emulator supports them.
 ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
 SWIZZLES = dict(enumerate((0, 32, 64, 128)))
 
@@ -36,7 +36,7 @@ def encode_tiled(
     swizzle: int = 0,
     nan_fill: bool = False,
 ) -> bytes:
-    """The emulator's map, by cuTensorMapEncodeTiled's arguments."""
+    """Returns the emulator's map, from cuTensorMapEncodeTiled's arguments."""
     sizes = (tuple(dims), tuple(strides), tuple(box))
     return encode(Map(("in", 0), *sizes, (), (), 0, 0, tuple(element_strides), swizzle, element), address, nan_fill)
 
@@ -54,13 +54,13 @@ def encode_im2col(
     swizzle: int = 0,
     nan_fill: bool = False,
 ) -> bytes:
-    """The same, by cuTensorMapEncodeIm2col's."""
+    """Returns the emulator's map, from cuTensorMapEncodeIm2col's arguments."""
     sizes = (tuple(dims), tuple(strides), (), tuple(lower), tuple(upper), channels, pixels)
     return encode(Map(("in", 0), *sizes, tuple(element_strides), swizzle, element), address, nan_fill)
 
 
 def encoded(m: MapCall) -> bytes:
-    """ValueError for a call that the driver refuses, and for one that is not executed."""
+    """Returns the emulator's map of a call. ValueError if the driver refuses the call, or the emulator does not support it."""
     for name, known in (("type", ELEMENTS), ("interleave", {0}), ("swizzle", SWIZZLES), ("l2", {*range(4)}), ("fill", {0, 1})):
         if getattr(m, name) not in known:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {getattr(m, name)}")
@@ -72,7 +72,7 @@ def encoded(m: MapCall) -> bytes:
 
 
 def described(m: MapCall) -> dict[str, object]:
-    """An im2col call by the names of cuda_kernels.tensor_maps.Map, but for its type."""
+    """Returns an im2col call by the field names of cuda_kernels.tensor_maps.Map, without its type."""
     lists = {"dims": m.dims[: m.rank], "strides": m.strides[: m.rank - 1], "element_strides": m.steps[: m.rank]}
     corners = {"lower": m.lower[: m.rank - 2], "upper": m.upper[: m.rank - 2]}
     return lists | corners | {"channels": m.channels, "pixels": m.pixels, "swizzle": SWIZZLES[m.swizzle]}

@@ -4,7 +4,7 @@
 
 tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
 mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
-and a mutant one on its time, whose end is the worker's: what is missing after the last line is what killed it.
+and a mutant one on its time, whose end is the worker's: a missing last line shows the mutant that killed it.
 """
 
 import json
@@ -25,12 +25,14 @@ from tests.engines import SPARSE_DEVICE
 from tests.mutations import HUGE, MODEL_MUTATIONS, pick
 from tests.small_models import small_models
 
-MEMORY = 6 << 30  # bytes of address space: of them the libraries' own take about 2
-SECONDS = 60  # of one mutant; the slowest takes about 4 on an idle core
+MEMORY = 6 << 30  # bytes of address space, of which the libraries take about 2 GB
+SECONDS = 60  # seconds of one mutant; the slowest takes about 4 on an idle core
 
 
 def damage(rng, data: bytes, where: np.ndarray) -> bytes:
-    """Bytes flipped, or a piece removed, repeated, zeroed or cut off, at places drawn from `where`."""
+    """Returns the bytes with some flipped, or with a range removed, repeated, zeroed or cut off, at places drawn from
+    `where`.
+    """
     out = bytearray(data)
     kind, at = int(rng.integers(6)), int(pick(rng, where))
     size = int(rng.integers(1, 40))
@@ -49,7 +51,9 @@ def damage(rng, data: bytes, where: np.ndarray) -> bytes:
 
 
 def structure(data: bytes, m: onnx.ModelProto) -> np.ndarray:
-    """Places in a serialised model that are no long tensor's values: what is flipped there changes what is read."""
+    """Returns the places in a serialised model that are not a long tensor's values: a flipped byte there changes how it is
+    read.
+    """
     keep = np.ones(len(data), bool)
     for t in m.graph.initializer:
         at = data.find(t.raw_data) if len(t.raw_data) > 64 else -1
@@ -58,18 +62,18 @@ def structure(data: bytes, m: onnx.ModelProto) -> np.ndarray:
     return np.flatnonzero(keep)
 
 
-# ---- the models that are mutated, and what must come of each
+# ---- the models that are mutated, and the check of each
 
 
 def sources(real: Path) -> list[tuple[str, bytes]]:
-    """(name, bytes): each small model as often as makes half of all, then the real ones that are there."""
+    """Returns (name, bytes): each small model repeated so that these are half of all, then the real models that are there."""
     found = [(p.name, p.read_bytes()) for p in sorted(real.glob("*.onnx"))]
     made = [(f"small{i}", m.SerializeToString()) for i, m in enumerate(small_models())]
     return made + made[: max(0, len(found) - len(made))] + found
 
 
 def mutate_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> tuple[str, bytes]:
-    """(what was done, bytes) of mutant `number`: one to three mutations, of the records or of their bytes."""
+    """Returns (a text on the mutations, bytes) of mutant `number`: one to three mutations, of the records or of their bytes."""
     rng = np.random.default_rng(number)
     name, data = given[int(rng.integers(len(given)))]
     told = [name]
@@ -86,7 +90,9 @@ def mutate_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> t
 
 
 def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
-    """A small size for every dynamic input, where the model can still be read: dynamic ones are to be built too."""
+    """Returns input -> a small size for every dynamic input, if the model can still be read: dynamic models must be built
+    too.
+    """
     try:
         m = onnx.ModelProto.FromString(data)
         stored = {t.name for t in m.graph.initializer}
@@ -102,7 +108,7 @@ def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
-    """ "fine" if the mutant is built, else its ModelError; any other exception is the caller's."""
+    """Builds the mutant; returns "fine" or its ModelError. Any other exception is the caller's."""
     from gpu_runtime import pipeline
     from gpu_runtime.errors import ModelError
     from gpu_runtime.frontend import importer
@@ -116,7 +122,7 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     try:
         if told.startswith("small") and number % 4 == 0:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of values beyond FP16: a small model with one weight of 1e30 says so
+                warnings.simplefilter("ignore")  # warnings of values beyond FP16, as of a small model with one weight of 1e30
                 pipeline.build(path, sparsity="force", shapes=sizes(data), device="h200")
         else:
             fuse.fuse(lower.lower(importer.sized(importer.load(path, prune=number % 2 == 0), sizes(data))))
@@ -132,11 +138,11 @@ ODD = (None, True, -1, 0, 1, 7, 2**31, 2**62, 10**30, 0.5, "", "x", "../x", "sm_
 
 
 def engine_files() -> list[tuple[str, bytes]]:
-    """(name, bytes) of engines of small models."""
+    """Returns (name, bytes) of engines of small models."""
     from gpu_runtime import engine, pipeline
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of what may exceed FP16 or FP32
+        warnings.simplefilter("ignore", RuntimeWarning)  # warnings of values that may exceed FP16 or FP32
         path = Path(folder) / "m.onnx"
         made = []
         for i, m in enumerate(small_models()):
@@ -146,14 +152,14 @@ def engine_files() -> list[tuple[str, bytes]]:
 
 
 def places(value, at: tuple = ()):
-    """The path of everything in a plan."""
+    """Returns the path (keys and indices) of every value in a plan."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from places(inner, (*at, key))
 
 
 def alter(rng, plan: dict) -> str:
-    """One to three places of a plan changed, removed or exchanged; -> where."""
+    """Changes, removes or exchanges one to three values of a plan; returns a text on their places."""
     told = []
     for _ in range(int(pick(rng, (1, 1, 2, 3)))):
         parts = plan  # of the header, or, mostly, of the plan
@@ -185,7 +191,7 @@ def alter(rng, plan: dict) -> str:
 
 
 def reseal(plan: dict, arena: bytes) -> bytes:
-    """A file with this plan in which all hashes fit."""
+    """Returns a file with this plan in which all hashes are right."""
     from gpu_runtime import engine_header
 
     plan["plan_sha256"] = engine_header.plan_sha256(plan)
@@ -194,7 +200,7 @@ def reseal(plan: dict, arena: bytes) -> bytes:
 
 
 def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    """(what was done, bytes) of mutant `number`: its bytes damaged, or its plan altered."""
+    """Returns (a text on the mutations, bytes) of mutant `number`: its bytes are damaged, or its plan is altered."""
     rng = np.random.default_rng(number)
     name, data = given[int(rng.integers(len(given)))]
     if rng.integers(3) == 0:
@@ -206,7 +212,7 @@ def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, byt
 
 
 def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
-    """ "fine" if the mutant is read, described and made ready to run but for its kernels' code; else its EngineError."""
+    """Reads and describes the mutant and prepares it to run, without its kernels' code; returns "fine" or its EngineError."""
     from gpu_runtime import engine
     from gpu_runtime.errors import EngineError
     from gpu_runtime.explain import layer_info, report, wording
@@ -230,7 +236,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
 
 
 def try_crafted(number: int, given: object, folder: Path) -> str:
-    """See crafted.py: read, described and run."""
+    """Reads, describes and runs a crafted engine (crafted.py)."""
     from tests import crafted
 
     told, data = crafted.craft(number)

@@ -10,7 +10,7 @@ HUGE = (0, -1, -7, 1, 2, 3, 5, 17, 255, 65536, 2**31 - 1, 2**31, 2**40, 2**62, -
 
 
 def pick(rng: np.random.Generator, items):
-    """One of `items`, which is any sequence."""
+    """Returns one of `items`, which is any sequence."""
     return items[int(rng.integers(len(items)))]
 
 
@@ -54,7 +54,7 @@ def cycle(rng, m, folder):
 
 
 def rename(rng, m, folder):
-    """A tensor's name at one place: missing, empty, defined twice or read where it was not meant to be."""
+    """Changes a tensor's name at one place: it is missing, empty, defined twice or read at a wrong place."""
     node = pick(rng, m.graph.node)
     names = pick(rng, (node.input, node.output))
     others = [t.name for t in m.graph.initializer] + [n for k in m.graph.node for n in (*k.input, *k.output)]
@@ -99,7 +99,9 @@ def initializer_bytes(rng, m, folder):
 
 
 def bad_values(rng, m, folder):
-    """NaN, infinity, and magnitudes at the ends of a type; whole numbers far out, where a shape or an index is stored."""
+    """Writes NaN, infinity or magnitudes at the ends of a type into a tensor; large whole numbers into one that holds a shape
+    or an index.
+    """
     if m.graph.initializer:
         t = pick(rng, m.graph.initializer)
         if t.data_location == TensorProto.EXTERNAL:
@@ -162,7 +164,7 @@ def op_type(rng, m, folder):
 
 
 def attribute(rng, m, folder):
-    """A value that is out of range, of another length or of another type."""
+    """Gives an attribute a value that is out of range, of another length or of another type."""
     node = pick(rng, [n for n in m.graph.node if n.attribute] or m.graph.node)
     if not node.attribute:
         return
@@ -234,7 +236,7 @@ def external(rng, m, folder):
 
 
 def functions(rng, m, folder):
-    """A function of the model's own: harmless, calling itself, calling another that calls it, or of many calls."""
+    """Adds a function of the model's own: harmless, calling itself, calling another that calls it, or of many calls."""
     kind = int(rng.integers(4))
     m.opset_import.append(helper.make_opsetid("mine", 1))
     ops = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
@@ -253,7 +255,7 @@ def functions(rng, m, folder):
 
 
 def subgraph(rng, m, folder):
-    """A graph inside a node inside a graph ..., some of them deeper than protobuf reads."""
+    """Nests graphs inside nodes, some deeper than protobuf reads."""
     graph = onnx.GraphProto(name="inner")
     graph.node.add(op_type="Relu", input=["x"], output=["q"])
     for _ in range(int(pick(rng, (1, 5, 30)))):
@@ -268,7 +270,7 @@ def sparse(rng, m, folder):
 
 
 def long_chain(rng, m, folder):
-    """Hundreds of nodes in a row: what recurses over the graph shows."""
+    """Adds hundreds of nodes in a row, which would exhaust a recursion over the graph."""
     last = next((n for n in reversed(m.graph.node) if n.output), None)
     if last is None or not m.graph.output:
         return

@@ -50,7 +50,7 @@ def kernel(name: str):
 
 
 def started(function: Callable[[], None], **changes: object) -> subprocess.Popen:
-    """A function of a test module in a process of its own, on a driver with these changes to the settings."""
+    """Starts a function of a test module in a process of its own, on a driver with these changes to the settings."""
     module = ".".join(Path(inspect.getfile(function)).relative_to(ROOT).with_suffix("").parts)
     code = f"from {module} import {function.__name__}; {function.__name__}()"
     return subprocess.Popen(
@@ -64,7 +64,7 @@ def started(function: Callable[[], None], **changes: object) -> subprocess.Popen
 
 
 def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr); killed where it has not ended in so many seconds, which stderr then says."""
+    """Returns (exit status, stdout, stderr); kills a process that has not ended in `seconds`, which stderr then says."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -75,7 +75,9 @@ def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:
 
 
 def passes(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> str:
-    """What it prints; its own assertions, and no end in so many seconds, fail the test."""
+    """Runs a function in a process of its own; returns its stdout. A failed assertion, or no end in `seconds`, fails the
+    test.
+    """
     with started(function, **changes) as process:
         code, out, err = finished(process, seconds)
     if code:
@@ -84,7 +86,7 @@ def passes(function: Callable[[], None], *, seconds: float = 120, **changes: obj
 
 
 class Refused:
-    """What a call of CUDA returned: `with Refused(700): call()` fails where it returned something else."""
+    """Checks the error that a call of CUDA returns: `with Refused(700): call()` fails if it returned another one."""
 
     def __init__(self, code: int):
         self.code = code

@@ -40,7 +40,7 @@ CONSTANT_INPUTS = {
 
 
 class Prepared(BackendRep):
-    """A model ready to run, its engines kept from run to run. For one thread."""
+    """A model ready to run, whose engines are kept from run to run. For one thread."""
 
     def __init__(self, model: ModelProto, device: str, options: Mapping[str, Any]):
         self._model, self._device, self._options = model, device, dict(options)
@@ -53,9 +53,9 @@ class Prepared(BackendRep):
             self._context({name: np.empty(dims[name], np.float32) for name in self._inputs})
 
     def run(self, inputs: Sequence[Any] | Mapping[str, object], **options: object) -> tuple[Any, ...]:
-        """Arrays in the order of the graph's inputs, or by name -> a named tuple of arrays, one for each output.
+        """Runs arrays, in the order of the graph's inputs or by name; returns a named tuple of arrays, one for each output.
 
-        Raises SkipTest where the model cannot be built for these inputs, ValueError for inputs that do not fit it.
+        Raises SkipTest if the model cannot be built for these inputs, ValueError for inputs that do not fit it.
         """
         if options:
             raise ValueError(printable(f"run: expected no options, got {', '.join(options)}"))
@@ -78,14 +78,14 @@ class Prepared(BackendRep):
             context.close()
 
     def _context(self, arrays: Mapping[str, np.ndarray]) -> Context:
-        """The context for arrays of these shapes, and of these values where they are constants."""
+        """Returns the context for arrays of these shapes, and of these values for the inputs that are constants."""
         constants = {name: a for name, a in arrays.items() if name in self._constant}
         shapes = {name: a.shape for name, a in arrays.items() if name not in self._constant}
         values = tuple((name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(constants.items()))
         key = (values, tuple(sorted(shapes.items())))
         if key not in self._contexts:
             model = _with_constants(self._model, constants)
-            # Named, the device is not measured: in the emulator there is nothing to measure.
+            # A named device, so that nothing is measured: in the emulator there is nothing to measure.
             target = devices.DEFAULT_DEVICE if self._device == "emulator" else None
             try:
                 engine = pipeline.build(model, device=target, shapes=shapes, **self._options)
@@ -96,8 +96,9 @@ class Prepared(BackendRep):
 
 
 def prepare(model: ModelProto, device: str = "CPU", **options: Any) -> Prepared:
-    """A model for repeated runs; `options` are those of `gpu_runtime.build`. Raises SkipTest if it cannot be built (on the
-    first run, where inputs have to be known for that), ValueError for an unknown device."""
+    """Prepares a model for repeated runs; `options` are those of `gpu_runtime.build`. Raises SkipTest if it cannot be built (on
+    the first run, if that needs the inputs), ValueError for an unknown device.
+    """
     if not supports_device(device):
         raise ValueError(f"device: expected CPU or, where there is a GPU, CUDA, got {device!r}")
     return Prepared(model, "emulator" if _kind(device) == "CPU" else "cuda", options)
@@ -106,7 +107,7 @@ def prepare(model: ModelProto, device: str = "CPU", **options: Any) -> Prepared:
 def run_model(
     model: ModelProto, inputs: Sequence[Any] | Mapping[str, object], device: str = "CPU", **options: Any
 ) -> tuple[Any, ...]:
-    """`prepare` and one run."""
+    """Prepares a model and runs it once."""
     return prepare(model, device, **options).run(inputs)
 
 
@@ -117,8 +118,9 @@ def run_node(
     outputs_info: Sequence[tuple[np.typing.DTypeLike, tuple[int, ...]]] | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """One node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx infers
-    them; `opset_version`: the node's, by default the one that this runtime converts to."""
+    """Runs one node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx
+    infers them; `opset_version`: the node's, by default the one to which this runtime converts.
+    """
     opset = options.pop("opset_version", OPSET)
     named = [name for name in node.input if name]
     if len(named) != len(inputs):
@@ -134,7 +136,7 @@ def run_node(
 
 
 def supports_device(device: str) -> bool:
-    """CPU: the emulator, everywhere. CUDA: where there is a GPU; CUDA:0, since a context runs on the first one."""
+    """Whether the device can be used: CPU, the emulator, everywhere; CUDA and CUDA:0 if there is a GPU."""
     return _kind(device) == "CPU" or (device in ("CUDA", "CUDA:0") and devices.has_gpu())
 
 
@@ -157,7 +159,9 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _constant_inputs(model: ModelProto) -> set[str]:
-    """The graph's inputs that such a constant depends on by their values; none, where no other would be left."""
+    """Returns the names of the graph's inputs on whose values an engine's constants depend; none if no other input would
+    remain.
+    """
     decisive: set[str] = set()
     for node in reversed(model.graph.node):
         if node.op_type in ("Shape", "Size"):
@@ -171,7 +175,7 @@ def _constant_inputs(model: ModelProto) -> set[str]:
 
 
 def _with_constants(model: ModelProto, constants: Mapping[str, np.ndarray]) -> ModelProto:
-    """The model with these inputs as initializers."""
+    """Returns the model with these inputs as initializers."""
     changed = ModelProto()
     changed.CopyFrom(model)
     kept = [v for v in changed.graph.input if v.name not in constants]

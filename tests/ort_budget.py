@@ -1,4 +1,4 @@
-"""How far from the FP32 answer a correct FP16 engine may be: onnxruntime with FP16 storage between ops sets the scale.
+"""The allowed error of a correct FP16 engine: onnxruntime with FP16 storage between ops sets the scale.
 
 The reference runs the model's weights in FP32. The yardstick runs the same model with a Cast to FP16 and back after every
 op. An engine's error may be 3 times the yardstick's, plus a root mean square of 1e-4 of the output's range.
@@ -24,14 +24,16 @@ TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Of one output: the FP32 `reference`, the relative L2 error of FP16 storage alone, and the error allowed."""
+    """The budget of one output: the FP32 `reference`, the relative L2 error that FP16 storage alone causes, and the error
+    allowed.
+    """
 
     reference: np.ndarray
     fp16_error: float
     allowed: float
 
     def check(self, y: np.ndarray, what: str) -> float:
-        """The relative L2 error of `y`; an AssertionError with the numbers where it is above what is allowed."""
+        """Returns the relative L2 error of `y`; AssertionError with the numbers if it is larger than allowed."""
         assert y.shape == self.reference.shape, f"{what}: {y.shape} is not {self.reference.shape}"
         assert np.isfinite(y).all(), f"{what}: {np.count_nonzero(~np.isfinite(y))} values are not finite"
         error = relative_l2(y, self.reference)
@@ -41,11 +43,11 @@ class Budget:
 
 
 def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[str, Budget]:
-    """{output: Budget} of the model at `path` for these inputs."""
+    """Returns output -> Budget of the model at `path` for these inputs."""
     model = in_fp32(onnx.load(path))
     feeds = {name: np.asarray(x, np.float32) for name, x in feeds.items()}
     reference, rounded = run(model, feeds), run(with_casts(model), feeds)
-    if not all(np.isfinite(y).all() for y in rounded.values()):  # its range is too small: the same precision, 16 times further
+    if not all(np.isfinite(y).all() for y in rounded.values()):  # beyond FP16's range: its precision, 16 times further
         rounded = run(with_casts(model, 1 / 16), feeds)
     found = {}
     for name, y in reference.items():
@@ -58,7 +60,9 @@ def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[st
 
 
 def engine_within_budget(proto: onnx.ModelProto, path: Path, **options) -> gr.Engine:
-    """The engine of a model with FP32 inputs, saved at `path`, once its outputs on random inputs are within their budgets."""
+    """Builds the engine of a model with FP32 inputs, saved at `path`; returns it if its outputs on random inputs are within
+    their budgets.
+    """
     onnx.save(proto, path)
     engine = gr.build(path, device=DEFAULT_DEVICE, **options)
     feeds = {i.name: np.random.default_rng(1).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs}
@@ -75,7 +79,7 @@ def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """onnxruntime on the CPU, every node as it is written."""
+    """Runs a model by onnxruntime on the CPU, every node as it is written; returns the outputs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -86,9 +90,10 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np
 
 
 def with_casts(model: onnx.ModelProto, scale: float = 1.0) -> onnx.ModelProto:
-    """An FP32 model whose float tensors are rounded to FP16 by a Cast and back after each op; constants stay as they are.
+    """Returns the FP32 model with a Cast of each float tensor to FP16 and back after each op; constants stay as they are.
 
-    `scale`, a power of two, is what they are multiplied by before and divided by after: FP16's precision in another range.
+    `scale`, a power of two, multiplies the tensors before the cast and divides them after it: FP16's precision in another
+    range.
     """
     kinds = {v.name: v.type.tensor_type.elem_type for v in shape_inference.infer_shapes(model).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in model.graph.output}

@@ -1,12 +1,12 @@
-"""Another CUDA's NVRTC, beside the one that `tests.compiled` is about: the same rows, by what its own log says.
+"""A record for another CUDA's NVRTC than that of `tests.compiled`: the same rows, with the numbers of its own log.
 
 tests/golden/compiled_cuda12.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
 {architecture: [registers, bytes of static shared memory, bytes of spills and local arrays]}}}}}. Machine code is not
-disassembled: what it holds is the record's of the other compiler. Run by the Python of an environment with that NVRTC, which
-needs nothing but this package:
+disassembled: only the other compiler's record counts its instructions. Run by the Python of an environment with that NVRTC,
+which needs nothing but this package:
 
     python -m tests.other_nvrtc write [SECONDS]    adds rows that the record lacks, or has of other sources
-    python -m tests.other_nvrtc check SEED NUMBER  compiles so many rows: without spills, and as recorded; of variants that have
+    python -m tests.other_nvrtc check SEED NUMBER  compiles NUMBER rows: without spills, and as recorded; of variants that have
                                                    none on record first, then as SEED draws them
 
 `write` begins with one row of each variant, the architecture drawn, so that every kernel and tile comes first.
@@ -29,13 +29,13 @@ Row = tuple[str, str, str]  # kernel, "NAME=VALUE,...", architecture
 
 
 def compiler() -> str:
-    """NVRTC's version to the patch."""
+    """Returns NVRTC's version to the patch."""
     package = "nvidia-cuda-nvrtc-cu12" if nvrtc_version().startswith("12.") else "nvidia-cuda-nvrtc"
     return version(package)
 
 
 def rows(seed: str) -> Iterator[Row]:
-    """Every row of the first compiler's record; one of each variant, then the others, as `seed` draws them."""
+    """Yields every row of the first compiler's record: one row of each variant, then the others, drawn by `seed`."""
 
     def drawn(row: Row) -> bytes:
         return hashlib.sha256(" ".join((seed, *row)).encode()).digest()
@@ -51,21 +51,21 @@ def rows(seed: str) -> Iterator[Row]:
 
 
 def taken(row: Row) -> list[int]:
-    """[registers, bytes of static shared memory, bytes of spills and local arrays], compiled now."""
+    """Compiles a row now; returns [registers, bytes of static shared memory, bytes of spills and local arrays]."""
     kernel, key, sm = row
     found = compile_anew(kernel, dict(item.split("=", 1) for item in key.split(",") if item), sm)
     return [found.regs, found.static_smem, found.spill_bytes + found.local_bytes]
 
 
 def recorded(record: dict, row: Row) -> list[int] | None:
-    """What the record holds of that row, if it is of these sources."""
+    """Returns the recorded numbers of that row, if they are of these sources; else None."""
     kernel, key, sm = row
     table = record.get(compiler(), {}).get(kernel, {"source": "", "variants": {}})
     return table["variants"].get(key, {}).get(sm) if table["source"] == source_hash(kernel) else None
 
 
 def write(limit_s: float) -> None:
-    """Compile what is missing until the time is over, and write all that is known."""
+    """Compiles missing rows until the time is over, and writes all that are known."""
     record = json.loads(OTHER.read_text()) if OTHER.exists() else {}
     kernels, start, new = record.setdefault(compiler(), {}), time.monotonic(), 0
     for row in rows("record"):
@@ -93,7 +93,7 @@ def write(limit_s: float) -> None:
 
 
 def check(seed: str, number: int) -> int:
-    """Say what spills or is not as recorded -> how many rows do."""
+    """Prints the rows that spill or differ from the record; returns their number."""
     record, wrong, known = json.loads(OTHER.read_text()), 0, 0
     tables = record.get(compiler(), {})
     fresh = {kernel: table for kernel, table in tables.items() if table["source"] == source_hash(kernel)}

@@ -19,8 +19,9 @@ PAIRS = [(a, b) for a in SIX for b in SIX]
 
 
 def small_graph(seed: int) -> Graph:
-    """1 to 6 ops on up to 3 formats: branches, joins, one tensor read twice, fusion with absent tensors, missing cells,
-    missing reformats, pinned ends. Times are small integers, so that exact ties are common."""
+    """Returns a graph of 1 to 6 ops on up to 3 formats: branches, joins, one tensor read twice, fusion with absent tensors,
+    missing cells, missing reformats, pinned ends. Times are small integers, so that exact ties are common.
+    """
     rng = random.Random(seed)
     names = ("a", "b", "c")[: rng.choice((2, 3, 3))]
     inputs = ("x0",) if rng.random() < 0.7 else ("x0", "x1")
@@ -78,7 +79,9 @@ def small_graph(seed: int) -> Graph:
 
 
 def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fuse: bool = True, tactics: int = 1) -> Graph:
-    """A ResNet with bottlenecks: convolutions with every pair of formats; the add apart or inside either producer."""
+    """Returns a ResNet with bottlenecks: convolutions with every pair of formats; the add is separate or inside either
+    producer.
+    """
     rng = random.Random(seed)
     choices, groups, tensors = [], [], ["image"]
 
@@ -136,12 +139,12 @@ def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fus
 
 
 def holds(choice: Choice, options: dict) -> bool:
-    """Literals of one group are alternatives."""
+    """Whether the choice exists with these options; several literals of one group are alternatives."""
     return all(any(g == h and options[g] == o for g, o in choice.when) for h, _ in choice.when)
 
 
 def spread(hop, names, produced, wanted) -> float:
-    """Least sum of a set of hops that reaches all `wanted` from `produced`, over all sets of hops."""
+    """Returns the least sum of a set of hops that makes all `wanted` from `produced`, over all sets of hops."""
     hops = [(a, b) for a, b in itertools.permutations(names, 2) if hop(a, b) is not None and hop(a, b) < NEVER]
     best = float("inf")
     for chosen in itertools.product((False, True), repeat=len(hops)):
@@ -155,8 +158,9 @@ def spread(hop, names, produced, wanted) -> float:
 
 
 def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
-    """The least total over all options and entries; inf: no plan. `allowed`: op name -> predicate; `cyclic`: also of plans
-    whose ops wait for each other."""
+    """Returns the least total over all options and entries; inf if there is no plan. `allowed`: op name -> predicate; `cyclic`:
+    also plans whose ops wait for each other.
+    """
     allowed = allowed or {}
     formats = {t: tuple(dict.fromkeys((*fs, graph.pinned.get(t, fs[0])))) for t, fs in graph.formats.items()}
 
@@ -199,7 +203,7 @@ def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
 
 
 def _check_entries(plan: Plan, live: list[Choice]) -> None:
-    """`live`: the ops that exist with the plan's options."""
+    """Checks the plan's entries; `live`: the ops that exist with the plan's options."""
     if [c.name for c in live] != list(plan.entries):
         raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
     if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
@@ -207,7 +211,7 @@ def _check_entries(plan: Plan, live: list[Choice]) -> None:
 
 
 def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
-    """Add what reformats, one after the other, make of what there is."""
+    """Adds to `has` the formats that the reformats, one after the other, make from it."""
     for t, src, dst in reformats:
         if (t, src) not in has or (t, dst) in has:
             raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
@@ -215,7 +219,7 @@ def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
 
 
 def evaluate(graph: Graph, plan: Plan) -> int:
-    """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
+    """Computes the plan's total in picoseconds from the graph and the plan alone. ValueError if it is no plan of this graph."""
     live = [c for c in graph.choices if holds(c, plan.options)]
     _check_entries(plan, live)
     has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
@@ -231,7 +235,7 @@ def evaluate(graph: Graph, plan: Plan) -> int:
 
 
 def solved(graph: Graph, **kwargs):
-    """The plan after an independent check of its total; None if the planner says that there is none."""
+    """Returns the plan after an independent check of its total; None if the planner says that there is none."""
     try:
         plan = solve(graph, **kwargs)
     except ValueError as e:
@@ -243,8 +247,9 @@ def solved(graph: Graph, **kwargs):
 
 
 def merging_graph(seed: int) -> Graph:
-    """A small graph in which some pairs of ops may also run as one, whose outputs are parts of its own: where one of the two
-    depends on the other, that closes a cycle, alone or with another pair's merging."""
+    """Returns a small graph in which some pairs of ops may also run as one, whose output has a part for each. If one of the two
+    depends on the other, this closes a cycle, by itself or with another merged pair.
+    """
     rng = random.Random(seed)
     names = ("a", "b")
     ops, tensors = [], ["x0"]
@@ -280,8 +285,9 @@ def merging_graph(seed: int) -> Graph:
 
 
 def sibling_graph(seed: int) -> Graph:
-    """A module of an inception network: two or three convolutions of one input, apart or merged; the first is a piece of a join
-    beside what another's output becomes. The join exists in two forms: of the pieces, and around all that was merged."""
+    """Returns a module of an inception network: two or three convolutions of one input, separate or merged; the first is an
+    input of a join, as is a result of another one. The join exists in two forms: of its inputs, and around the merged output.
+    """
     rng = random.Random(seed)
     names = ("a", "b")
     members = ("f0", "f1", "f2")[: rng.choice((2, 2, 3))]
@@ -311,7 +317,7 @@ def sibling_graph(seed: int) -> Graph:
 
 
 def runs(graph: Graph, options: dict) -> bool:
-    """Whether the ops of these options can be put into an order."""
+    """Whether the ops that exist with these options can be put into an order."""
     left, made = [c for c in graph.choices if holds(c, options)], set(graph.inputs)
     while left:
         ready = [c for c in left if set(c.inputs) <= made]
@@ -323,14 +329,16 @@ def runs(graph: Graph, options: dict) -> bool:
 
 
 def chain(entries, pinned, reformat, formats=("a", "b", "c"), outputs=("y",)) -> Graph:
-    """One op, x -> y."""
+    """Returns a graph of one op, x -> y."""
     return Graph(
         (Choice("f", ("x",), "y", tuple(entries)),), (), pinned, ("x",), outputs, {"x": formats, "y": formats}, reformat
     )
 
 
 def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
-    """All times in millionths of a picosecond, so that none is lost to rounding; those of some entries divided."""
+    """Returns the graph with the times of some entries divided by `factor`; all times are in millionths of a picosecond, so
+    that none is lost to rounding.
+    """
 
     def entry(c, e):
         return replace(e, time_ps=round(e.time_ps * 1e6 / (factor if c.name in names and e.sparse == sparse else 1)))
@@ -345,7 +353,9 @@ def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
 
 
 def layers_of(graph: Graph) -> list[tuple[str, ...]]:
-    """Ops of one layer: an op and whatever it is fused into, siblings merged and apart; some of them exist in every plan."""
+    """Returns the names of the ops of each layer: an op and the ops into which it is fused, siblings merged and separate; some
+    of them exist in every plan.
+    """
     absorbed = {name for name, _ in graph.groups}
     layers: dict[str, dict] = {}
     for c in graph.choices:

@@ -1,6 +1,6 @@
 """Small problems that reach every kernel, tile, format pair and option; and how one tactic is run and checked anywhere.
 
-`python -m tests.problems` runs sanitize_cases on the GPU: what compute-sanitizer is pointed at.
+`python -m tests.problems` runs sanitize_cases on the GPU, for compute-sanitizer.
 """
 
 import random
@@ -40,7 +40,7 @@ from tactics.sampling.trial import TOLERANCE, execute, relative_error
 from tactics.step import linear
 from tactics.tactic import Tactic
 
-# Of every function: those of ONNX, or others where these would leave something out.
+# Function -> parameters: ONNX's, or others if ONNX's would leave something untested.
 PARAMS = {name: tuple(row.parameters.values()) for name, row in POINTWISE_ROWS.items()} | {
     "leaky_relu": (0.1,),
     "clip": (-0.5, 1.0),
@@ -52,7 +52,7 @@ RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"
 
 
 def _grouped(fields: dict) -> dict:
-    """Keywords of a convolution problem, those of its prologue and epilogue put into these records."""
+    """Moves the keywords of a convolution's prologue and epilogue into these records."""
     inside = {f: fields.pop(f) for f in Epilogue.__dataclass_fields__ if f in fields}
     if "scaled" in fields:
         fields["prologue"] = Prologue(fields.pop("scaled"))
@@ -64,16 +64,16 @@ def _grouped(fields: dict) -> dict:
 
 
 def conv_case(*sizes, **fields) -> ConvProblem:
-    """A ConvProblem; fields of its prologue and epilogue are keywords like others."""
+    """Makes a ConvProblem; fields of its prologue and epilogue are keywords like others."""
     return ConvProblem(*sizes, **_grouped(fields))
 
 
 def transposed_case(*sizes, **fields) -> ConvTransposeProblem:
-    """A ConvTransposeProblem; fields of its epilogue are keywords like others."""
+    """Makes a ConvTransposeProblem; fields of its epilogue are keywords like others."""
     return ConvTransposeProblem(*sizes, **_grouped(fields))
 
 
-# What may follow an activation: a scale and a shift, a residual, a second activation.
+# Steps that may follow an activation: a scale and a shift, a residual, a second activation.
 TAILS: dict[str, dict] = {
     "": {"residual": True, "act_first": True, "affine": True, "last": Activation("hard_sigmoid", (0.2, 0.5))},
     "_affine": {"affine": True},
@@ -340,8 +340,9 @@ PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | CHAINED | JOINED
 
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
-    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; of CONVS, DEPTHWISE and JOINED `per_conv` of each
-    family, drawn once; and of each, what runs it where all of its tensors are FP32."""
+    """Returns (case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; `per_conv` drawn tactics of each family for
+    CONVS, DEPTHWISE and JOINED; and for each problem the tactics that run it with FP32 tensors.
+    """
     result = []
     for name, problem in PROBLEMS.items():
         tactics = candidates(problem, device)
@@ -354,7 +355,9 @@ def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]
 
 
 def check(problem: Problem, tactic: Tactic, device: Device, **options):
-    """(output with padding, counters of the launch) in the emulator, right beside the reference on random data."""
+    """Runs a tactic in the emulator on random data; returns (output with padding, counters of the launch), after a comparison
+    with the reference.
+    """
     inputs, weights = random_data(problem)
     gpu = Emulated(device, **options)
     got = execute(gpu, problem, tactic, inputs, weights)
@@ -363,7 +366,9 @@ def check(problem: Problem, tactic: Tactic, device: Device, **options):
 
 
 class _Tracked(Emulated):
-    """Counts how often each byte of the newest allocation is written: `execute` allocates the output last."""
+    """Emulated memory that counts how often each byte of the newest allocation is written: `execute` allocates the output
+    last.
+    """
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         self.newest = super().allocate(nbytes, constant)
@@ -375,7 +380,7 @@ class _Tracked(Emulated):
 
 
 def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs, weights) -> None:
-    """Each byte of the output, padding included, is stored by exactly one thread of one launch."""
+    """Checks that each byte of the output, padding included, is stored by exactly one thread of one launch."""
     gpu = _Tracked(device)
     execute(gpu, problem, tactic, inputs, weights)
     counts = sum(s.writes[gpu.newest].astype(int) for s in gpu.stats)
@@ -383,7 +388,9 @@ def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs
 
 
 def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np.ndarray) -> float:
-    """`got` as execute gives it; every element written, padding zero, error within TOLERANCE of the range: the error."""
+    """Checks an output of `execute`: every element is written, padding is zero, the error is within TOLERANCE of the range;
+    returns the error.
+    """
     c = problem.out_shape[1]
     assert got.shape[1] == padded_channels(tactic.out.layout, c)
     assert not np.isnan(got).any(), f"{np.isnan(got).sum()} of {got.size} elements are NaN or were never written"
@@ -394,7 +401,9 @@ def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np
 
 
 def sanitize_cases(device: Device) -> list[tuple[str, Problem, Tactic]]:
-    """One small problem per kernel and tile, with linear tensors on both sides and with vectors on both sides."""
+    """Returns (case, problem, tactic): one small problem per kernel and tile, with linear tensors on both sides and with
+    vectors on both sides.
+    """
     seen, result = set(), []
     for name, problem, tactic in pairs(device, per_conv=1):
         sides = {linear(f) for f in (*tactic.ins, tactic.out)}
@@ -406,7 +415,7 @@ def sanitize_cases(device: Device) -> list[tuple[str, Problem, Tactic]]:
 
 
 def main() -> int:
-    """Run sanitize_cases on the GPU, each buffer an allocation of its own."""
+    """Runs sanitize_cases on the GPU, each buffer an allocation of its own; returns the exit status."""
     import cupy
 
     from cuda_kernels.device import current

@@ -11,8 +11,9 @@ from gpu_runtime.runtime.plan_record import Profile
 
 
 def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | None = None) -> Engine:
-    """One engine of all: a profile for each sequence of engines, which rise by the first size of their first input; every input
-    and output has the batch."""
+    """Returns one engine of all: a profile for each sequence of engines, which rise by the first size of their first input;
+    every input and output has the batch.
+    """
     engines = [engine for of_one in profiles for engine in of_one]
     parts = [(e.weights, tuple(s for s in e.record.sections if s.kind == "weights")) for e in engines]
     arena, sections, renamed = join(parts)
@@ -31,5 +32,5 @@ def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | No
 def of_batches(
     model: Callable[[int], onnx.ModelProto], batches: Sequence[int], device: str = "a100", **options: object
 ) -> Engine:
-    """`model`: the network at a batch."""
+    """Returns one engine for several batches. `model`: a function that makes the network at a batch."""
     return joined([[gr.build(model(n), device=device) for n in batches]], **options)

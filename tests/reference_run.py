@@ -18,7 +18,7 @@ from tactics.sampling.data import reference
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
-    """{input: array of its ONNX shape} -> {output: FP32 array of its ONNX shape}.
+    """Executes a network; feeds: {input: array of its ONNX shape}. Returns {output: FP32 array of its ONNX shape}.
 
     `choice` names one option per fusion group (default: the first, "apart"); `fp16` rounds every tensor to FP16.
     """
@@ -39,8 +39,9 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
 
 
 def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
-    """Every combination of fusion options; past `limit`, a set that takes each option of each group at least once. Of both
-    those in which all that an op reads is made: no plan has the others."""
+    """Returns every combination of fusion options; with more than `limit`, a set that takes each option of each group at least
+    once. Only combinations in which some op makes each tensor that is read: no plan has the others.
+    """
     names = [group for group, _ in network.groups]
     options = [o for _, o in network.groups]
     if np.prod([len(o) for o in options], dtype=float) <= limit:
@@ -58,7 +59,9 @@ def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
 
 
 def _possible(network: Network, choice: dict[str, str]) -> bool:
-    """Whether all that is read is made. Only two kinds of options may leave out what another group's option reads."""
+    """Whether some op makes each tensor that is read. Only two kinds of options may leave out a tensor that another group's
+    option reads.
+    """
     ops = [op for op in network.ops if exists(op, choice)]
     made = {t.name for t in network.inputs} | {op.output for op in ops}
     missing = {t for op in ops for t in op.inputs} - made
@@ -72,7 +75,7 @@ MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "
 
 
 def given_model(name: str) -> Path:
-    """Path of one of the published networks; skips the test where the folder is absent."""
+    """Returns the path of a published network; skips the test if the folder is absent."""
     path = MODELS / f"{name}.onnx"
     if not path.exists():
         pytest.skip(f"{path.name} is not in {MODELS}: set GPU_RUNTIME_MODELS to the folder of published networks")
@@ -80,14 +83,14 @@ def given_model(name: str) -> Path:
 
 
 def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
-    """A node from space-separated tensor names ("_" for an absent input), named after its first output."""
+    """Makes a node from space-separated tensor names ("_" for an absent input), named after its first output."""
     names = ["" if n == "_" else n for n in inputs.split()]
     name = attributes.pop("name", outputs.split()[0])
     return onnx.helper.make_node(op, names, outputs.split(), name=name, **attributes)
 
 
 def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset: int = 17, dtype=np.float32):
-    """A ModelProto; `inputs`: {name: shape}, `outputs`: names, `weights`: {name: array}."""
+    """Makes a ModelProto; `inputs`: {name: shape}, `outputs`: names, `weights`: {name: array}."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     info = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -105,7 +108,7 @@ def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset:
 
 
 def network(path, shapes=None, **options) -> Network:
-    """The stages from a file, or from a ModelProto, to a lowered network; `options`: of importer.load."""
+    """Loads and lowers a file or a ModelProto; `options`: of importer.load."""
     if isinstance(path, onnx.ModelProto):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
@@ -115,14 +118,14 @@ def network(path, shapes=None, **options) -> Network:
 
 
 def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Seeded uniform inputs in [low, 1), of each input's declared dtype."""
+    """Returns seeded uniform inputs in [low, 1), of each input's declared dtype."""
     rng = np.random.default_rng(seed)
     kinds = {"fp32": np.float32, "fp16": np.float16}
     return {t.name: rng.uniform(low, 1, t.shape).astype(kinds[t.dtype]) for t in net.inputs}
 
 
 def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
-    """onnxruntime's outputs. Its optimizer moves Transpose through a cubic Resize, which it then refuses to run."""
+    """Returns onnxruntime's outputs. Its optimizer moves Transpose through a cubic Resize, which it then refuses to run."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -137,7 +140,7 @@ def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
 
 
 def largest_values(model: onnx.ModelProto, feeds: dict) -> dict[str, float]:
-    """Of each tensor that a node writes, the largest magnitude in onnxruntime."""
+    """Returns, for each tensor that a node writes, its largest magnitude in onnxruntime."""
     every = onnx.ModelProto()
     every.CopyFrom(model)
     del every.graph.output[:]
@@ -147,15 +150,16 @@ def largest_values(model: onnx.ModelProto, feeds: dict) -> dict[str, float]:
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """L2 norm of the difference over that of `expected`; shapes must agree."""
+    """Returns the L2 norm of the difference over the norm of `expected`; shapes must agree."""
     assert got.shape == expected.shape, (got.shape, expected.shape)
     expected = expected.astype(np.float64)
     return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
 def check_against_ort(path, bound: float = 1e-3, low: float = -1, rewrite=lambda network: network, **options) -> Network:
-    """Lower the model, `rewrite` the network and compare every choice of options with onnxruntime on the same file; -> the
-    network."""
+    """Lowers the model, applies `rewrite` and compares every choice of options with onnxruntime on the same file; returns the
+    network.
+    """
     net = rewrite(network(path, **options))
     feeds = feeds_for(net, low)
     expected = ort_run(path, feeds)

@@ -33,9 +33,9 @@ LIMIT = re.compile(r"([-+])([a-z_]+) = ([\d_]+)")
 
 
 def code_lines(text: str, suffix: str) -> int:
-    """How many lines hold code.
+    r"""Returns the number of lines that hold code.
 
-    >>> code_lines('"Docstring."\\n\\n# Comment.\\nx = (1,\\n  2)\\n', ".py"), code_lines("/*\\n b */ int c;\\n// d\\n", ".cu")
+    >>> code_lines('"Docstring."\n\n# Comment.\nx = (1,\n  2)\n', ".py"), code_lines("/*\n b */ int c;\n// d\n", ".cu")
     (2, 1)
     """
     if suffix != ".py":
@@ -78,7 +78,9 @@ class Raise:
 
 
 def raises(log: str) -> Iterator[Raise]:
-    """`log`: of git, each commit as a line of NUL and its hash, its body, and the change of pyproject.toml without context."""
+    """Yields each raise of a limit. `log`: of git, each commit as a line of NUL and its hash, its body, and the change of
+    pyproject.toml without context.
+    """
     for part in log.split("\0")[1:]:
         commit, _, rest = part.partition("\n")
         body, _, change = rest.partition("\ndiff --git ")
@@ -91,7 +93,7 @@ def raises(log: str) -> Iterator[Raise]:
 
 
 def history() -> list[Raise]:
-    """Of the commits of this branch: a merge counts as one, with all that it brings."""
+    """Returns the raises by the commits of this branch: a merge counts as one, with all that it brings."""
     command = ["git", "log", "--first-parent", "-m", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
     return list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
 

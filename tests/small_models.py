@@ -1,4 +1,4 @@
-"""Small models that together hold one of every kind of node: what mutations begin with."""
+"""Small models that together hold one of every kind of node: the models that mutations change."""
 
 import numpy as np
 import onnx

@@ -33,6 +33,7 @@ RUNS = [
     ("two_convs", (), 336128),
     ("wgmma", (), 7760),
     ("bulk_copies", (), 0),
+    ("bulk_stores", (), 0),
     ("conv_sm90", (), 27136),
     ("conv_sm90_2x1", (), 40448),
     ("conv_sm90_1x2", (), 53248),
@@ -47,7 +48,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:11], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:12], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)

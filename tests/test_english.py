@@ -25,10 +25,13 @@ DIALECT = {
     "of what, what it is": r"\b(of|by|for) what\b|\bwhat (it|they|is|are|was|were|the|a|an)\b",
     "alone, before its verb": r"\balone (reads?|gives?|knows?|adds?)\b|\bwhich alone\b",
     "so many, in place of a number": r"\b[Ss]o many\b",
+    "an empty text, in place of a number or of ''": r"\ban empty text\b",
+    "that of it, that of theirs": r"\bthat of (it|them|theirs)\b",
 }
-# Folders whose docstrings were not yet read for these.
+# Folders whose docstrings were not yet read for these, and a source whose lines the committed PTX names.
 UNREAD = ("gpu_runtime/explain", "gpu_runtime/report", "gpu_runtime/commands",
-          "gpu_runtime/benchmark", "gpu_runtime/doctor", "gpu_runtime/accuracy", "tactics/measure")  # fmt: skip
+          "gpu_runtime/benchmark", "gpu_runtime/doctor", "gpu_runtime/accuracy", "tactics/measure",
+          "tests/independent/triton_kernels.py")  # fmt: skip
 
 
 @cache
@@ -62,8 +65,9 @@ def test_the_patterns_match_what_they_are_for():
 
 @cache
 def docstrings() -> list[tuple[str, str]]:
-    """(file: name, docstring) of every module, class and function that has one, outside of UNREAD."""
-    files = [path for folder in ("gpu_runtime", "tactics", "cuda_kernels") for path in (ROOT / folder).rglob("*.py")]
+    """Returns (file: name, docstring) of every module, class and function that has one, outside of UNREAD and of test files."""
+    folders = ("gpu_runtime", "tactics", "cuda_kernels", "benchmarks", "tests")
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*.py") if not p.name.startswith("test_")]
     holders = [
         (f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}", ast.get_docstring(node) or "")
         for path in files
@@ -76,11 +80,12 @@ def docstrings() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("pattern", DIALECT)
 def test_no_docstring_hides_its_subject(pattern):
-    assert len(docstrings()) > 1500
+    assert len(docstrings()) > 2500
     bad = [f"{name}: {text.splitlines()[0]}" for name, text in docstrings() if re.search(DIALECT[pattern], text)]
     assert not bad, "\n".join(bad)
 
 
 def test_the_patterns_of_docstrings_match_what_they_are_for():
     hidden = ["Of a pool", "What is said", "made of what it is", "the op that alone reads it", "for so many rows"]
-    assert [bool(re.search(p, text)) for p, text in zip(DIALECT.values(), hidden, strict=True)] == [True] * 5
+    hidden += ["else an empty text", "or that of it"]
+    assert [bool(re.search(p, text)) for p, text in zip(DIALECT.values(), hidden, strict=True)] == [True] * 7

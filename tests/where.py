@@ -1,4 +1,4 @@
-"""`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by name and by what they import.
+"""`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by their names and imports.
 
 A test file is named after its module, in the folder of tests that mirrors the module's: test_tables.py, or with its subject
 test_tables_of_pieces.py. Other files name the module in an import. Files of FOLDERS judge a whole, as the folder says; files in
@@ -20,7 +20,7 @@ SOURCES = (".cu", ".cuh", ".cpp", ".h")
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Dotted names of the modules, and of what is taken out of them, that a file imports anywhere."""
+    """Returns the dotted names of all modules, and of all names taken from modules, that a file imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -35,13 +35,15 @@ def test_files() -> list[Path]:
 
 
 def own(module: Path) -> list[Path]:
-    """The test files of that name in the mirrored folder, the one without a subject first; `module`: relative to the root."""
+    """Returns the test files of the module's name in the mirrored folder, the one without a subject first; `module`: relative
+    to the root.
+    """
     folder = ROOT / "tests" / module.parent
     return [*folder.glob(f"test_{module.stem}.py"), *sorted(folder.glob(f"test_{module.stem}_*.py"))]
 
 
 def unnamed() -> list[Path]:
-    """Test files in mirrored folders that are named after no module there."""
+    """Returns the test files in mirrored folders that are named after no module there."""
     kernels = (p.relative_to(ROOT) for p in (ROOT / "cuda_kernels").rglob("*") if p.suffix in SOURCES)
     named = {path for module in (*modules(), *kernels) for path in own(module)}
     folders = [ROOT / "tests" / folder for folder in FOLDERS]
@@ -55,7 +57,7 @@ def importing(module: Path) -> Iterator[Path]:
 
 
 def tests_of(module: Path) -> list[Path]:
-    """Its own test files first, then those that import it."""
+    """Returns the module's own test files, then the test files that import it."""
     mine = own(module)
     return [*mine, *(path for path in importing(module) if path not in mine)]
 

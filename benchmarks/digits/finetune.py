@@ -19,7 +19,7 @@ STEPS = {"epochs": 5, "rate": 0.02}  # the rate is 0.4 of that of dense training
 
 
 def parameters(model):
-    """Name in the ONNX file -> parameter or buffer of the PyTorch model, as `train.Onnx` writes them."""
+    """Returns name in the ONNX file -> parameter or buffer of the PyTorch model, as `train.Onnx` writes them."""
     found: dict[str, torch.Tensor] = {}
     for name, layer in model.layers.items():
         if isinstance(layer, nn.Linear):

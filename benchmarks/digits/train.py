@@ -144,7 +144,9 @@ def save_onnx(model, path):
 
 
 def masks_24(model):
-    """(weight, mask) of each layer with C % 4 == 0: of 4 consecutive input channels the 2 largest magnitudes stay."""
+    """Returns (weight, mask) of each layer with C % 4 == 0: the mask keeps the 2 largest magnitudes of 4 consecutive input
+    channels.
+    """
     found = []
     for weight in model.parameters():
         if weight.dim() in (2, 4) and weight.shape[1] % 4 == 0:
@@ -155,7 +157,7 @@ def masks_24(model):
 
 
 def shifted(x):
-    """Each image moved by -1, 0 or 1 pixel along both axes, zeros coming in."""
+    """Returns each image moved by -1, 0 or 1 pixel along both axes; zeros fill the free rows and columns."""
     moves = torch.randint(-1, 2, (len(x), 2)).tolist()
     padded = F.pad(x, (1, 1, 1, 1))
     return torch.stack([image[:, 1 + i : 9 + i, 1 + j : 9 + j] for image, (i, j) in zip(padded, moves, strict=True)])

@@ -47,7 +47,7 @@ LONG_K = (
 
 
 def stale(folder: Path) -> list[Pair]:
-    """The rows of a GPU's files whose kernels have other sources now, and which are still candidates there."""
+    """Returns the rows of a GPU's files whose kernels have changed since, and whose tactics are still candidates there."""
     path = folder / LEDGER
     ledger = json.loads(path.read_bytes()) if path.exists() else {}
     found: dict[Pair, None] = {}
@@ -61,7 +61,9 @@ def stale(folder: Path) -> list[Pair]:
 
 
 def pairs(out: Path, device: Device, small: bool) -> list[Pair]:
-    """What is to be timed: of the GPU that OUT names, else of the one with most rows; those that are offered on the device."""
+    """Returns the problems and tactics to time: of the GPU that OUT names, else of the one with most rows, as far as the device
+    offers them.
+    """
     folder = out if (out / FILES[0]).exists() else our_times.RESULTS / NEWEST
     offered: dict[Problem, set[Tactic]] = {}
     found = []
@@ -76,7 +78,9 @@ def pairs(out: Path, device: Device, small: bool) -> list[Pair]:
 
 
 def untimed(gpu: str, device: Device, small: bool) -> list[Pair]:
-    """Each tactic that predictions prefer untimed, and the fastest that was timed with its formats and kind of weights."""
+    """Returns each tactic that predictions prefer although no GPU has timed it, and the fastest timed tactic with the same
+    formats and kind of weights.
+    """
     best: dict[object, tuple[float, Tactic]] = {}
     for row in our_times.read(gpu):
         kind = row.problem, row.tactic.ins, row.tactic.out, row.tactic.sparse
@@ -88,9 +92,10 @@ def untimed(gpu: str, device: Device, small: bool) -> list[Pair]:
 
 
 def ends_1(device: Device, small: bool) -> list[Pair]:
-    """Of each layer of LONG_K the dense Hopper tactics that predictions put first: with sums of a split K in a cluster, the
-    same tile with sums in memory and, of all that have them there, the first; with a whole K, stored by TMA, and the same
-    tile by threads, as planes of 32 channels. None where the device has no such kernel."""
+    """Returns, for each layer of LONG_K, the dense Hopper tactics with the best predictions: one that sums a split K in a
+    cluster, the same tile with sums in memory, the best of all with sums in memory; and for a whole K the best tile stored by
+    TMA and the same one stored by threads, as planes of 32 channels. [] if the device has no such kernel.
+    """
     found: list[Pair] = []
     for c, size, k, r, stride in LONG_K[: 1 if small else None]:
         p = ConvProblem(1, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4, epilogue=RELU)
@@ -116,8 +121,9 @@ def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) 
 
 
 def merge(file: Path) -> None:
-    """Put a result's rows into tactics.jsonl beside it, each in the place of an older one. Rows that were not reached keep the
-    sources that they were timed with."""
+    """Puts a result's rows into tactics.jsonl beside it, each in the place of the older one. Rows that were not reached keep
+    the hash of the sources with which they were timed.
+    """
     folder, new = file.parent, hardware.read(file)["rows"]
     path = folder / FILES[0]
     keys = {(json.dumps(row["problem"], sort_keys=True), row["tactic"]) for row in new}
@@ -128,7 +134,7 @@ def merge(file: Path) -> None:
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:
-    """Of a result, what our_times says of its rows."""
+    """Yields the lines of our_times about a result's rows."""
     rows = [
         our_times.Timed(codec.from_json(row["problem"]), Tactic.parse(row["tactic"]), row["us"], row["run"])
         for row in data.get("rows", ())

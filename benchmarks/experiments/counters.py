@@ -37,7 +37,7 @@ SHOWN = ("gpu__time_duration.sum", "sm__throughput", "lts__throughput", "dram__t
 
 
 def targets(device: Device, small: bool) -> dict[str, Entry]:
-    """The end of a tile with a residual, and a long 2:4 loop."""
+    """Returns name -> the entry to count: the end of a tile with a residual, and a long 2:4 loop."""
     end = RESIDUAL if not small else layers.problem("small 1x1", False)
     able = [t for t in candidates(end, device) if t.ins[0].layout == t.out.layout == "hwc8" and not t.sparse]
     first = min(able, key=lambda t: (predict_us(end, t, device), t.name))
@@ -50,12 +50,12 @@ def kernels(device: Device, small: bool) -> list[Binary]:
 
 
 def program() -> str:
-    """ncu's path; empty where it is not installed."""
+    """Returns ncu's path; "" if it is not installed."""
     return shutil.which("ncu") or next(iter(sorted(glob("/usr/local/cuda*/bin/ncu"))), "")
 
 
 def launch(name: str, small: bool) -> None:
-    """What ncu watches: the target's launches."""
+    """Launches the target, for ncu to watch."""
     contest, entry = Contest(current()), targets(current(), small)[name]
     contest.add(entry)
     for _ in range(RUNS):
@@ -64,8 +64,9 @@ def launch(name: str, small: bool) -> None:
 
 
 def metrics(text: str, kernel: str) -> dict[str, float]:
-    """The numbers of the last launch of a kernel in ncu's CSV, whose rows are names, units, and one for each launch. ValueError
-    where there is none."""
+    """Returns name -> number for the last launch of a kernel in ncu's CSV, whose rows are names, units, then one per launch.
+    ValueError if there is no such launch.
+    """
     start = text.find('"ID"')
     rows = list(csv.DictReader(io.StringIO(text[start:]))) if start >= 0 else []
     mine = [row for row in rows if kernel in (row.get("Kernel Name") or "")]
@@ -95,7 +96,7 @@ def counted(name: str, entry: Entry, x: Experiment) -> None:
 
 
 def shown(name: str, found: dict[str, float]) -> Iterator[str]:
-    """The throughputs, and the reasons why warps wait, the longest first: cycles of an issued instruction."""
+    """Yields the throughputs, then the reasons why warps wait, the longest first, as cycles per issued instruction."""
     yield f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in found.items() if k.startswith(SHOWN))
     stalls = {m[1]: v for k, v in found.items() if (m := STALL.search(k)) and not m[1].endswith("not_issued")}
     waits = sorted(stalls.items(), key=lambda item: -item[1])[:8]

@@ -30,17 +30,17 @@ from cuda_kernels.launch import Cuda, Kernel, Triple
 NETWORKS, SMALL = ("timm_poolformer_s12:32:dense", "resnet50:32:dense"), ("two_layers:1:dense",)
 WAYS = {"early": "", "rawkernel": "rawkernel", "apart": ""}  # and the value of GPU_RUNTIME_LAUNCH
 ALONE_BYTES = 116 << 10  # of shared memory: two such blocks do not fit on an SM of 228 KB
-EVENTS_US = 4.1  # what two events around a layer take
+EVENTS_US = 4.1  # the time of two events around a layer
 
 
 def wanted(small: bool, device: str) -> list[Wanted]:
-    """The engines of this row."""
+    """Returns the engines of this row."""
     rows = [row_of(item, "dense") for item in (SMALL if small else NETWORKS)]
     return [Wanted(row.name, row.batch, kind, device) for row in rows for kind in row.kinds]
 
 
 def keep_apart() -> None:
-    """From now on, launches of no more blocks than SMs ask for so much shared memory that each block is alone on its SM."""
+    """From now on, a launch of no more blocks than SMs asks for so much shared memory that each block is alone on its SM."""
     launch = Cuda.launch
 
     def alone(gpu: Cuda, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
@@ -50,7 +50,7 @@ def keep_apart() -> None:
 
 
 def child(file: Path, way: str, small: bool) -> dict[str, Any]:
-    """An engine's numbers by a way of launching; the environment has its GPU_RUNTIME_LAUNCH."""
+    """Measures an engine with a way of launching; the process's environment already has its GPU_RUNTIME_LAUNCH."""
     import gpu_runtime as gr
 
     if way == "apart":
@@ -75,7 +75,7 @@ def make(one: Wanted, folder: Path) -> None:
 
 
 def ran(file: Path, way: str, x: Experiment) -> None:
-    """A process for one engine and way. RuntimeError: it did not end with 0 in time."""
+    """Runs a process for one engine and way. RuntimeError if it did not end with 0 in time."""
     out = file.with_suffix(f".{way}.json")
     command = [sys.executable, "-m", "benchmarks.experiments.early", "--child", str(file), way, str(out)]
     checked([*command, *(["--small"] if x.small else [])], max(5.0, x.left), {"GPU_RUNTIME_LAUNCH": WAYS[way]})
@@ -85,7 +85,7 @@ def ran(file: Path, way: str, x: Experiment) -> None:
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:
-    """Of a result: a line for each network and way; `layers`: their sum less what the events take."""
+    """Yields a line of the result for each network and way; `layers`: their sum less the time of the events."""
     yield f"{'network':40} {'way':10} {'launches':>8} {'graph us':>9} {'layers':>9} {'graph over layers':>17}"
     for name, ways in data.get("engines", {}).items():
         for way, found in ways.items():

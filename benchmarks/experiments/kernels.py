@@ -1,7 +1,7 @@
 """Every kernel that a row of `make gpu` loads: compiled before the row begins, or by `make gpu-pack` where there is no GPU.
 
-`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times,
-so its kernels are those of REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
+`OF_ROW[name](device, small, out)` -> binaries. A build with measured times decides by its measurements which tactics it times;
+its kernels are taken from REHEARSALS builds whose times are predictions with random errors (DOUBT, as hardware showed them).
 """
 
 import math
@@ -30,14 +30,14 @@ from tactics.problems.problem import Problem
 from tactics.step import epilogue_values
 from tactics.tactic import Tactic
 
-REHEARSALS, DOUBT, SHIFT = 3, 0.15, 0.1  # builds, and the deviation and mean of the errors' logarithms
-LEVEL = 3  # of optimization, as a build has it without being asked
+REHEARSALS, DOUBT, SHIFT = 3, 0.15, 0.1  # the number of builds; the deviation, and the mean, of the errors' logarithms
+LEVEL = 3  # the optimization level of a build without that option
 FLUSH: Binary = ("flush_l2", ())
 Pairs = Iterable[tuple[Problem, Tactic]]
 
 
 class Rehearsed(Predicted):
-    """A timer whose times are predictions with errors; `timed` has all that were asked for."""
+    """A timer whose times are predictions with random errors; `timed` has every tactic that was asked for."""
 
     def __init__(self, device: Device, seed: int) -> None:
         super().__init__(device)
@@ -62,7 +62,7 @@ def launched(pairs: Pairs) -> Iterator[Binary]:
 
 
 def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
-    """What builds of these NAME:BATCH:KINDS with measured times may time."""
+    """Yields the kernels that measured builds of these NAME:BATCH:KINDS may time."""
     for row in (row_of(item, "dense") for item in items):
         for kind in row.kinds:
             model, shapes = model_of(row.name, row.batch)
@@ -76,20 +76,22 @@ def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
 
 
 def of_record(record: EngineRecord) -> Iterator[Binary]:
-    """What an engine loads: its steps, and the reformats of inputs that lie in other formats."""
+    """Yields the kernels that an engine loads: its steps, and the reformats of inputs in other formats."""
     for plan in record.plans:
         yield from (step.key for step in plan.steps if isinstance(step, LaunchStep))
         yield from ((step.kernel, step.values) for step in feeds.reformats(plan).values())
 
 
 def of_plans(device: Device) -> Iterator[Binary]:
-    """Of every plan that is packed for the device."""
+    """Yields the kernels of every plan that is packed for the device."""
     for path in sorted(stored.folder(device.name).glob("*.plan")) if stored.is_current() else ():
         yield from of_record(stored.record_of(path.read_bytes()))
 
 
 def of_tests(device: Device) -> Iterator[Binary]:
-    """`pytest -m gpu`: every tactic of the tests' problems; of large ones the channels-last, which the naive kernel judges."""
+    """Yields the kernels of `pytest -m gpu`: every tactic of the tests' problems; of large problems only the channels-last
+    ones, which the naive kernel judges.
+    """
     from tests.driver.test_gpu import LARGE
     from tests.problems import CONVS, pairs
 
@@ -100,7 +102,7 @@ def of_tests(device: Device) -> Iterator[Binary]:
 
 
 def references(problems: Iterable[ConvProblem]) -> Iterator[Binary]:
-    """What the outputs of these convolutions are compared with, and the stopwatch."""
+    """Yields the kernels that compute the expected outputs of these convolutions, and the stopwatch's."""
     yield FLUSH
     plain = [{"ACT": act, "RES": residual} for act, residual in product(range(len(ACTIVATIONS)), range(3))]
     for values in (*plain, *map(epilogue_values, problems)):
@@ -114,7 +116,7 @@ def of_sanitizer(device: Device) -> Iterator[Binary]:
 
 
 def of_networks(device: Device, small: bool, _: Path) -> Iterator[Binary]:
-    """The older networks, and what their layers are compared with."""
+    """Yields the kernels of the networks of benchmarks.gpu_networks, and of the expected outputs of their layers."""
     with tempfile.TemporaryDirectory() as folder:
         work = gpu_networks.work(device, small, Path(folder))
     yield from launched((p, t) for p, tactics in work for t in (gpu_networks.few(tactics) if small else tactics))
@@ -158,5 +160,5 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
 
 
 def of_row(name: str, device: Device, small: bool, out: Path) -> list[Binary]:
-    """Each once, in the order in which they are found."""
+    """Returns the kernels of a row, each once, in the order in which they are found."""
     return list(dict.fromkeys((kernel, tuple(sorted(values))) for kernel, values in OF_ROW[name](device, small, out)))

@@ -20,7 +20,7 @@ from benchmarks.experiments.run import Experiment, begun
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.launches import Binary, binaries
-from tactics.measure.timing import quantiles
+from tactics.measure.race import quantiles
 from tactics.measure.worker import Bench, Ready
 from tactics.predict import predict_us
 from tactics.problems.epilogue import Epilogue
@@ -63,14 +63,14 @@ def shapes(small: bool) -> dict[str, tuple[int, int, int, int, int, int]]:
 
 
 def problem(name: str, sparse: bool) -> ConvProblem:
-    """With bias and ReLU. `sparse`: its weights are pruned."""
+    """Returns a layer as a convolution with bias and ReLU. `sparse`: its weights are pruned to 2:4."""
     n, c, h, w, k, r = (SHAPES | SMALL)[name]
     end = Epilogue(bias=True, act=Activation("relu"))
     return ConvProblem(n, c, h, w, k, r, r, pad=(r // 2,) * 4, epilogue=end, sparse24=sparse)
 
 
 def entries(name: str, device: Device, most: int = MOST) -> list[Entry]:
-    """Dense tactics of the dense problem, 2:4 tactics of the pruned one; best predictions first."""
+    """Returns the `most` best predicted dense tactics of the dense problem, then of the 2:4 tactics of the pruned one."""
     found = []
     for sparse in (False, True):
         p = problem(name, sparse)
@@ -84,13 +84,13 @@ def entries(name: str, device: Device, most: int = MOST) -> list[Entry]:
 
 
 def kernels(device: Device, small: bool) -> list[Binary]:
-    """What this row launches, without the references."""
+    """Returns the kernels that this row launches, without the reference's."""
     every = (e for name in shapes(small) for e in entries(name, device, 1 if small else MOST))
     return list(dict.fromkeys(b for e in every for b in binaries(e.problem, e.tactic)))
 
 
 class Contest:
-    """Tactics of several problems, each verified and ready on data of its own; their samples alternate."""
+    """Tactics of several problems, each verified and ready on its own data; their samples alternate."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -98,7 +98,7 @@ class Contest:
         self.ready: dict[Entry, Ready] = {}
 
     def add(self, entry: Entry) -> float:
-        """The error of its output. RuntimeError where the output is wrong."""
+        """Verifies a tactic and makes it ready; returns the error of its output. RuntimeError if the output is wrong."""
         if entry.problem not in self.benches:
             self.benches[entry.problem] = Bench(self.device)
             self.benches[entry.problem].set_problem(entry.problem)
@@ -106,7 +106,7 @@ class Contest:
         return self.ready[entry].error
 
     def sample(self, entry: Entry) -> tuple[float, float]:
-        """(microseconds, MHz of the SM)."""
+        """Returns (microseconds, MHz of the SM)."""
         ready = self.ready[entry]
         return self.benches[entry.problem].stopwatch.sample(ready.before, ready.timed, ready.count)
 
@@ -119,21 +119,23 @@ class Contest:
 
 
 def told(entry: Entry, taken: Sequence[tuple[float, float]], error: float, device: Device) -> dict[str, Any]:
-    """A tactic's row of the result."""
+    """Returns a tactic's row of the result; `taken`: its samples."""
     low, us, high = quantiles([us for us, _ in taken])
     numbers = {"us": us, "low_us": low, "high_us": high, "predicted_us": predict_us(*entry, device)}
     return {
         "tactic": entry.tactic.name,
         "sparse": entry.tactic.sparse,
         **{name: round(value, 3) for name, value in numbers.items()},
-        "tflops": round(2e-6 * entry.problem.macs / us, 1),  # of the dense layer, whatever is left out
+        "tflops": round(2e-6 * entry.problem.macs / us, 1),  # the dense layer's, also if dense tactics are left out
         "mhz": round(statistics.median(mhz for _, mhz in taken)),
         "rel_error": error,
     }
 
 
 def measured(name: str, x: Experiment) -> None:
-    """All tactics of a layer: one row each. A tactic that is refused or wrong is told, and the others are timed."""
+    """Measures all tactics of a layer: one row each. If a tactic is refused or wrong, its row says so, and the others are
+    timed.
+    """
     contest, errors = Contest(x.device), {}
     row: dict[str, Any] = {"layer": name, "problem": str(problem(name, False)), "tactics": [], "failed": {}}
     x.data.setdefault("layers", []).append(row)
@@ -152,7 +154,7 @@ def measured(name: str, x: Experiment) -> None:
 
 
 def best_of(row: dict[str, Any], sparse: bool) -> dict[str, Any]:
-    """The fastest tactic of that kind in a layer's row; empty without any."""
+    """Returns the fastest tactic of that kind in a layer's row; {} if there is none."""
     return min((t for t in row["tactics"] if t["sparse"] == sparse), key=lambda t: t["us"], default={})
 
 
@@ -165,7 +167,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(data: dict[str, Any]) -> Iterator[str]:
-    """Of a result: a layer each, the best of each kind beside its prediction."""
+    """Yields a line of the result for each layer: the best tactic of each kind beside its prediction."""
     yield f"{'layer':24} {'dense':>9} {'TFLOP/s':>8} {'predicted':>9} {'2:4':>9} {'TFLOP/s':>8} {'predicted':>9} {'gain':>6}"
     for row in data.get("layers", ()):
         cells = f"{row['layer']:24}"

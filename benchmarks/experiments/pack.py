@@ -35,7 +35,7 @@ from cuda_kernels.device import Device, named
 from tactics.launches import Binary
 
 MOST_BYTES = 45 << 20
-DEVICES = ("h200", "h100")  # of one architecture, so that kernels serve both
+DEVICES = ("h200", "h100")  # devices of one architecture, so that kernels serve both
 PLANS = (
     *(f"resnet50:{n}:dense,sparse" for n in (1, 8, 32, 128, 256)),
     *(f"vgg19:{n}:dense,sparse" for n in (1, 32, 128)),
@@ -58,7 +58,7 @@ PLANNED_BY = (
 
 
 def sources() -> str:
-    """A hash of everything that plans rest on."""
+    """Returns a hash of all sources that plans depend on."""
     digest = hashlib.sha256()
     for name in PLANNED_BY:
         path = ROOT / name
@@ -72,7 +72,7 @@ def sources() -> str:
 
 
 def plan(row: Row, kind: str, device: str) -> str:
-    """Predict and store a plan -> why that failed, or an empty string."""
+    """Predicts and stores a plan; returns why that failed, or ""."""
     import gpu_runtime as gr
 
     path, begun = stored.path_of(device, row.name, row.batch, kind), time.monotonic()
@@ -89,7 +89,7 @@ def plan(row: Row, kind: str, device: str) -> str:
 
 
 def plans(items: Sequence[str], devices: Sequence[str]) -> list[str]:
-    """Those that are missing; returns why some failed."""
+    """Makes the plans that are missing; returns why some failed."""
     wanted = [(row, kind, device) for row in (row_of(i, "dense") for i in items) for kind in row.kinds for device in devices]
     todo = [w for w in wanted if not stored.path_of(w[2], w[0].name, w[0].batch, w[1]).exists()]
     with processes.pool(os.cpu_count() or 1) as pool:
@@ -100,7 +100,7 @@ def plans(items: Sequence[str], devices: Sequence[str]) -> list[str]:
 
 
 def compiled(wanted: Iterable[Binary], sm: str) -> tuple[list[Path], dict[str, str]]:
-    """Compile what the cache does not have -> (the entries, why each of the others has none)."""
+    """Compiles the kernels that the cache does not have; returns (cache entries, kernel -> why it has none)."""
     failed: dict[str, str] = {}
 
     def one(item: Binary) -> Path | None:
@@ -116,7 +116,7 @@ def compiled(wanted: Iterable[Binary], sm: str) -> tuple[list[Path], dict[str, s
 
 
 def archive(entries: Iterable[Path], whole: bool) -> bytes:
-    """Cache entries as one compressed file; without their PTX, which no GPU needs, unless `whole`."""
+    """Returns cache entries as one compressed file; without their PTX, which no GPU needs, unless `whole`."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for path in entries:
@@ -133,8 +133,9 @@ def archive(entries: Iterable[Path], whole: bool) -> bytes:
 
 
 def unpack() -> tuple[int, dict[str, Any]]:
-    """(kernels put into the cache, the manifest); nothing and an empty one where nothing is packed, or for another compiler.
-    ValueError where an archive is damaged."""
+    """Puts the packed kernels into the cache; returns (their number, the manifest), (0, {}) if nothing is packed or the pack is
+    another compiler's. ValueError if an archive is damaged.
+    """
     path = stored.PACK / "manifest.json"
     manifest: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     if not manifest or manifest["nvrtc"] != nvrtc_version():
@@ -161,7 +162,7 @@ def _extract(path: Path) -> int:
 
 
 def missing(name: str, device: Device, small: bool, out: Path) -> list[Binary]:
-    """The kernels of a row that the cache does not have."""
+    """Returns the kernels of a row that the cache does not have."""
     return [b for b in kernels.of_row(name, device, small, out) if not is_kept(b[0], dict(b[1]), device.sm)]
 
 
@@ -169,7 +170,7 @@ def missing(name: str, device: Device, small: bool, out: Path) -> list[Binary]:
 
 
 def fresh(digest: str) -> None:
-    """Empty the folder where it is of other sources."""
+    """Empties the folder if it was packed from other sources."""
     path = stored.PACK / "manifest.json"
     if not path.exists() or json.loads(path.read_bytes()).get("sources") != digest:
         shutil.rmtree(stored.PACK, ignore_errors=True)

@@ -23,14 +23,14 @@ from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
 from tactics.measure.child import Child, command_of
-from tactics.measure.timing import quantiles
+from tactics.measure.race import quantiles
 from tactics.tactic import Tactic
 
 ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05
-ANSWER_S = 60.0  # in which cuSPARSELt's process starts, or answers
+ANSWER_S = 60.0  # the time limit in which cuSPARSELt's process starts, or answers
 SPARSE_TYPES = ("float16", "bfloat16")  # the second where the first fails
 LABELS = ("dense", "2:4", "cudnn", "cudnn plain", "cublas", "cusparselt")
-# title: (above, below) of a quotient of times; above 1 the one below is faster
+# title -> (numerator, denominator) of a quotient of times; above 1 the denominator is faster
 RATIOS = {
     "gain": ("dense", "2:4"),
     "cudnn/dense": ("cudnn", "dense"),
@@ -40,7 +40,9 @@ RATIOS = {
 
 
 class Contestant(NamedTuple):
-    """`sample`: microseconds of one run; `replay`: queues runs for about that many seconds and returns when they are over."""
+    """One way to compute the layer. `sample`: returns microseconds of one run; `replay`: queues runs for about that many
+    seconds, and returns when they have ended.
+    """
 
     sample: Callable[[], float]
     replay: Callable[[float], None]
@@ -48,7 +50,7 @@ class Contestant(NamedTuple):
 
 
 def chosen(name: str, x: Experiment) -> list[Entry]:
-    """Our two tactics of a layer."""
+    """Returns our two tactics of a layer."""
     path = x.out.with_name("compute_bound.json")
     rows = json.loads(path.read_bytes())["layers"] if path.exists() else []
     row: dict[str, Any] = next((row for row in rows if row["layer"] == name), {"tactics": []})
@@ -81,7 +83,7 @@ def _until(seconds: float, run: Callable[[], None], wait: Callable[[], None]) ->
 
 
 def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
-    """cuDNN's two and cuBLAS's product, on the data of our dense tactic, under its stopwatch."""
+    """Returns name -> contestant: two by cuDNN and one by cuBLAS, on the data of our dense tactic, under its stopwatch."""
     bench, p = contest.benches[entry.problem], entry.problem
     stream = torch.cuda.ExternalStream(bench.gpu.stream.ptr)
     cudnn = Cudnn(torch, bench, p)
@@ -111,7 +113,7 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
 
 
 class Sparselt:
-    """The process of sparselt.py: one product at a time. RuntimeError: the process says why not, hung or died."""
+    """The process of sparselt.py, which computes one product at a time. RuntimeError if it refuses, hangs or dies."""
 
     def __init__(self) -> None:
         self._child = Child(command_of("benchmarks.experiments.sparselt"))
@@ -133,7 +135,7 @@ class Sparselt:
 
 
 def of_sparselt(entry: Entry, failed: dict[str, str]) -> tuple[Sparselt, Contestant] | None:
-    """cuSPARSELt's product in the first type that works; why the others do not goes to `failed`."""
+    """Returns cuSPARSELt's process and product in the first type that works; adds to `failed` why the others do not."""
     p = entry.problem
     sizes = {"rows": p.k, "depth": p.r * p.s * p.c, "columns": p.n * p.p * p.q}
     for dtype in SPARSE_TYPES:
@@ -149,7 +151,9 @@ def of_sparselt(entry: Entry, failed: dict[str, str]) -> tuple[Sparselt, Contest
 
 
 def watched(replay: Callable[[float], None], clock: Clock) -> dict[str, float]:
-    """Clock and power while it runs for SECOND: medians of the second half, in which a power limit has had its effect."""
+    """Returns the medians of clock and power while `replay` runs for SECOND: of the second half, when a power limit has had its
+    effect.
+    """
     from threading import Thread
 
     worker, seen, begin = Thread(target=replay, args=(SECOND,)), [], time.monotonic()
@@ -200,7 +204,7 @@ def measured(name: str, x: Experiment, torch: Any) -> None:
 
 
 def table(data: dict[str, Any], head: bool = True) -> Iterator[str]:
-    """Of a result: a layer each; microseconds, and RATIOS."""
+    """Yields a line of the result for each layer: microseconds, and RATIOS."""
     if head:
         yield f"{'layer':24} " + " ".join(f"{t:>11}" for t in (*LABELS, *RATIOS))
     for row in data.get("layers", ()):

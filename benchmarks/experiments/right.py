@@ -35,13 +35,13 @@ SMALL_KERNELS = ("pool", "resize")
 
 
 def digest(kernel: str) -> str:
-    """Of all sources that it launches; of library functions, which have none, nothing."""
+    """Returns a hash of all sources that the kernel launches; "" for a library function, which has none."""
     sources = () if kernel == "library" else KERNELS[kernel].sources
     return hashlib.sha256("".join(map(source_hash, sources)).encode()).hexdigest()[:24]
 
 
 def known(folders: list[Path]) -> dict[str, str]:
-    """Of each kernel the hash of its newest sources that some GPU ran right."""
+    """Returns kernel -> the hash of its newest sources that some GPU ran right."""
     dated: dict[str, tuple[str, str]] = {}
     for folder in folders:
         path = folder / LEDGER
@@ -51,13 +51,13 @@ def known(folders: list[Path]) -> dict[str, str]:
 
 
 def changed(out: Path) -> list[str]:
-    """The kernels whose sources no GPU has run, in their table's order."""
+    """Returns the kernels whose present sources no GPU has run, in the order of their table."""
     ran = known([out, *(path for path in hardware.DEFAULT.glob("*") if path.is_dir())])
     return [kernel for kernel in KERNELS if ran.get(kernel) != digest(kernel)]
 
 
 def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple[Problem, Tactic]]]:
-    """Kernel -> the tests' problems with its tactics."""
+    """Returns kernel -> the tests' problems with its tactics."""
     from tests.problems import pairs
 
     found: dict[str, list[tuple[Problem, Tactic]]] = {name: [] for name in names}
@@ -68,7 +68,7 @@ def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple
 
 
 def kernels(device: Device, small: bool, out: Path) -> list[Binary]:
-    """What this row launches."""
+    """Returns the kernels that this row launches."""
     names = list(SMALL_KERNELS) if small else changed(out)
     every = [pair for of in asked(device, names, small).values() for pair in of]
     every += [(case.problem, case.tactic) for case in cases(device) if not small or case.kernel in SMALL_KERNELS]
@@ -76,7 +76,7 @@ def kernels(device: Device, small: bool, out: Path) -> list[Binary]:
 
 
 def doctor(x: Experiment, names: list[str]) -> None:
-    """RuntimeError: it does not end with 0. Its document goes beside the row's."""
+    """Runs `gpu-runtime doctor`; its document goes beside the row's file. RuntimeError if it does not end with 0."""
     seconds = max(10, round(x.left * DOCTOR_SHARE))
     path = x.out.with_name("doctor.json")
     command = [sys.executable, "-m", "gpu_runtime", "doctor", "--time-limit", str(seconds), "--output", str(path)]
@@ -88,7 +88,9 @@ def doctor(x: Experiment, names: list[str]) -> None:
 
 
 def right(kernel: str, pairs: list[tuple[Problem, Tactic]], x: Experiment, gpu: Cuda) -> None:
-    """Every tactic beside the reference. RuntimeError names those that differ; else the ledger learns of the kernel."""
+    """Compares every tactic with the reference; if all are right, adds the kernel to the ledger. RuntimeError names the tactics
+    that differ.
+    """
     from tests.problems import assert_right, execute
 
     wrong, data = [], dict[Problem, Any]()
@@ -112,7 +114,7 @@ def right(kernel: str, pairs: list[tuple[Problem, Tactic]], x: Experiment, gpu: 
 
 
 def learn(path: Path, right: Mapping[str, int]) -> None:
-    """Put these kernels into the ledger, with the sources of now."""
+    """Adds these kernels, with the hash of their present sources, to the ledger."""
     date = datetime.now(UTC).isoformat(timespec="minutes")
     rows = json.loads(path.read_bytes()) if path.exists() else {}
     hardware.write(path, rows | {kernel: [digest(kernel), count, date] for kernel, count in right.items()})

@@ -1,4 +1,4 @@
-"""What each row has: a file that grows step by step, and a time at which it has to end."""
+"""The frame of a row: a file that grows step by step, and a time at which it must end."""
 
 import argparse
 import time
@@ -17,7 +17,9 @@ WHOLE, PARTLY = 0, 3  # exit statuses: all steps were reached, or the time ended
 
 @dataclass(slots=True)
 class Experiment:
-    """A row at work. `end`: of time.monotonic(); `data`: what the file has beside its header; `words`: further arguments."""
+    """A row that runs. `end`: the time.monotonic() at which it must end; `data`: the contents of its file beside the header;
+    `words`: further arguments.
+    """
 
     out: Path
     end: float
@@ -31,15 +33,16 @@ class Experiment:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Returns the seconds that are left."""
         return self.end - time.monotonic()
 
     def has_time(self, seconds: float = 2.0) -> bool:
         return self.left > seconds
 
     def step(self, name: str, do: Callable[[], None], seconds: float = 2.0) -> None:
-        """One step: left out where there is no time, told among the errors where it fails. What ends the CUDA context ends
-        the row. The file is written either way."""
+        """Runs one step; left out if there is no time for it; if it fails, its error is recorded. An error that ends the CUDA
+        context ends the row. The file is written in any case.
+        """
         if not self.has_time(seconds):
             self.data["left_out"].append(name)
         else:
@@ -54,7 +57,7 @@ class Experiment:
         self.save()
 
     def done(self) -> int:
-        """The exit status: 1 where a step failed, PARTLY where one was left out."""
+        """Returns the exit status: 1 if a step failed, PARTLY if one was left out."""
         self.save()
         return 1 if self.data["errors"] else PARTLY if self.data["left_out"] else WHOLE
 

@@ -16,7 +16,7 @@ SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
 
 
 class Product:
-    """Operands on the GPU, and the product of them."""
+    """A product's operands on the GPU, and the function that multiplies them."""
 
     def __init__(self, torch: Any, rows: int, depth: int, columns: int, dtype: str) -> None:
         kind = getattr(torch, dtype)
@@ -65,7 +65,7 @@ def answers(torch: Any) -> Answer:
 
 
 def begin() -> tuple[dict[str, Any], Answer]:
-    """The first line, and the answer to each request."""
+    """Returns (the first line, the function that answers each request)."""
     import torch
 
     return {"device": "cuda"}, answers(torch)

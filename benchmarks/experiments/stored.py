@@ -22,11 +22,11 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Layer
 from tactics.launches import pack_weights
 from tactics.sampling.data import WEIGHTS
 
-PACK = Path(__file__).resolve().parents[2] / "out" / "gpu"  # what `make gpu-pack` writes
+PACK = Path(__file__).resolve().parents[2] / "out" / "gpu"  # the folder that `make gpu-pack` writes
 
 
 def folder(device: str) -> Path:
-    """Of the plans for a named device."""
+    """Returns the folder of the plans for a named device."""
     return PACK / "plans" / device
 
 
@@ -35,24 +35,26 @@ def path_of(device: str, name: str, batch: int, kind: str) -> Path:
 
 
 def packed(device: str, name: str, batch: int, kind: str) -> bytes | None:
-    """The plan that `make gpu-pack` wrote; None where there is none, or the pack is of other kernel sources."""
+    """Returns the plan that `make gpu-pack` wrote; None if there is none, or if the pack has other kernel sources."""
     path = path_of(device, name, batch, kind)
     return path.read_bytes() if path.exists() and is_current() else None
 
 
 def is_current() -> bool:
-    """Whether the pack is of the kernel sources of now."""
+    """Whether the pack was made of the present kernel sources."""
     path = PACK / "manifest.json"
     return path.exists() and json.loads(path.read_bytes()).get("kernels") == source_hash()
 
 
 def stored(engine: Engine) -> bytes:
-    """The plan, compressed."""
+    """Returns the engine's plan, compressed."""
     return lzma.compress(engine_header.canonical(engine_header.file_data(engine.record)).encode())
 
 
 def record_of(data: bytes) -> EngineRecord:
-    """With its steps. ValueError: these are no bytes of `stored`, or those of other kernel sources."""
+    """Returns the engine record, with its steps, of a stored plan. ValueError for other bytes, or a plan of other kernel
+    sources.
+    """
     try:
         record = engine_header.record_of(json.loads(lzma.decompress(data)))
     except (lzma.LZMAError, json.JSONDecodeError) as e:
@@ -63,7 +65,7 @@ def record_of(data: bytes) -> EngineRecord:
 
 
 def engine_of(data: bytes, seed: int = 0) -> Engine:
-    """The engine of a stored plan; equal layers have equal weights."""
+    """Returns the engine of a stored plan with drawn weights; equal layers have equal weights."""
     record = record_of(data)
     arena = np.zeros(max((padded(s.end) for s in record.sections), default=0), np.uint8)
     places = {s.name: s for s in record.sections}

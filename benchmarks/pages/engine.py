@@ -17,7 +17,7 @@ PROBLEM = "a problem: an object with the `type` of a record in tactics.problems,
 
 
 def records(kind: type) -> Iterator[type]:
-    """This record and all that are parts of it, each once, in the order in which they are met."""
+    """Yields this record and all records that are parts of it, each once, in the order in which they are met."""
     todo, seen = [kind], set()
     while todo:
         one = todo.pop(0)
@@ -37,7 +37,7 @@ def parts(hint: object) -> Iterator[type]:
 
 
 def table(kind: type) -> str:
-    """A heading, what the record is, and a row for each field."""
+    """Returns a heading, a sentence on the record, and a row for each field."""
     rows = ["| field | value |", "| --- | --- |"]
     for name, (_, field, hint) in codec.json_fields(kind).items():
         told = PROBLEM + " or null" if field.name == "problem" else codec.words(hint)

@@ -20,7 +20,7 @@ LAYERS = ("conv160", "conv288")
 
 
 def account(device: str) -> str:
-    """The printed text."""
+    """Returns the printed text for a device."""
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(forum(), Path(folder) / "forum.onnx")
         gr.build(Path(folder) / "forum.onnx", sparsity="enable", device=device).save(Path(folder) / "forum.engine")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.pages.layer_info
 
-The keys and their types are read off an engine that has every kind of them; what they mean stands here. A key without a
+The keys and their types are read off an engine that has every kind of them; their meanings are here. A key without a
 meaning, or a meaning without a key, is an error.
 """
 
@@ -87,7 +87,7 @@ TENSOR = {
     "Strides": "elements from one to the next along N, channel blocks, H, W",
     "VectorSize": "V of the format's address rule, see [formats](formats.md)",
 }
-# Keys of TensorRT's own schema, 10.x and 11.x, which mean there what they mean here.
+# Keys of TensorRT's own schema, 10.x and 11.x, with the same meaning there.
 TENSORRT = {
     *"Name LayerType Inputs Outputs TacticName TacticValue StreamId Metadata ParameterType Kernel PaddingMode".split(),
     *"PrePadding PostPadding Stride Dilation OutMaps Groups Weights Bias HasBias HasReLU HasSparseWeights".split(),
@@ -99,13 +99,13 @@ TENSORRT = {
 
 
 def meaning(key: str, table: Mapping[str, str]) -> str | None:
-    """The row of a key: its own, or that of the longest stem which it begins with."""
+    """Returns the row of a key: its own, or that of the longest stem with which it begins; None if there is none."""
     stems = [stem for stem in table if key.startswith(stem)]
     return table[max(stems, key=len)] if stems else None
 
 
 def unknown(info: Mapping[str, object]) -> list[str]:
-    """Keys of layer information that this document says nothing of."""
+    """Returns the keys of layer information that this document does not describe."""
     layers = info["Layers"]
     assert isinstance(layers, list)
     tensors = [t for layer in layers for t in layer["Inputs"] + layer["Outputs"]]

@@ -1,4 +1,4 @@
-"""ResNet-50, pruned to 2:4 and planned with predicted times: what 2:4 gains beside the estimate of a library's kernels.
+"""ResNet-50, pruned to 2:4 and planned with predicted times: the gain of 2:4 beside the estimate of a library's kernels.
 
 python -m benchmarks.pages.library [--batches 64] [--devices a100,rtx4090,...]
 """

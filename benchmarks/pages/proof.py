@@ -1,12 +1,11 @@
-"""What has shown each family of kernels and each path to be right, as Markdown, from tables and tests: a part of docs/proof.md.
+"""The tests and records that show each family of kernels, and each path, to be right, as Markdown: a part of docs/proof.md.
 
     python -m benchmarks.pages.proof
 
-Nothing is run. A test file is counted by what it imports and names: for a kernel where it runs kernels, compares what they
-compute, and has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where
-it has one of the functions that take it. Files with tests marked `gpu` or `driver` run on the emulated CUDA driver
-(`make test-driver`); those marked `gpu` would run on a GPU. Hardware has been reached where benchmarks/results has what
-`make gpu` writes there.
+Nothing is run. A test file is counted by its imports and names: for a kernel where it runs kernels, compares their outputs, and
+has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where it has one of
+the functions that take it. Files with tests marked `gpu` or `driver` run on the emulated CUDA driver (`make test-driver`);
+those marked `gpu` would run on a GPU. Hardware has been reached where benchmarks/results has what `make gpu` writes there.
 """
 
 import ast
@@ -26,7 +25,7 @@ from tests.problems import PROBLEMS
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda path: path.name)
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
-SPILLS = 2  # of a row of that record
+SPILLS = 2  # a row of the record of compiled kernels
 DEVICE = named("h200")
 MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
@@ -38,10 +37,11 @@ PROGRAMS = {
     "conv_sm90": "CUTLASS's convolution for Hopper",
     **dict.fromkeys(("conv_sm90_1x2", "conv_sm90_2x1"), "CUTLASS's convolution for Hopper, in clusters"),
     "bulk_copies": "NVIDIA's wrappers for Hopper",
+    "bulk_stores": "NVIDIA's wrappers for stores",
     "gemm_sm90_2x2": "CUTLASS's example 48, in clusters",
     "cluster_groups": "NVIDIA's cooperative groups",
 }
-COMPARES = {  # what runs kernels and compares
+COMPARES = {  # functions that run kernels and compare the results
     "tests.problems.assert_right",
     "tests.problems.check",
     "tests.problems.assert_written_once",
@@ -50,7 +50,7 @@ COMPARES = {  # what runs kernels and compares
     "tests.reference_run.check_against_ort",
 }
 
-# What the runtime does with CUDA, and the names by which tests take it; with "+", all of them.
+# A use of CUDA by the runtime -> names of which a test of it uses one or, with "+", all.
 PATHS = {
     "launch of a kernel, `cuLaunchKernel`": ("cuda_kernels.launch.Cuda",),
     "launch that may begin early, `cuLaunchKernelEx`": ("launch_dependent", "dependent launches"),
@@ -58,7 +58,7 @@ PATHS = {
     "copies between host and device": ("cuda_kernels.staging.Staging", "alloc_pinned_memory", "memcpyAsync"),
     "the caller's streams, CuPy and DLPack arrays": ("from_dlpack", "toDlpack", "follow", "Stream"),
     "several contexts and threads": ("Thread+context", "ThreadPoolExecutor+context", "Thread+Cuda"),
-    "timing, in a child process": ("Measured", "tactics.measure.timing.measured", "Bench", "WORKER"),
+    "timing, in a child process": ("Measured", "tactics.measure.timing.Measured", "Bench", "WORKER"),
     "times of inferences, `gpu-runtime bench`": ("--exportTimes=t.json", "gpu_runtime.benchmark.summary.summarize"),
     "a network built with measured times": ("build+why_no_gpu", "build+measured"),
     "library functions of CuPy": ("tactics.problems.problem.LibraryProblem", "run_call"),
@@ -69,8 +69,9 @@ PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A test file. `words`: its names, attributes and texts, and what it imports with its module; `on_driver`: whether it has
-    tests so marked."""
+    """A test file. `words`: its names, attributes and texts, and the names that it imports, with their modules; `on_driver`:
+    whether it has tests that run on the emulated driver.
+    """
 
     name: str
     words: frozenset[str]
@@ -96,19 +97,21 @@ def seen(path: Path) -> Seen:
 
 
 def taking(files: Iterable[Seen], names: Iterable[str], on_driver: bool) -> str:
-    """The files that have one of the names."""
+    """Lists the files that use one of the names."""
     names = tuple(names)
     return cell([f.name for f in files if f.on_driver == on_driver and any(f.has(name) for name in names)])
 
 
 def cell(files: list[str]) -> str:
-    """Names of test files, the first few."""
+    """Returns the names of test files, the first few of them."""
     more = f" and {len(files) - MOST} more" if len(files) > MOST else ""
     return ", ".join(f"`{f}`" for f in files[:MOST]) + more if files else "none"
 
 
 def hardware(kernel: str = "") -> str:
-    """The GPUs whose `doctor` results are kept, with a family's cases that were right; the emulated driver is no GPU."""
+    """Names the GPUs whose `doctor` results are kept, with the number of a kernel's cases that were right; the emulated driver
+    does not count.
+    """
     found = []
     for path in sorted((ROOT / "benchmarks" / "results").rglob("doctor.json")):
         kept = json.loads(path.read_bytes())
@@ -119,7 +122,7 @@ def hardware(kernel: str = "") -> str:
 
 
 def reach(kernel: str) -> tuple[int, int]:
-    """(problems, tiles) of tests/problems.py that a kernel runs."""
+    """Returns how many (problems, tiles) of tests/problems.py a kernel runs."""
     problems, tiles = 0, set()
     for problem in PROBLEMS.values():
         single = ("fp32",) * (len(problem.in_shapes) + 1)
@@ -144,13 +147,13 @@ def families(files: list[Seen]) -> Iterator[str]:
 
 
 def noticed(kernel: str) -> str:
-    """How many of the instructions that a kernel uses, hints apart, a program of others witnesses."""
+    """Returns how many of a kernel's instructions, without hints, a program by others witnesses."""
     rows = {form: row for form, row in record().items() if kernel in row["kernels"] and row["witness"] != HINT}
     return f"{len(witnessed(rows))} of {len(rows)}" if rows else "none used"
 
 
 def instructions() -> Iterator[str]:
-    """Each instruction of our kernels by what witnesses it."""
+    """Yields each instruction of our kernels with its witnesses."""
     by_witness: dict[str, list[str]] = {}
     for form, row in record().items():
         kind, _, name = row["witness"].partition(": ")
@@ -173,7 +176,7 @@ def paths(files: list[Seen]) -> Iterator[str]:
 
 
 def compiled() -> str:
-    """What ptxas made of the kernels, as it is on record."""
+    """Returns ptxas' results for the kernels, as recorded."""
     ((version, kernels),) = json.loads(RECORD.read_text()).items()
     variants = [by_sm for kernel in kernels.values() for by_sm in kernel["variants"].values()]
     spilled = sum(sizes[SPILLS] > 0 for by_sm in variants for sizes in by_sm.values())

@@ -35,13 +35,13 @@ MARK = re.compile(
     r"(?:```\n(?P<block>.*?)```\n|(?P<text>.*?)<!-- end of quote -->\n)",
     re.S,
 )
-# Of one machine, or of one day: padding before a number belongs to it, since its width is the number's.
+# Texts that depend on the machine or the day; the blanks before a number belong to it, since its width varies.
 OWN = re.compile(r" *\d[\d.,]* (?:ms|s)\b| *\d+\.\d+x in # \(not proven\)|\d{4}-\d\d-\d\d")
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A quoted output: `text` stands at `span` of its page."""
+    """A quoted output: `text` lies at `span` of its page; `command` prints it, cut from `start` to `stop`."""
 
     page: Path
     span: tuple[int, int]
@@ -53,7 +53,7 @@ class Quote:
 
 
 def quotes(page: Path) -> list[Quote]:
-    """All of a page, in order. ValueError for a mark without a block, or with a cost that there is none of."""
+    """Returns all quotes of a page, in order. ValueError for a mark without a block, or with an unknown cost."""
     content = page.read_text()
     found = []
     for m in MARK.finditer(content):
@@ -65,7 +65,9 @@ def quotes(page: Path) -> list[Quote]:
 
 
 def run(commands: Sequence[str]) -> str:
-    """What bash prints of them, one after the other in one folder, with this tree's code. ValueError where one fails."""
+    """Returns the output of the commands, run by bash one after the other in one folder, with this tree's code. ValueError if
+    one fails.
+    """
     env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     out = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +98,9 @@ PASTE = re.compile(
 
 
 def pastes(page: Path) -> list[Paste]:
-    """All of a page, in order, which is the order they run in, in one folder. ValueError for one without a mark."""
+    """Returns all blocks of a page that a reader pastes, in the order in which they run, in one folder. ValueError for a block
+    without a mark.
+    """
     content = page.read_text()
     found = [Paste(page, m["language"], m["cost"], m["why"] or "", m["text"]) for m in PASTE.finditer(content)]
     blocks = len(re.findall(r"^```(?:sh|python)$", content, re.M))
@@ -110,7 +114,7 @@ def as_command(paste: Paste) -> str:
 
 
 def printed(quote: Quote) -> str:
-    """What the command prints now, cut as the mark says. ValueError where it fails, or has no such line."""
+    """Returns the command's present output, cut as the mark says. ValueError if it fails, or if it has no such line."""
     lines = run([quote.command]).splitlines()
     if quote.start:
         starts = [i for i, line in enumerate(lines) if line.startswith(quote.start)]
@@ -123,8 +127,8 @@ def printed(quote: Quote) -> str:
 
 
 def comparable(text: str) -> str:
-    """The text without what belongs to the machine and the day."""
-    return OWN.sub(" #", OWN.sub(" #", text))  # twice: what HiGHS finds is known by the seconds behind it
+    """Returns the text with all parts removed that depend on the machine or the day."""
+    return OWN.sub(" #", OWN.sub(" #", text))  # twice: HiGHS's results are recognised by the seconds behind them
 
 
 @click.command()

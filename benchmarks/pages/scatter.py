@@ -26,14 +26,15 @@ DARK = {
     "dram": "#f0883e",
     "math": "#c297ff",
 }
-SIZE, LEFT, TOP, RIGHT, BOTTOM = 320, 58, 28, 24, 44  # pixels of a panel's side, and of the room around it
+SIZE, LEFT, TOP, RIGHT, BOTTOM = 320, 58, 28, 24, 44  # pixels: a panel's side, and the margins around it
 BAND = 1.2  # dashed: predictions off by this factor
 Scale = Callable[[float], str]
 
 
 def svg(title: str, what: str, points: Sequence[tuple[float, float, str]]) -> str:
-    """`points`: (published, predicted, regime), microseconds, of `what`. The line is where both agree, the band is 20 % around
-    it."""
+    """Returns a plot as SVG. `points`: (published, predicted, regime), microseconds; `what`: their noun. The line marks equal
+    times, the band 20 % around it.
+    """
     low = math.floor(math.log10(min(min(a, b) for a, b, _ in points)))
     high = max(low + 1, math.ceil(math.log10(max(max(a, b) for a, b, _ in points))))
 
@@ -71,7 +72,7 @@ def _style(colours: dict[str, str]) -> str:
 
 
 def _axes(low: int, high: int, across: str, x: Scale, y: Scale) -> Iterator[str]:
-    """Frame, a rule and a number at each power of ten, and what the axes are."""
+    """Yields the frame, a rule and a number at each power of ten, and the axes' titles."""
     for power in range(low, high + 1):
         us = 10.0**power
         yield f'<line class="rule" x1="{x(us)}" y1="{TOP}" x2="{x(us)}" y2="{TOP + SIZE}"/>'
@@ -94,7 +95,7 @@ def _diagonals(first: float, last: float, x: Scale, y: Scale) -> Iterator[str]:
 
 
 def _legend(seen: set[str]) -> Iterator[str]:
-    """In the lower right corner, where predictions would be far too low."""
+    """Yields the legend in the lower right corner, where predictions would be far too low."""
     rows = [r for r in REGIMES if r in seen]
     left, top = LEFT + SIZE - 104, TOP + SIZE - 16 * (len(rows) + 1) - 4
     for i, regime in enumerate(rows):

@@ -20,7 +20,7 @@ TAPS = (3, 5)
 
 
 def widest(kernel: str, tile: Tile, device: Device, channels: int, taps: int) -> int:
-    """0: none fits, or the kernel's taps leave no room for it otherwise."""
+    """Returns the widest image for which a strip fits; 0 if none fits, or if the kernel's taps leave no room."""
     tactic, pad = Tactic(kernel, tile, (VECTORS,), VECTORS), (taps // 2,) * 4
     for w in count(1):
         p = ConvProblem(1, channels, 64, w, 64, taps, taps, pad=pad, sparse24=True)
@@ -30,7 +30,7 @@ def widest(kernel: str, tile: Tile, device: Device, channels: int, taps: int) ->
 
 
 def columns() -> dict[str, Device]:
-    """Title -> one of the devices with so much shared memory."""
+    """Returns title -> a device with that size of shared memory."""
     found: dict[int, list[Device]] = {}
     for device in NAMED.values():
         found.setdefault(device.smem_per_block, []).append(device)

@@ -1,4 +1,4 @@
-"""Every option of trtexec and what becomes of it here, as docs/trtexec.md quotes it.
+"""Every option of trtexec and its treatment here, as docs/trtexec.md quotes it.
 
 python -m benchmarks.pages.trtexec
 """
@@ -7,7 +7,7 @@ from gpu_runtime.commands.trtexec_flags import TRTEXEC_FLAGS
 
 
 def document() -> str:
-    """A table for each verdict: options that share a sentence are one row."""
+    """Returns a table for each verdict; options that share a sentence are one row."""
     lines: list[str] = []
     for verdict, title in (("accepted", "Accepted"), ("ignored", "Ignored, with a line that says so"), ("refused", "Refused")):
         rows: dict[str, list[str]] = {}

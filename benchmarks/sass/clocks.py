@@ -1,4 +1,4 @@
-"""What main loops and tiles take by benchmarks/simulator, at every point of its sweep, cached by content."""
+"""Clocks of main loops and tiles by benchmarks/simulator, at every point of its sweep, cached by content."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
 from tactics.tactic import Tile
 
-ITERATIONS = 16  # of the main loop, of the tile that is simulated whole
+ITERATIONS = 16  # stages of the tile that is simulated as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be simulated: a main loop with so many warps of a block, which multiply, and blocks on an SM of a device."""
+    """A main loop to simulate, with this number of a block's warps that multiply, and of blocks on an SM of a device."""
 
     cubin: bytes
     device: str
@@ -35,8 +35,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The tensor cores' share at each point, the centre first; `once`: there, clocks of a tile beside its main loop; `shifted`:
-    the centre's share with warps started otherwise, by L2's latency."""
+    """The results. `shares`: the tensor cores' share of time at each point of the sweep, the centre first; `once`: at the
+    centre, clocks of a tile outside its main loop; `shifted`: L2 latency -> the centre's shares with other starts of the warps.
+    """
 
     shares: tuple[float, ...]
     once: float = 0.0
@@ -55,14 +56,14 @@ class Simulated:
         return max(self.shares)
 
     def noise(self, point: int) -> float:
-        """Of phase locking, by L2's latency at a point: how far apart these shares lie, in logarithms."""
+        """Returns the noise of phase locking at a point, by its L2 latency: the range of the shifted shares, in logarithms."""
         loaded = max(0, point - 1) // len(SWEEP)
         found = self.shifted[loaded] if 0 < loaded < len(self.shifted) else (self.centre, *self.shifted[0])
         return math.log(max(found) / min(found))
 
 
 def stage_clocks(tile: Tile, sparse: bool, share: float, blocks: int, device: Device) -> float:
-    """From a block's stage to its next, where tensor cores are busy for that share of the clocks."""
+    """Returns the clocks from a block's stage to its next, if tensor cores are busy for that share of the time."""
     at = machine(device)
     return blocks * tile.m * tile.n * tile.k / (4 * at.products_per_clk * (at.sparse_ratio if sparse else 1) * share)
 
@@ -93,7 +94,7 @@ def _simulate(asked: Asked) -> Simulated:
 
 
 def simulated(asked: Sequence[Asked]) -> list[Simulated]:
-    """Each from the cache or, those that are not there, simulated on all cores."""
+    """Returns the result of each, from the cache or simulated on all cores."""
     new = [a for a in dict.fromkeys(asked) if not _path(a).exists()]
     if new:
         workers = min(len(new), os.cpu_count() or 1)

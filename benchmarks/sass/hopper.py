@@ -1,4 +1,4 @@
-"""Kernels for Hopper side by side: what ptxas makes of them, and the main loops of the warps that multiply."""
+"""Kernels for Hopper side by side: ptxas' numbers, and the main loops of the warps that multiply."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from benchmarks.simulator.warpgroups import Ring
 
 
 def consumers(kernel: Kernel, code: Assembled, threads: int, smem: int) -> tuple[int, Ring | None]:
-    """(warps that multiply at a time, what TMA brings them)."""
+    """Returns (the number of warps that multiply at a time, the ring of stages that TMA fills or None)."""
     found = Code("", program(code.cubin), threads, code.regs, smem + code.static_smem)
     found = replace(
         found, multiplying=int(kernel.pingpong), drawn=from_l2(kernel.name, kernel.tile) if kernel.maker == "ours" else 0
@@ -20,7 +20,7 @@ def consumers(kernel: Kernel, code: Assembled, threads: int, smem: int) -> tuple
 
 
 def record(code: Assembled, ring: Ring | None) -> dict[str, Any]:
-    """Of an iteration of a warp: its products, groups of them that go on at the shortest wait, TMA's copies."""
+    """Returns numbers of a warp's iteration: its products, groups of products that go on at the shortest wait, TMA's copies."""
     found = program(code.cubin)
     once = found.iteration(found.main_loop)
     return {
@@ -40,7 +40,7 @@ COLUMNS = "regs spills C75xx  KiB blocks products wait TMA instr.   low centre  
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Of the records that `--out` writes."""
+    """Returns a table of the records that `--out` writes."""
     width = max(len(r["kernel"]) for r in records)
     return SAYS + "\n".join([f"{'kernel':<{width}} {COLUMNS}", *(line(r, width) for r in records)])
 

@@ -33,8 +33,9 @@ DEVICES = dict(zip((*AMPERE, *HOPPER), map(named, ("a100", "a40", "l40s", "h100"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kernel:
-    """`maker`: ours, CUTLASS or Triton; `name`: of its source. `tile`: of CUTLASS's conv and gemm m lies along pixels, of the
-    others along output channels."""
+    """A kernel. `maker`: ours, CUTLASS or Triton; `name`: of its source; `tile`: its m lies along pixels in CUTLASS's conv and
+    gemm, along output channels in the others.
+    """
 
     maker: str
     name: str
@@ -46,7 +47,7 @@ class Kernel:
 
     @property
     def sms(self) -> tuple[str, ...]:
-        """The architectures that it is for: Hopper's asynchronous products are for no other."""
+        """Returns the architectures for which the kernel is: one with Hopper's asynchronous products is for no other."""
         return HOPPER if self.name.endswith("_sm90") else AMPERE
 
     @property
@@ -70,11 +71,11 @@ KERNELS = (
 
 
 def _ours(name: str, *shapes: str) -> Iterator[Tile]:
-    """Tiles alone, and in clusters of two that share pixels."""
+    """Yields tiles by themselves, and in clusters of two that share pixels."""
     return (t for t in conv_wgmma.TILES[name] if str(t).startswith(shapes) and t.cluster[1:] == (1, 1))
 
 
-# Hopper's: warps are those that multiply, of a tile at a time.
+# For Hopper: the warps of a tile are the ones that multiply it.
 # fmt: off
 ON_HOPPER = (
     *(Kernel("ours", "conv_dense_sm90", t) for t in _ours("conv_dense_sm90", "128x256x64_w8x1", "128x128x64_w4x1")),
@@ -85,7 +86,7 @@ ON_HOPPER = (
     *(Kernel("CUTLASS", "sparse_gemm_sm90", Tile(*tile)) for tile in ((128, 128, 128, 8, 1, 4), (128, 256, 64, 8, 1, 4))),
 )
 # fmt: on
-# What cuBLAS chooses from, as far as CUTLASS's generator for Ampere lists it (GenerateSM80_TensorOp_16816).
+# The tiles of CUTLASS's generator for Ampere (GenerateSM80_TensorOp_16816): cuBLAS chooses from these, as far as is known.
 # fmt: off
 GEMMS = tuple(
     Kernel("CUTLASS", "gemm", Tile(*tile))
@@ -100,7 +101,7 @@ GEMMS = tuple(
 
 
 def missing(kernel: Kernel) -> str:
-    """Why a kernel cannot be had here, or an empty text; without the toolkit none can, it holds the assembler."""
+    """Says why a kernel cannot be had here, or ""; without the toolkit, which has the assembler, none can."""
     if kernel.maker == "Triton" and not triton_programs.installed():
         return "Triton is not installed: make truth"
     return packages.missing(*packages.TOOLKIT, *((packages.CUTLASS,) if kernel.maker == "CUTLASS" else ()))
@@ -110,7 +111,7 @@ def missing(kernel: Kernel) -> str:
 
 
 def cutlass(kernel: Kernel) -> Path:
-    """The program of a kernel of CUTLASS's, with run() and its PTX inside; compiling takes a quarter of a minute."""
+    """Returns the program of a CUTLASS kernel, with run() and its PTX inside; compiling takes a quarter of a minute."""
     t = kernel.tile
     values = {"BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages}
     if kernel.sms != HOPPER:
@@ -123,7 +124,7 @@ def cutlass(kernel: Kernel) -> Path:
 
 @lru_cache(maxsize=1)
 def triton() -> dict[Tile, Triton]:
-    """Triton's products, compiled in a process of their own."""
+    """Returns tile -> Triton's product, compiled in a process of its own."""
     sources = [HERE / "triton_matmul.py", triton_programs.SOURCE]
     tiles = [kernel.tile for kernel in KERNELS if kernel.maker == "Triton"]
     words = [",".join(map(str, (t.m, t.n, t.k, t.threads // 32, t.stages))) for t in tiles]
@@ -152,8 +153,9 @@ def _cached(name: str, *parts: bytes | str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Machine code, and what ptxas says of it: registers of a thread, bytes of static shared memory and of spills, how often it
-    had to wait for asynchronous products (C75xx)."""
+    """Machine code, and ptxas' numbers: registers of a thread, bytes of static shared memory and of spills, `serialized`: how
+    often it had to wait for asynchronous products (C75xx).
+    """
 
     cubin: bytes
     regs: int
@@ -162,7 +164,7 @@ class Assembled:
     serialized: int = 0
 
     def resident(self, device: Device, threads: int, dynamic_smem: int) -> int:
-        """Blocks that an SM holds at a time; 0 where not even one fits."""
+        """Returns the number of blocks that an SM holds at a time; 0 if not even one fits."""
         smem = self.static_smem + dynamic_smem
         try:
             return residency(device, threads, self.regs, smem).blocks if smem <= device.smem_per_block else 0
@@ -171,7 +173,9 @@ class Assembled:
 
 
 def assemble(ptx: str, sm: str, entry: str = "") -> Assembled:
-    """Of PTX with one kernel, or of its kernel `entry`, for its own architecture or a later one. RuntimeError: ptxas' words."""
+    """Assembles PTX with one kernel, or its kernel `entry`, for its own architecture or a later one. RuntimeError with ptxas'
+    words.
+    """
     path = _cached("code", ptx, sm, *packages.TOOLKIT)
     log = path.with_suffix(".log")
     if not (path.exists() and log.exists()):
@@ -197,7 +201,9 @@ def assemble(ptx: str, sm: str, entry: str = "") -> Assembled:
 
 
 def selected(kernels: Iterable[Kernel], tiles: Iterable[str]) -> list[Kernel]:
-    """Those whose tile begins with one of `tiles`, as "128x256x32"; all without any. Raises ValueError for a tile of none."""
+    """Returns the kernels whose tile begins with one of `tiles`, as "128x256x32"; all if there are none. Raises ValueError for
+    a text that no tile begins with.
+    """
     listed, wanted = list(kernels), list(tiles)
     for tile in wanted:
         if not any(str(kernel.tile).startswith(tile) for kernel in listed):

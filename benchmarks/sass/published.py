@@ -1,7 +1,7 @@
-"""Published times of matrix products, and what the simulated main loops of CUTLASS's tiles would take for them.
+"""Published times of matrix products, and estimates of the same by the simulated main loops of CUTLASS's tiles.
 
 A row's time, in whole rounds of the blocks that all SMs hold: of each round the clocks of its stages and of a tile's start and
-end, simulated with as many blocks on an SM as the round gives it, of stages what operands take from L2 if that is more; then
+end, simulated with as many blocks on an SM as the round gives it, or, if longer, of its operands' way from L2; then
 DRAM's time, if that is longer, and a launch. Rates of L2 and DRAM are measured ones (cuda_kernels/rates.py), none fitted here.
 """
 
@@ -21,8 +21,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A tile as it was simulated. By the blocks on an SM, 1 is the first: `stage`, clocks from a block's stage to its next, and
-    `once`, clocks of a tile beside its stages."""
+    """A simulated tile. By the number of blocks on an SM, from 1 on: `stage`, clocks from a block's stage to its next; `once`,
+    clocks of a tile outside its stages.
+    """
 
     tile: Tile
     sparse: bool
@@ -35,7 +36,7 @@ class Timed:
 
 
 def estimates(work: Work, device: Device, tiles: Sequence[Timed], clock: float = 1.0) -> Floats:
-    """Microseconds [tile, row]. `clock`: of the data sheet's, what the power limit leaves."""
+    """Returns microseconds [tile, row]. `clock`: the share of the data sheet's clock that the power limit leaves."""
     return np.array([_of_tile(work, device, t, device.clock_mhz * clock) for t in tiles])
 
 
@@ -57,8 +58,9 @@ def _of_tile(work: Work, device: Device, timed: Timed, mhz: float) -> Floats:
 
 
 def again(work: Work, device: Device, timed: Timed) -> Floats:
-    """Bytes from DRAM: each operand as far as L2 does not hold it, and where it does not hold both, the rows and columns of
-    every round of tiles anew. Tiles run along m first; of a sparse product that operand has the weights."""
+    """Returns bytes from DRAM: each operand once, and if L2 does not hold both, their rows and columns again for every round of
+    tiles. Tiles run along m first; of a sparse product that operand has the weights.
+    """
     t, share = timed.tile, SPARSE_BYTES if timed.sparse else 1.0
     least = from_dram(work, device, share)
     down, held = np.ceil(work.m / t.m), device.num_sms * timed.blocks
@@ -71,7 +73,7 @@ def again(work: Work, device: Device, timed: Timed) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Rows and their errors: bias, mean |log(estimate / published)|."""
+    """The number of rows and their errors: bias, and mean |log(estimate / published)|."""
 
     rows: int
     bias: float
@@ -84,6 +86,6 @@ def verdict(us: Floats, published: Floats) -> Verdict:
 
 
 def few(work: Work, device: Device, chosen: Sequence[Tile]) -> NDArray[np.bool_]:
-    """Rows with fewer tiles than SMs, of the tile chosen for each."""
+    """Whether a row has fewer tiles than SMs, with the tile chosen for it."""
     m, n = (np.array([getattr(t, axis) for t in chosen]) for axis in ("m", "n"))
     return np.ceil(work.m / m) * np.ceil(work.n / n) < device.num_sms

@@ -1,4 +1,4 @@
-"""What is required of our main loops beside CUTLASS's, and of the simulation beside what was measured: required, found, met."""
+"""Requirements on our main loops beside CUTLASS's, and on the simulation beside measured times: required, found, met."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,9 @@ KINDS = {  # what a line tells
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One line: `found` in words, and whether that is what is required; `kind`: one of KINDS; `undecided`: what was found is
-    within the noise of what is required or, where nothing is, of a tie."""
+    """One line: `what` is judged, the `required` and the `found` value in words, and whether it is met; `kind`: one of KINDS;
+    `undecided`: the value is within the noise of the required one or, if nothing is required, of a tie.
+    """
 
     what: str
     required: str
@@ -50,13 +51,15 @@ HEADER = f"{'':<82} {'required':>10} {'found':>20}  met"
 
 
 def listed(found: Sequence[Requirement]) -> str:
-    """The lines of each kind below what that is."""
+    """Returns the lines of each kind, below a line that describes the kind."""
     parts = ((words, [str(r) for r in found if r.kind == kind]) for kind, words in KINDS.items())
     return "\n".join(line for words, lines in parts if lines for line in (f"\n{words}", HEADER, *lines))
 
 
 def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> Iterator[tuple[float, float]]:
-    """(Our share of the peak over the best of theirs, the noise of both): at the centre, and at the sweep's worst point."""
+    """Yields (our share of the peak over the best of theirs, the noise of both): at the centre, and at the sweep's worst
+    point.
+    """
     best = [max(each) for each in zip(*(t.shares for t in theirs), strict=True)]
     over = [a / b for a, b in zip(mine.shares, best, strict=True)]
     for point in (0, over.index(min(over))):
@@ -64,7 +67,7 @@ def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> Iterator[tuple[float
 
 
 def compared(what: str, ratio: float, noise: float, least: float | None) -> Requirement:
-    """A ratio of at least so much is required; None: nothing is."""
+    """Returns the requirement that a ratio be at least `least`; None: nothing is required."""
     undecided = abs(math.log(ratio / (least or 1))) <= noise
     met = None if undecided or least is None else ratio >= least
     asked = "nothing" if least is None else f">= {least:g}"
@@ -72,7 +75,9 @@ def compared(what: str, ratio: float, noise: float, least: float | None) -> Requ
 
 
 def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requirement]:
-    """Each of our tiles against CUTLASS's with the same block, whatever its stages; `found`: by kernel and architecture."""
+    """Yields each of our tiles against CUTLASS's with the same block, with any number of stages; `found`: (kernel,
+    architecture) -> its results.
+    """
     for (kernel, sm), mine in found.items():
         theirs = [s for (k, at), s in found.items() if k.maker == "CUTLASS" and at == sm and _same(k, kernel)]
         if kernel.maker != "ours" or not theirs:
@@ -94,7 +99,7 @@ def _block(kernel: Kernel) -> str:
 
 
 def cube(dense: Sequence[Timed], sparse: Sequence[Timed]) -> Iterator[Requirement]:
-    """CUTLASS's own gain from 2:4 where it was measured, at the clock that was locked; and the two rates."""
+    """Yields CUTLASS's gain from 2:4 on the product with published times, at the clock that was locked; and the two rates."""
     device, work, what = named("a100"), product(CUBE, CUBE, CUBE, 1.0), f"sm_80 CUTLASS's product of {CUBE}^3, "
     tiles = {"sparse": sparse, "dense": dense}
     rate = {kind: 2e-6 * CUBE**3 / float(estimates(work, device, of).min()) for kind, of in tiles.items()}
@@ -113,19 +118,20 @@ def cube(dense: Sequence[Timed], sparse: Sequence[Timed]) -> Iterator[Requiremen
 
 
 def held(device: Device, tiles: Sequence[Timed]) -> float:
-    """The clock, of the data sheet's, at which the best tile's main loop reaches what products reach on the card at most: what
-    the loop does not explain is taken for the power limit's."""
+    """Returns the share of the data sheet's clock at which the best tile's main loop is as fast as the fastest published
+    products on the card: the difference counts as the power limit's.
+    """
     return min(1.0, rates(device).sync_share / max(peak(device, t) for t in tiles))
 
 
 def peak(device: Device, timed: Timed) -> float:
-    """The share of the tensor cores' peak that a tile's main loop reaches when the SM is full."""
+    """Returns the share of the tensor cores' peak that a tile's main loop reaches on a full SM."""
     t = timed.tile
     return t.m * t.n * t.k * timed.blocks / (timed.stage[-1] * device.mma_fma_per_clk)
 
 
 def against_cublas(device: Device, tiles: Sequence[Timed], rows: Sequence[PublishedRow]) -> Iterator[Requirement]:
-    """CUTLASS's tiles, of each row the best, and our own kernels' predictions, on published rows."""
+    """Yields CUTLASS's tiles, the best one for each row, and our own kernels' predictions, on published rows."""
     work, us, clock = together(rows), np.array([r.us for r in rows]), held(device, tiles)
     found = estimates(work, device, tiles, clock)
     apart = few(work, device, [tiles[i].tile for i in found.argmin(0)])

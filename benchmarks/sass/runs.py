@@ -1,8 +1,8 @@
-"""The kernels of `kernels`, executed by the emulator on one convolution, and what it counts.
+"""The kernels of `kernels`, executed by the emulator on one convolution, and its counts.
 
 The convolution is 3x3 over 16 x 16 pixels, 256 output channels, 2:4 weights, small whole numbers: sums are exact in any order,
 so all kernels must answer alike to the bit. Matrix products get the pixels of all taps gathered. Two depths are run: their
-difference is what the main loop takes, without beginning and end.
+difference is the main loop's, without beginning and end.
 """
 
 import ctypes as C
@@ -34,14 +34,15 @@ CHECKED = Options()
 
 
 def depths(kernel: Kernel) -> tuple[int, int]:
-    """Input channels of a kernel's two runs; CUTLASS's metadata for Hopper ends with a stage, behind which TMA reads zeros: the
-    emulator refuses those."""
+    """Returns the input channels of a kernel's two runs. CUTLASS's metadata for Hopper ends with a stage, and TMA reads zeros
+    behind it, which the emulator refuses; so its depths are whole stages.
+    """
     return DEPTHS if kernel.tile.k <= DEPTHS[0] else (2 * DEPTHS[0], DEPTHS[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """x[pixels, channels], w[outputs, taps, channels] 2:4, and the answer y[pixels, outputs] in FP64."""
+    """x[pixels, channels], w[outputs, taps, channels] with 2:4 weights, and the expected y[pixels, outputs] in FP64."""
 
     x: np.ndarray
     w: np.ndarray
@@ -49,7 +50,7 @@ class Operands:
 
     @property
     def columns(self) -> np.ndarray:
-        """[pixels, taps x channels]: the pixels under each tap, beside each other."""
+        """Returns [pixels, taps x channels]: the pixels under each tap, next to each other."""
         c = self.x.shape[1]
         image = np.pad(self.x.reshape(SIZE, SIZE, c), ((1, 1), (1, 1), (0, 0)))
         under = [image[r : r + SIZE, s : s + SIZE] for r, s in np.ndindex(TAPS, TAPS)]
@@ -57,7 +58,7 @@ class Operands:
 
     @property
     def rows(self) -> np.ndarray:
-        """[outputs, taps x channels]."""
+        """Returns the weights as [outputs, taps x channels]."""
         return self.w.reshape(CHANNELS, -1)
 
 
@@ -87,7 +88,7 @@ def operands(channels: int) -> Operands:
 
 
 def run(kernel: Kernel, channels: int, options: Options = CHECKED, sm: str = "sm_80") -> Ran:
-    """One launch. Raises EmulatorError or RuntimeError where the kernel does not end well."""
+    """Runs one launch. Raises EmulatorError or RuntimeError if the kernel does not end well."""
     return {"ours": _ours, "CUTLASS": _cutlass, "Triton": _triton}[kernel.maker](kernel, operands(channels), options, sm)
 
 
@@ -169,13 +170,13 @@ def _cutlass(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
 
 
 def kept(rows: np.ndarray) -> np.ndarray:
-    """[m, k / 2]: of each four the two that are not zero."""
+    """Returns [m, k / 2]: of each four values of a row the two that are not zero."""
     groups = rows.reshape(len(rows), -1, 4)
     return np.ascontiguousarray(np.take_along_axis(groups, _which(groups), -1).reshape(len(rows), -1))
 
 
 def places(rows: np.ndarray) -> np.ndarray:
-    """[m, k / 16] words of 16 bits: two bits for the place of each kept value, the first lowest."""
+    """Returns [m, k / 16] words of 16 bits: two bits for the place of each kept value, the first lowest."""
     which = _which(rows.reshape(len(rows), -1, 4)).reshape(len(rows), -1, 8).astype(np.uint32)
     return (which << np.arange(0, 16, 2, dtype=np.uint32)).sum(-1).astype(np.uint16)
 
@@ -202,9 +203,10 @@ def _triton(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a main loop executes for each tensor-core instruction, by the emulator: PTX instructions, loads from shared memory
+    """Counts of a main loop for each tensor-core instruction, by the emulator: PTX instructions, loads from shared memory
     (ldmatrix and ld.shared), copies to it (cp.async), loads to registers, bytes and wavefronts of shared memory. `excess` and
-    `excess_end`: wavefronts that bank conflicts cost, in the deeper launch's longer loop and outside it."""
+    `excess_end`: wavefronts that bank conflicts cost, in the deeper launch's longer loop and outside it.
+    """
 
     instructions: float
     loads: float
@@ -238,7 +240,7 @@ def counts(shallow: Stats, deep: Stats) -> Counts:
 
 
 def _requests(stats: Stats) -> Counter[str]:
-    """Requests by what they are."""
+    """Returns the number of requests by kind."""
     found: Counter[str] = Counter()
     for line in stats.lines:
         if line.opcode.startswith("cp.async"):

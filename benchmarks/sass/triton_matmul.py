@@ -1,4 +1,4 @@
-"""Triton's matrix products, compiled for sm_80: {tile: what tests/independent/triton_kernels.py says of a kernel} as JSON.
+"""Triton's matrix products, compiled for sm_80: {tile: a kernel as tests/independent/triton_kernels.py prints it} as JSON.
 
     python -m benchmarks.sass.triton_matmul M,N,K,WARPS,STAGES ...
 

@@ -1,4 +1,4 @@
-"""What the simulated SM is, in clocks, each figure with its source; and what nobody has published, which is swept.
+"""The figures of the simulated SM, in clocks, each with its source; and the figures that nobody has published, which are swept.
 
 The rate of tensor core products is the device table's (cuda_kernels/named_devices.py), never the spacing that ptxas gives them:
 it spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 takes 16 and GeForce 32.
@@ -74,7 +74,7 @@ L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
 
 
 def machine(device: Device) -> Machine:
-    """The SM of a device."""
+    """Returns the SM of a device."""
     return Machine(
         device=device.title,
         products_per_clk=device.mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
@@ -99,7 +99,7 @@ def machine(device: Device) -> Machine:
 
 
 def device_of(sm: str) -> Device:
-    """The named device that stands for an architecture where none is given: the first at full rate. ValueError."""
+    """Returns the named device that stands for an architecture if no device is given: the first at full rate. ValueError."""
     found = [d for d in NAMED.values() if d.sm == sm]
     if not found:
         raise ValueError(f"architecture {sm}: expected one of {', '.join(sorted({d.sm for d in NAMED.values()}))}")
@@ -108,9 +108,10 @@ def device_of(sm: str) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What asynchronous products and TMA's copies take, on Hopper: bytes a clock that an SM draws from L2, clocks from a
-    stage's release to its first bytes, how often a byte that TMA writes crosses the port, clocks from a product's last operands
-    to its sums."""
+    """Figures of asynchronous products and TMA's copies on Hopper. `l2`: bytes a clock that an SM draws from L2; `latency`:
+    clocks from a stage's release to its first bytes; `write_port`: how often a byte that TMA writes crosses the port; `depth`:
+    clocks from a product's last operands to its sums.
+    """
 
     l2: float = figures.CENTRE.l2
     latency: float = figures.CENTRE.latency
@@ -120,12 +121,13 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What nobody has published. `arbitration`: which warp of a sub-core issues, where several may; all but "round robin" go
-    on with the one that issued last. `copy`: clocks that the request of a copy (LDGSTS) takes of the port, beside the write of
-    its data; `hold`: clocks that these data wait at most while other requests take the port. `queue`: memory instructions that
-    a sub-core holds. `barrier`: clocks from the last warp's arrival to the others' going on. `l2_latency`: 0 for the machine's.
-    `shift`: 0, or the seed of clocks at which blocks and warps begin, L2 answering so many clocks later. Hashes of loops of
-    mma.sync (shares.json) do not see the last three: their shares have none of them."""
+    """Figures that nobody has published. `arbitration`: the warp of a sub-core that issues, if several may; all but "round
+    robin" go on with the one that issued last. `copy`: clocks of the port for the request of a copy (LDGSTS), in addition to
+    the write of its data; `hold`: the most clocks that these data wait while other requests take the port. `queue`: memory
+    instructions that a sub-core holds. `barrier`: clocks from the last warp's arrival until the others go on. `l2_latency`: 0
+    for the machine's. `shift`: 0, or a seed for the clocks at which blocks and warps begin and by which L2 answers later.
+    Hashes of loops of mma.sync (shares.json) ignore the last three fields: their shares have none of them.
+    """
 
     arbitration: str
     copy: int
@@ -148,7 +150,7 @@ SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in 
 CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
 LOADED = (400, 600)  # clocks of L2 latency
 LOADED_SWEEP = tuple(replace(point, l2_latency=clocks) for clocks in LOADED for point in SWEEP)
-# The noise of how warps happen to follow each other: by L2's latency, that of the machine first.
+# L2 latency -> sweeps with other starts, which show the noise of how warps follow each other; the machine's latency first.
 SHIFTED = tuple(tuple(replace(CENTRE, l2_latency=n, shift=seed) for seed in range(1, 9)) for n in (0, *LOADED))
 BULK_SWEPT: Mapping[str, tuple] = {"l2": (32, 41), "latency": (1500, 600), "write_port": (1, 0), "depth": (60, 17)}
 BULK_SWEEP = tuple(replace(CENTRE, bulk=Bulk(*values)) for values in product(*BULK_SWEPT.values()))
@@ -166,7 +168,7 @@ LOADED_SOURCE = "unpublished: no less than idle; 600 is little more than twice t
 
 
 def interval(machine: Machine, i: Instruction) -> int:
-    """Clocks of a sub-core's tensor core that one product takes. ValueError for those that the table does not have."""
+    """Returns the clocks of a sub-core's tensor core that one product takes. ValueError for products that the table lacks."""
     if m := GMMA.match(i.opcode):
         return int(m["n"]) // 2  # m64nNk16, and m64nNk32 of 2:4 weights: LUO's table of wgmma
     m = MMA.match(i.opcode)
@@ -180,7 +182,7 @@ def interval(machine: Machine, i: Instruction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What runs on an SM at a time: `blocks` of `warps` each. `limit`: what keeps another block out."""
+    """The load of an SM: `blocks` of `warps` each. `limit`: the resource that keeps another block out."""
 
     warps: int
     blocks: int
@@ -188,8 +190,9 @@ class Residency:
 
 
 def residency(device: Device, threads: int, registers: int, smem: int) -> Residency:
-    """Of blocks of `threads`, each thread with `registers`, with `smem` bytes of static and dynamic shared memory. ValueError
-    where not one fits."""
+    """Returns the residency of blocks with `threads` of `registers` each and `smem` bytes of static and dynamic shared memory.
+    ValueError if not one block fits.
+    """
     warps = -(-threads // 32)
     per_warp = -(-registers // 8) * 8 * 32  # allocated by 256 registers of a warp
     fits = {

@@ -1,4 +1,4 @@
-"""A cubin's machine code (SASS) as frozen instructions: what they read and write, their control words, and their loops.
+"""A cubin's machine code (SASS) as frozen instructions: their operands, their control words, and their loops.
 
 nvdisasm writes the text; the control words, which it does not write, are the top bits of an instruction's 128: `high >> 41`
 holds the stall count (4 bits), yield (1, 0 = yields), the scoreboards of write and read (3 each, 7 = none), the scoreboards
@@ -35,14 +35,14 @@ NO_RESULT = re.compile(  # their first operand is not written
     r"(ST[SGL]?|STSM|RED|REDG|LDGSTS|LDGDEPBAR|DEPBAR|BAR|BRA|BRX|EXIT|NOP|BSSY|BSYNC|CALL|RET|WARPSYNC|CCTL\w*|MEMBAR|ERRBAR"
     r"|ARRIVES|UTMA\w+|UBLK\w+|SYNCS(?!\.PHASECHK)|WARPGROUP|PREEXIT|ACQBULK|YIELD|JMP|KILL|FENCE|BPT|NANOSLEEP)\b"
 )
-WORK = re.compile(  # beside products, what a loop is for
+WORK = re.compile(  # with products, the purpose of a loop
     r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR|UTMALDG|UBLKCP|SYNCS\.ARRIVE|WARPGROUP)\b"
 )
 MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F32|F16)")
 TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
 # An asynchronous product of a warpgroup, of FP16 or BF16; its last of a group names gsb0, a counter of groups in flight.
 GMMA = re.compile(r"HGMMA\.(?P<sparse>SP\.)?64x(?P<n>\d+)x(?P<k>16|32)\.(?P<sum>F32|F16)(\.BF16)?$")
-PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most so many groups are in flight
+PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most its number of groups are in flight
 BULK = re.compile(r"(UTMALDG|UBLKCP)\b")  # TMA's copies to shared memory
 # Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
 MMA_REGISTERS = {
@@ -54,7 +54,7 @@ MMA_REGISTERS = {
 
 
 class ToolMissing(Exception):
-    """No nvdisasm is at hand; the message says what brings it."""
+    """No nvdisasm is at hand; the message says how to get it."""
 
 
 class NoMainLoop(ValueError):
@@ -97,12 +97,12 @@ class Instruction:
 
     @property
     def pending(self) -> int | None:
-        """Groups of asynchronous products that may go on behind it; None where it waits for none."""
+        """The number of groups of asynchronous products that may go on behind this instruction; None if it waits for none."""
         return int(self.operands[1], 16) if PENDING.match(self.opcode) else None
 
     @property
     def nothing(self) -> bool:
-        """Never executed: `@!PT LDS`, which ptxas writes in front of copies, takes an issue slot and no more."""
+        """Whether it is never executed: `@!PT LDS`, which ptxas writes in front of copies, only takes an issue slot."""
         return self.predicate in ("!PT", "!UPT")
 
     @property
@@ -116,7 +116,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions `first` to `last` of a program, of which the last branches back to the first."""
+    """Instructions `first` to `last` of a program; the last one branches back to the first."""
 
     first: int
     last: int
@@ -135,14 +135,17 @@ class Program:
 
     @property
     def registers(self) -> int:
-        """Of a thread, as ptxas reports them: up to the highest that is named, and two that the hardware keeps."""
+        """The registers of a thread, as ptxas reports them: up to the highest that is named, and two that the hardware
+        keeps.
+        """
         named = (name for i in self.instructions for name in (*i.reads, *i.writes) if name[0] == "R")
         return 3 + max((int(name[1:]) for name in named), default=-1)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """By their backward branches. A branch to itself, as behind every kernel's end, is none; nor is one that returns from
-        where a wait for an mbarrier goes on trying, behind the kernel's end, into the middle of a loop."""
+        """The loops, by their backward branches. Not counted are a branch to itself, as behind every kernel's end, and a branch
+        into the middle of a loop from behind the kernel's end, where a wait for an mbarrier tries on.
+        """
         at = {i.address: n for n, i in enumerate(self.instructions)}
         found: dict[int, int] = {}
         for n, i in enumerate(self.instructions):
@@ -157,14 +160,16 @@ class Program:
         return [i.opcode.split(".")[:2] for i in before] == [["SYNCS", "PHASECHK"], ["BRA"]]
 
     def innermost(self, counted: Callable[[Instruction], bool]) -> dict[Loop, int]:
-        """The loops with such instructions and no such loop inside, with how many they have."""
+        """Returns loop -> number of the counted instructions in it, for the loops that have some and contain no other such
+        loop.
+        """
         found = {loop: sum(map(counted, self.instructions[loop.first : loop.last + 1])) for loop in self.loops}
         loops = [loop for loop, n in found.items() if n]
         return {loop: found[loop] for loop in loops if not any(other in loop for other in loops)}
 
     @property
     def main_loop(self) -> Loop:
-        """Of the innermost loops with tensor core products the one with the most. Raises NoMainLoop."""
+        """Returns the innermost loop with the most tensor core products. Raises NoMainLoop."""
         products = self.innermost(lambda i: i.mma)
         if not products:
             what = "its products are unrolled" if any(i.mma for i in self.instructions) else "it has no tensor core products"
@@ -173,23 +178,30 @@ class Program:
 
     @property
     def in_flight(self) -> int | None:
-        """Groups of asynchronous products that go on behind the shortest wait of the loops that multiply; None without."""
+        """The groups of asynchronous products that go on behind the shortest wait of the loops that multiply; None if there is
+        no wait.
+        """
         loops = [self.instructions[loop.first : loop.last + 1] for loop in self.innermost(lambda i: i.mma)]
         return min((i.pending for loop in loops for i in loop if i.pending is not None), default=None)
 
     @property
     def bulk_copies(self) -> int:
-        """TMA's copies to shared memory in an iteration of the producers' loop: the innermost one with most."""
+        """The number of TMA's copies to shared memory in an iteration of the producers' loop: the innermost one with most
+        copies.
+        """
         return max(self.innermost(lambda i: i.bulk).values(), default=0)
 
     def iteration(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[Instruction, ...]:
-        """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
-        inside it are not taken; one ahead is taken unless it skips loads, copies, barriers or products. `taken` says
-        otherwise, by a branch's address."""
+        """Returns the instructions that a warp commonly issues in one iteration. Conditional branches out of the loop, and
+        backwards inside it, are not taken; one ahead is taken unless it skips loads, copies, barriers or products. `taken`:
+        address of a branch -> whether it is taken instead.
+        """
         return self._path(loop.first, loop.last, taken or {})
 
     def around(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[tuple[Instruction, ...], ...]:
-        """What a warp commonly issues before the loop and behind it, until it ends; other loops count once."""
+        """Returns the instructions that a warp commonly issues (before the loop, behind it until the warp ends); other loops
+        count once.
+        """
         ends = [n for n, i in enumerate(self.instructions) if n > loop.last and i.opcode == "EXIT" and not i.predicate]
         end = ends[-1] if ends else len(self.instructions) - 1
         return self._path(0, loop.first - 1, taken or {}), self._path(loop.last + 1, end, taken or {})
@@ -220,7 +232,7 @@ def _works(i: Instruction) -> bool:
 
 
 def nvdisasm() -> str:
-    """The path of nvdisasm: of NVIDIA's wheel, or else on PATH. Raises ToolMissing."""
+    """Returns the path of nvdisasm: of NVIDIA's wheel, or else on PATH. Raises ToolMissing."""
     for package, inside in (("nvidia.cu13", "bin"), ("nvidia.cuda_nvdisasm", "bin")):
         try:
             spec = importlib.util.find_spec(package)
@@ -236,7 +248,9 @@ def nvdisasm() -> str:
 
 @lru_cache(maxsize=64)
 def disassembly(cubin: bytes) -> str:
-    """nvdisasm's text with the encoding of each instruction. Raises ToolMissing, and ValueError for what is no cubin."""
+    """Returns nvdisasm's text with the encoding of each instruction. Raises ToolMissing, and ValueError for bytes that are no
+    cubin.
+    """
     tool = nvdisasm()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -250,7 +264,7 @@ def disassembly(cubin: bytes) -> str:
 
 @lru_cache(maxsize=64)
 def programs(cubin: bytes) -> Mapping[str, Program]:
-    """A cubin's kernels and functions by name."""
+    """Returns name -> kernel or function of a cubin."""
     sm = ""
     labels: dict[str, int] = {}
     waiting: list[str] = []
@@ -271,7 +285,7 @@ def programs(cubin: bytes) -> Mapping[str, Program]:
 
 
 def program(cubin: bytes, name: str = "") -> Program:
-    """The kernel of that name; without one the only kernel, or the one with the most products. Raises ValueError."""
+    """Returns the kernel of that name; without a name the only kernel, or the one with the most products. Raises ValueError."""
     found = programs(cubin)
     if name and name not in found:
         raise ValueError(f"no kernel {name!r} in the cubin: expected one of {', '.join(found) or 'none: it is empty'}")
@@ -302,13 +316,14 @@ def _instruction(m: re.Match, labels: Mapping[str, int]) -> Instruction:
 
 @lru_cache(maxsize=1 << 16)
 def _registers(opcode: str, operands: tuple[str, ...], predicate: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(read, written), without those that are always zero or true. The first operand is the result, and predicates behind it
-    are too: carries, and the second result of a comparison."""
+    """Returns (registers read, registers written), without the ones that are always zero or true. The first operand is the
+    result, and so are predicates right behind it: carries, and the second result of a comparison.
+    """
     results = 0 if NO_RESULT.match(opcode) else 1
     while results and results < len(operands) and re.fullmatch(r"U?P[\dT]", operands[results]):
         results += 1
     if results and ("SETP" in opcode or "PLOP3" in opcode):
-        results = 2  # predicates behind those are read
+        results = 2  # later predicates are read
     read: list[str] = [predicate.lstrip("!")]
     written: list[str] = []
     for n, (operand, width) in enumerate(zip(operands, _widths(opcode, operands), strict=True)):
@@ -321,7 +336,7 @@ def _registers(opcode: str, operands: tuple[str, ...], predicate: str) -> tuple[
 
 
 def _widths(opcode: str, operands: tuple[str, ...]) -> list[int]:
-    """Registers that each operand takes."""
+    """Returns the number of registers of each operand."""
     count = len(operands)
     if g := GMMA.match(opcode):  # D, perhaps A, the descriptors of A and B, the sum, perhaps a predicate and metadata
         sums, at = int(g["n"]) // (2 if g["sum"] == "F32" else 4), [o.startswith("gdesc") for o in operands].index(True)

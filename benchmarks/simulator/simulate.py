@@ -11,15 +11,17 @@ from benchmarks.simulator.steps import COPY, FULL, GLOBAL, GROUP_WARPS, ISSUE, L
 from benchmarks.simulator.warpgroups import Ring
 from cuda_kernels.shares import Share
 
-STAGES = 8  # over which the steady state is averaged
-WARM = 4  # stages before those
+STAGES = 8  # stages over which the steady state is averaged
+WARM = 4  # stages before them
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A steady state, averaged over at least eight stages: clocks from one iteration of the main loop to a block's next, the
-    shares of them at which tensor cores and the port are busy, and of issue slots that are used. By instruction of an
-    iteration: when a warp issues it after its iteration's start, and the clocks that it waited, by reason."""
+    """A steady state, averaged over at least eight stages: clocks from one iteration of the main loop to a block's next; the
+    shares of them in which tensor cores and the port are busy; the share of issue slots that are used. For each instruction of
+    an iteration: `issued_at`, the clock after its iteration's start at which a warp issues it; `waited`, the clocks that it
+    waited, by reason.
+    """
 
     clocks_per_stage: float
     mma_share: float
@@ -31,7 +33,7 @@ class Steady:
 
 
 def points_of(once: Sequence[Instruction]) -> tuple[Sweep, ...]:
-    """What is swept for a loop: for asynchronous products also what they and TMA's copies take."""
+    """Returns the points of the sweep for a loop; loops with asynchronous products also sweep Bulk."""
     return (*SWEEP, *LOADED_SWEEP, *(BULK_SWEEP if any(GMMA.match(i.opcode) for i in once) else ()))
 
 
@@ -42,8 +44,9 @@ def steady(
     sweep: Sweep = CENTRE,
     ring: Ring | None = None,
 ) -> Steady:
-    """The steady state of a program's main loop. `ring`: what TMA brings, whose producer runs elsewhere; without it the stages
-    of such a loop are always full. Raises NoMainLoop, and ValueError for products whose rate is not in the table."""
+    """Returns the steady state of a program's main loop. `ring`: the stages that TMA fills, whose producer is not simulated;
+    without it these stages are always full. Raises NoMainLoop, and ValueError for products whose rate the table lacks.
+    """
     return steady_of(program.iteration(program.main_loop), r, machine, sweep, ring=ring)
 
 
@@ -57,9 +60,10 @@ def steady_of(
     warm: int = WARM,
     ring: Ring | None = None,
 ) -> Steady:
-    """`steady` of the instructions of one iteration. `wavefronts`: by address, of memory instructions whose accesses are not
-    all side by side (bank conflicts). `warm`: iterations before those that count; a loop of hardly any memory instructions
-    takes many until their queues are full."""
+    """Does the work of `steady` for the instructions of one iteration. `wavefronts`: address -> wavefronts of memory
+    instructions with bank conflicts. `warm`: iterations before the counted ones; a loop with hardly any memory instructions
+    takes many until their queues are full.
+    """
     path = steps(tuple(once), machine, tuple((wavefronts or {}).items()))
     sm = Sm(Course(path, 0, len(path) - 1), r, machine, sweep, ring)
     warps = len(sm.warps)
@@ -86,7 +90,7 @@ def steady_of(
 
 
 def _port(s: Step, machine: Machine, sweep: Sweep) -> float:
-    """Clocks that a step takes of the port."""
+    """Returns the clocks that a step takes of the port."""
     if s.kind == ISSUE:
         return sum(s.parts) / GROUP_WARPS
     if s.kind == COPY:
@@ -95,8 +99,9 @@ def _port(s: Step, machine: Machine, sweep: Sweep) -> float:
 
 
 def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, sweep: Sweep = CENTRE) -> int:
-    """Clocks from the start of an SM's blocks to the end of the last, each of so many iterations of the main loop, with what is
-    before it and behind it on its commonest path: loops there count once, and all loads come from L2."""
+    """Returns the clocks from the start of an SM's blocks to the end of the last one. Each block runs `stages` iterations of
+    the main loop and the code before and behind it on its commonest path, where other loops count once; all loads come from L2.
+    """
     if stages < 1:
         raise ValueError(f"{stages} stages: expected one or more")
     loop = program.main_loop
@@ -109,8 +114,9 @@ def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, s
 
 
 def share_of(once: Sequence[Instruction], r: Residency, machine: Machine, swept: Sequence[Sweep] = SWEEP) -> Share:
-    """Of the instructions of one iteration, over the sweep and its centre, as `steady` has it. Of two warps the
-    youngest but one is the oldest."""
+    """Returns the share of the tensor cores' time over the sweep and at its centre, for the instructions of one iteration. With
+    two warps, "youngest" and "oldest" arbitration choose the same one.
+    """
     few = r.warps * r.blocks <= 2 * SUB_CORES
     points = (CENTRE, *(sweep for sweep in swept if not (few and sweep.arbitration == OLDEST)))
     centre, *found = (steady_of(once, r, machine, sweep).mma_share for sweep in points)

@@ -1,4 +1,4 @@
-"""An SM's clocks over a kernel's main loop: what issues when, and what waits for what.
+"""An SM's clocks over a kernel's main loop: when each instruction issues, and its waits.
 
 Each of four sub-cores issues one instruction a clock, of one of its warps, in each warp's order. A warp waits for its stall
 count, for scoreboards, for a product's result that it reads, for a free pipe, for room among its sub-core's memory
@@ -58,8 +58,9 @@ from benchmarks.simulator.warpgroups import Ring, Warpgroups
 
 
 def begins(r: Residency, busy: int, shift: int) -> list[int]:
-    """The clock at which each warp begins: blocks spread over the `busy` clocks of an iteration; with a `shift` each block a
-    random part of those later, and each warp up to 63 more."""
+    """Returns the clock at which each warp begins: blocks are spread over the `busy` clocks of an iteration; with a `shift`
+    each block begins a random part of these later, and each warp up to 63 more.
+    """
     random, found = Random(shift), list[int]()
     for block in range(r.blocks):
         later = random.randrange(busy + 1) if shift else 0
@@ -68,7 +69,7 @@ def begins(r: Residency, busy: int, shift: int) -> list[int]:
 
 
 class Course(NamedTuple):
-    """What each warp issues: a path whose steps `first` to `last` are a loop; `repeats`: of the loop, 0 for ever."""
+    """The path of a warp: steps `first` to `last` are a loop; `repeats`: of the loop, 0 for ever."""
 
     path: Sequence[Step]
     first: int
@@ -95,7 +96,7 @@ class Sm:
             for core in self.cores:
                 core.warps.reverse()
         self.block_warps = r.warps
-        self.arrived = [(0, 0)] * r.blocks  # of each block: warps at its barrier, when the last came
+        self.arrived = [(0, 0)] * r.blocks  # for each block: (warps at its barrier, clock of the last arrival)
         self.port_free, self.port_next, self.turn = 0, NEVER, 0
         # Data on their way from L2, in order: (clock, warp, group of copies, wavefronts), or (clock, None, (block, stage), ..)
         self.fills: deque = deque()
@@ -105,14 +106,15 @@ class Sm:
         self.l2_latency = (sweep.l2_latency or machine.l2_latency) + sweep.shift
         self.fill_bytes = sweep.bulk.l2 if asynchronous else machine.fill_bytes
         self.repeats = repeats
-        self.slots: list[list[int]] = []  # of each step: issues, clocks after its iteration's start, clocks waited by reason
+        self.slots: list[list[int]] = []  # for each step: issues, clocks after its iteration's start, clocks waited by reason
         if self.groups:
             for block in range(r.blocks):
                 self.ask(block, 0)
 
     def run(self, marks: int) -> None:
-        """Until warps have begun so many iterations in all, or ended. What a sub-core does shows at the port, or in others, so
-        many clocks later at the earliest: that far each goes on alone."""
+        """Runs until warps have begun `marks` iterations in all, or ended. A sub-core's actions show at the port, or in other
+        sub-cores, some clocks later at the earliest: for that time each runs by itself.
+        """
         alone = min(self.machine.to_port, self.sweep.barrier)
         while marks > 0:
             clock = min(self.port_next, *(core.next for core in self.cores))
@@ -126,7 +128,9 @@ class Sm:
                     marks -= self.choose(core, core.next)
 
     def choose(self, core: Core, clock: int) -> int:
-        """Issue one instruction, if one of the sub-core's warps may. 1 where its warp begins another iteration, or ends."""
+        """Issues one instruction, if one of the sub-core's warps may. Returns 1 if its warp begins another iteration, or
+        ends.
+        """
         warps, done, issued = core.warps, 0, False
         due = [warp for warp in warps if warp.next <= clock]
         if len(due) > 1:
@@ -150,7 +154,7 @@ class Sm:
         return done
 
     def put_first(self, core: Core, due: list[Warp]) -> None:
-        """The warp to try first; the others stay in the order that the sub-core's warps have."""
+        """Puts the warp to try first in front; the others stay in the order of the sub-core's warps."""
         last = core.last
         if self.round_robin:
             if due[0].number <= last:
@@ -159,13 +163,13 @@ class Sm:
             due.sort(key=lambda warp: warp.number != last)
 
     def account(self, warp: Warp, step: Step, clock: int) -> None:
-        """Clocks since the last look, to the reason found then."""
+        """Adds the clocks since the last look to the reason that was found then."""
         if warp.since < clock:
             self.slots[step.at][2 + warp.reason] += clock - warp.since
             warp.since = clock
 
     def blocked(self, warp: Warp, core: Core, step: Step, clock: int) -> tuple[int, int]:
-        """(clock before which the warp cannot issue, why); no later than this clock where it can."""
+        """Returns (clock before which the warp cannot issue, the reason); a clock of now or earlier if it can."""
         for b in step.waits:
             if board := warp.boards[b]:
                 until, reason = max(board)
@@ -216,7 +220,7 @@ class Sm:
         return self.advance(warp, clock)
 
     def advance(self, warp: Warp, clock: int) -> int:
-        """To the next step. 1 where another iteration begins, or the path ends."""
+        """Goes on to the warp's next step. Returns 1 if another iteration begins, or the path ends."""
         if warp.at == self.last and (not self.repeats or len(warp.marks) + 1 < self.repeats):
             warp.at = self.first
         else:
@@ -229,7 +233,7 @@ class Sm:
 
     @staticmethod
     def release(warp: Warp, step: Step, written: int, read: int, reason: int = SHORT) -> None:
-        """Scoreboards at known clocks."""
+        """Releases scoreboards at known clocks."""
         if step.write is not None:
             warp.boards[step.write].append([written, reason])
         if step.read is not None:
@@ -251,7 +255,7 @@ class Sm:
             core.next = min(core.next, other.next)
 
     def commit(self, warp: Warp, step: Step, clock: int) -> None:
-        """Close the group of copies; its scoreboard is released when all have landed."""
+        """Closes the warp's group of copies; its scoreboard is released when all copies have landed."""
         board = [clock, LONG]
         if step.write is not None:
             warp.boards[step.write].append(board)
@@ -263,7 +267,7 @@ class Sm:
             board[0] = max(clock, group.landed, warp.committed)
 
     def send(self, warp: Warp, core: Core, step: Step, clock: int) -> None:
-        """Queue a memory instruction; its scoreboards are released at clocks that are known when it leaves."""
+        """Queues a memory instruction; the clocks at which its scoreboards are released are known when it leaves the queue."""
         written, read = [NEVER, LONG if step.kind == GLOBAL else SHORT], [NEVER, MIO]
         if step.write is not None:
             warp.boards[step.write].append(written)
@@ -275,7 +279,9 @@ class Sm:
         self.port_next = min(self.port_next, max(self.port_free, core.request, core.queue[0][0]))
 
     def serve(self, clock: int) -> None:
-        """The port's next request at this clock, or data from L2: those wait while there are requests, but not for ever."""
+        """Serves the port's next request at this clock, or data from L2, which wait while there are requests, but not for
+        ever.
+        """
         if self.port_free <= clock:
             landing = clock - self.fills[0][0] if self.fills else -1
             if landing > self.sweep.hold or not (self.request(clock) or self.operands(clock)) and landing >= 0:
@@ -294,7 +300,7 @@ class Sm:
         self.port_next = max(soonest, self.port_free)
 
     def request(self, clock: int) -> bool:
-        """Take the next sub-core's request, if one has any."""
+        """Takes the next sub-core's request; returns whether there was one."""
         for n in range(SUB_CORES):
             core = self.cores[(self.turn + n) % SUB_CORES]
             if core.queue and max(core.queue[0][0], core.request) <= clock:
@@ -304,7 +310,7 @@ class Sm:
         return False
 
     def operands(self, clock: int) -> bool:
-        """Read a part of the next asynchronous product's operands, if they may be read."""
+        """Reads a part of the next asynchronous product's operands; returns whether it could."""
         if not self.groups or self.groups.soonest > clock:
             return False
         taken, ended = self.groups.read(clock)
@@ -314,7 +320,7 @@ class Sm:
         return True
 
     def ask(self, block: int, clock: int) -> None:
-        """Begin TMA's copies to the stages of a block that are free."""
+        """Begins TMA's copies to the free stages of a block."""
         while self.groups and self.groups.wanted(block):
             pieces, self.fill_free = self.groups.asked(block, clock, self.fill_free)
             self.fills.extend((at, None, (block, stage), wavefronts) for at, stage, wavefronts in pieces)
@@ -326,7 +332,7 @@ class Sm:
             self.wake(warp, clock)
 
     def filled(self, piece: tuple[int, int], clock: int) -> None:
-        """A piece of a block's stage is there; the last names the stage."""
+        """Records the arrival of a piece (block, stage) of a stage; with its last piece the stage is full."""
         block, stage = piece
         if self.groups and stage >= 0:
             self.groups.landed[block][stage] = clock
@@ -340,14 +346,14 @@ class Sm:
             self.wake(warp, clock)
 
     def wake(self, warp: Warp, clock: int) -> None:
-        """Look again at a warp that waits for what was not known."""
+        """Looks again at a warp that waited for something unknown until now."""
         if warp.next >= NEVER and not warp.arrived and warp.at < len(self.path):
             warp.next = clock
             core = self.cores[warp.core]
             core.next = min(core.next, clock)
 
     def grant(self, core: Core, clock: int) -> None:
-        """A sub-core's first memory instruction leaves."""
+        """Lets a sub-core's first memory instruction leave its queue."""
         m = self.machine
         _, issued, warp, step, written, read, group = core.queue.popleft()
         core.request = clock + m.address_interval

@@ -1,4 +1,4 @@
-"""What a simulated SM remembers of its warps and sub-cores."""
+"""The state of a simulated SM's warps and sub-cores."""
 
 from collections import deque
 
@@ -13,8 +13,9 @@ REASONS = (
 
 
 class Group:
-    """Copies of a warp from one commit to the next: how many are under way, the clock at which the last landed, and, once it is
-    committed, the entry of the scoreboard that waits for them."""
+    """A warp's copies from one commit to the next: the number under way, the clock at which the last landed and, once the group
+    is committed, the scoreboard entry that waits for them.
+    """
 
     __slots__ = ("under_way", "landed", "board")
 
@@ -24,8 +25,9 @@ class Group:
 
 
 class Warp:
-    """A warp's place and what it waits for. A scoreboard is a list of [clock of release, reason]; `marks`: clocks at which
-    its iterations began."""
+    """A warp's place on its path, and its scoreboards: each is a list of [clock of release, reason]; `marks`: the clocks at
+    which its iterations began.
+    """
 
     __slots__ = (
         "number",

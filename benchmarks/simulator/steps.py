@@ -1,4 +1,4 @@
-"""One iteration's instructions, decoded once for the simulation: their kind, pipe and wavefronts, and what they wait for."""
+"""One iteration's instructions, decoded once for the simulation: their kind, pipe, wavefronts and waits."""
 
 import math
 import re
@@ -8,10 +8,10 @@ from benchmarks.simulator.machine import Machine, interval
 from benchmarks.simulator.sass import GMMA, Instruction
 
 PLAIN, LOAD, STORE, COPY, GLOBAL, SYNC, COUNTED, COMMIT, OTHER = range(9)
-# Of warpgroups: a product, the wait for products, the wait for a stage of TMA's copies, a stage's release.
+# Steps of warpgroups: a product, the wait for products, the wait for a stage of TMA's copies, a stage's release.
 ISSUE, DRAIN, FULL, EMPTY = range(9, 13)
 GROUP_WARPS = 4
-PART = 32  # columns of B that are read at once
+PART = 32  # columns of B that are read at a time
 # fmt: off
 KINDS = {
     "LDS": LOAD, "LDSM": LOAD, "LDL": LOAD, "ATOMS": LOAD, "STS": STORE, "STSM": STORE, "STL": STORE, "LDGSTS": COPY,
@@ -71,7 +71,9 @@ class Step:
             self.waits += tuple(int(digit) for digit in re.findall(r"\d", "".join(i.operands[2:])))  # "{4,3}": none of those
 
     def _of_a_warpgroup(self, root: str, i: Instruction, machine: Machine) -> None:
-        """`parts`: clocks of the port for A, where shared memory holds it, and 32 columns of B; then for the others."""
+        """Fills the fields of a warpgroup's instruction. `parts`: clocks of the port for A, if shared memory holds it, and the
+        first 32 columns of B; then for each further 32 columns.
+        """
         if root == "SYNCS" and not i.nothing:
             tried = ".PHASECHK" in i.opcode
             self.kind = EMPTY if ".ARRIVE" in i.opcode else FULL if tried and not i.predicate else PLAIN
@@ -87,7 +89,7 @@ class Step:
 
 
 def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
-    """(pipe, clocks that it is taken)."""
+    """Returns (pipe, clocks for which the instruction takes it)."""
     if i.mma and not GMMA.match(i.opcode):
         return TENSOR_PIPE, interval(machine, i)
     if root == "IMAD":
@@ -103,7 +105,9 @@ def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
 
 
 def usual_wavefronts(i: Instruction) -> int:
-    """Of a memory instruction without bank conflicts, whose lanes read words side by side: 128 bytes each."""
+    """Returns the wavefronts, 128 bytes each, of a memory instruction without bank conflicts, whose lanes access neighbouring
+    words.
+    """
     parts = i.opcode.split(".")
     if parts[0] in ("LDSM", "STSM"):
         return int(parts[-1]) if parts[-1].isdigit() else 1
@@ -112,7 +116,9 @@ def usual_wavefronts(i: Instruction) -> int:
 
 @lru_cache(maxsize=32)
 def steps(path: tuple[Instruction, ...], machine: Machine, wavefronts: tuple[tuple[int, int], ...]) -> tuple[Step, ...]:
-    """Decoded, with the products whose results each reads: of its own iteration or, where none is ahead, of the one before."""
+    """Returns the decoded instructions, each with the products whose results it reads: of its own iteration or, if none
+    precedes it there, of the iteration before.
+    """
     given = dict(wavefronts)
     found = tuple(Step(n, i, machine, given.get(i.address)) for n, i in enumerate(path))
     writer: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Warpgroups' asynchronous products and the copies of TMA that feed them: what a simulated SM has beside warps.
+"""Warpgroups' asynchronous products and the copies of TMA that feed them, in a simulated SM.
 
 A product (HGMMA) waits until the four warps of its warpgroup have issued it; each sub-core's tensor core takes 16 of its 64
 rows. So all four are busy with one product for N / 2 clocks, and products follow each other in the order of their issue. Its
@@ -20,12 +20,14 @@ from benchmarks.simulator.sass import GMMA, Instruction
 from benchmarks.simulator.steps import DRAIN, EMPTY, FULL, GROUP_WARPS, ISSUE, Step
 
 NEVER = 1 << 60
-PIECE = 2048  # bytes of a stage that arrive, and are written to shared memory, at once
+ARRIVING = 2048  # bytes of a stage that arrive, and are written to shared memory, at once
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What TMA brings: bytes of a stage, those of them that this SM draws from L2 (a cluster shares some), stages that fit."""
+    """The ring of stages that TMA fills. `held`: bytes of a stage; `drawn`: the bytes of these that this SM draws from L2 (a
+    cluster shares some); `stages`: the number of stages that fit.
+    """
 
     held: int
     drawn: int
@@ -33,8 +35,9 @@ class Ring:
 
 
 def ring(once: Sequence[Instruction], warpgroups: int, smem: int, drawn: int = 0) -> Ring | None:
-    """Of the consumers' iteration, whose warpgroups of a block multiply different rows by the same columns; None where nothing
-    waits for an mbarrier. ValueError where not one stage fits."""
+    """Returns the ring for the consumers' iteration, in which a block's warpgroups multiply different rows by the same columns;
+    None if no instruction waits for an mbarrier. ValueError if not one stage fits.
+    """
     waits = sum(i.opcode.startswith("SYNCS.PHASECHK") and not i.predicate for i in once)
     products = [(i, m) for i in once if (m := GMMA.match(i.opcode))]
     if not waits or not products:
@@ -53,8 +56,9 @@ def ring(once: Sequence[Instruction], warpgroups: int, smem: int, drawn: int = 0
 
 
 class Product:
-    """One of a warpgroup: warps that have issued it, the clock from which it may be read, parts that were read, the clocks at
-    which tensor cores begin and at which its sums are there."""
+    """A product of a warpgroup: the number of warps that have issued it, the clock from which its operands may be read, the
+    number of parts that were read, the clocks at which tensor cores begin it and at which its sums are ready.
+    """
 
     __slots__ = ("step", "warpgroup", "warps", "begin", "part", "started", "done")
 
@@ -64,8 +68,9 @@ class Product:
 
 
 class Progress:
-    """A warp's: products issued, groups in flight by their last product, groups of which a wait has said that they are done,
-    stages waited for and released."""
+    """A warp's progress: products issued; groups in flight, by their last product; groups that a wait has found done; stages
+    waited for and released.
+    """
 
     __slots__ = ("issued", "groups", "covered", "waited", "released")
 
@@ -84,15 +89,15 @@ class Warpgroups:
         self.of = [Progress() for _ in range(warps * blocks)]
         self.open: list[dict[int, Product]] = [{} for _ in range(warps * blocks // GROUP_WARPS)]
         self.queue: deque[Product] = deque()
-        self.free = self.may_read = 0  # when tensor cores are free; when they begin the product before the one that is read
+        self.free = self.may_read = 0  # clocks: tensor cores are free; they began the last product
         waits = sum(step.kind == FULL for step in path)
         self.per_stage = max(1, sum(step.commits for step in path) // max(1, waits))
-        self.landed: list[list[int]] = [[] for _ in range(blocks)]  # of each stage so far, when it is full
+        self.landed: list[list[int]] = [[] for _ in range(blocks)]  # for each stage so far, the clock at which it is full
 
     # ---- warps
 
     def until(self, number: int, step: Step) -> int:
-        """The clock before which a warp cannot go on."""
+        """Returns the clock before which a warp cannot go on."""
         progress = self.of[number]
         if step.kind == DRAIN and len(progress.groups) > step.allowed:
             return progress.groups[-1 - step.allowed].done
@@ -102,7 +107,7 @@ class Warpgroups:
         return 0
 
     def issue(self, number: int, step: Step, clock: int) -> bool:
-        """Whether stages may be asked for: a warp has released one."""
+        """Issues a step of a warpgroup; returns whether it released a stage, so that copies may be asked for."""
         progress = self.of[number]
         if step.kind == ISSUE:
             self.multiply(number, progress, step, clock)
@@ -131,11 +136,13 @@ class Warpgroups:
 
     @property
     def soonest(self) -> int:
-        """When the next part of operands may be read."""
+        """Returns the clock at which the next part of operands may be read."""
         return max(self.queue[0].begin, self.may_read) if self.queue else NEVER
 
     def read(self, clock: int) -> tuple[int, int | None]:
-        """(clocks of the port that the next part takes, the warpgroup whose product's end is known now)."""
+        """Reads the next part of operands; returns (clocks of the port that it takes, the warpgroup whose product's end is
+        known now or None).
+        """
         product = self.queue[0]
         parts = product.step.parts
         taken = parts[product.part]
@@ -156,17 +163,18 @@ class Warpgroups:
     # ---- copies
 
     def wanted(self, block: int) -> int:
-        """How many stages of a block's ring may be asked for now."""
+        """Returns how many stages of a block's ring may be asked for now."""
         if not self.ring:
             return 0
         released = min(p.released for p in self.of[block * self.block_warps : (block + 1) * self.block_warps])
         return released + self.ring.stages - len(self.landed[block])
 
     def asked(self, block: int, clock: int, free: float) -> tuple[list[tuple[int, int, int]], float]:
-        """Ask for a block's next stage: [(clock at which a piece arrives, number of the stage or -1 but for its last piece,
-        clocks of the port)], and when L2 is free again."""
+        """Asks for a block's next stage; returns ([(clock at which a piece arrives, the stage's number for its last piece else
+        -1, clocks of the port)], the clock at which L2 is free again).
+        """
         assert self.ring
-        pieces = max(1, self.ring.held // PIECE)
+        pieces = max(1, self.ring.held // ARRIVING)
         wavefronts = round(self.ring.held / pieces / 128 * self.bulk.write_port)
         number, found = len(self.landed[block]), []
         self.landed[block].append(NEVER)

@@ -274,13 +274,11 @@ def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
 
 def _decoded(ptx: str, kernel: str | None) -> Decoded:
     """Decodes a kernel. The decoder is imported here because it imports slowly, and cached programs do not need it."""
-    from cuda_kernels.emulator.decode import decode
-    from cuda_kernels.emulator.operands import DecodeError
-    from cuda_kernels.emulator.parse import ParseError
+    from cuda_kernels.emulator import decode, operands, parse
 
     try:
-        return decode(parsed(ptx), kernel)
-    except (ParseError, DecodeError) as e:
+        return decode.decode(parsed(ptx), kernel)
+    except (parse.ParseError, operands.DecodeError) as e:
         raise EmulatorError(str(e), "unknown instruction") from None
 
 

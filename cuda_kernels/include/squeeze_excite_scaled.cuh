@@ -41,7 +41,10 @@ __device__ __forceinline__ void store_scaled(const SqueezeExciteParams& p, const
     float v[8];
     unpack(s.x[i], v);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = activate<ACT3>(v[j] * of[j], p.alpha3, p.beta3, 0.f);
+    for (int j = 0; j < 8; j += 2) {
+      v[j] *= of[j], v[j + 1] *= of[j + 1];
+      activate_pair<ACT3, true>(v[j], v[j + 1], p.alpha3, p.beta3, 0.f, 0.f);
+    }
     uint4 bits = pack(v);
     bits = make_uint4(bits.x & mask[0], bits.y & mask[1], bits.z & mask[2], bits.w & mask[3]);  // padding stays zero
     watch.see(bits);

@@ -40,7 +40,7 @@ __device__ __forceinline__ void stage_rows(const ConvParams& p, const float (&ac
       const Row& row = rows[k % 2];
       const float* sums = &acc[2 * j + k / 2][k % 2 * 2];
       const float2 residual = __half22float2(*reinterpret_cast<const __half2*>(&residuals[k]));
-      bits[k] = finish_pair<ACT, RES>(p, sums[0] + row.bias, sums[1] + row.bias, residual, row.slope, row.tail);
+      bits[k] = finish_pair<ACT, RES>(p, sums[0] + row.bias, sums[1] + row.bias, residual, row, row);
       if (!WHOLE_ROWS && !row.real) bits[k] = 0;  // padded channels stay zero, also of infinity times a weight of zero
       watch.see(*reinterpret_cast<const __half2*>(&bits[k]));
     }

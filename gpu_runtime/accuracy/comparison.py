@@ -1,13 +1,11 @@
 """What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
 
-import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.accuracy.errors import Accuracy
+from gpu_runtime.accuracy.errors import Accuracy, finite
 from gpu_runtime.accuracy.metrics import Judge
-from gpu_runtime.runtime.fields import Shown
-from tactics import codec
+from gpu_runtime.runtime.fields import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Shown):
+class Comparison(Told):
     """`samples`: along the first axis of the inputs; `outputs` and `layers` in the engine's order; `unnamed`: layers whose
     tensors the ONNX graph does not have; `pruning`: the pruned model compared with the original, after a build that pruned;
     `same_file`: the model is the engine's own; `scores`: where labels were given. `print` shows it as `gpu-runtime compare`
@@ -56,14 +54,29 @@ class Comparison(Shown):
     pruning: Accuracy | None = None
     pruning_error: float | None = None
     scores: Scores | None = None
-    text: str = field(default="", metadata=codec.DERIVED)
-
-    def __str__(self) -> str:
-        return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """What `gpu-runtime compare --json` prints."""
-        return _data(self)
+        """What `gpu-runtime compare --json` prints; null stands for infinity and NaN."""
+
+        def row(r: Row) -> dict[str, Any]:
+            found = {key: finite(value) for key, value in asdict(r).items()}
+            return found | {"layer": r.layer or None, "fp16_alone": found.pop("alone")}
+
+        s, p = self.scores, self.pruning
+        pruning = {"error": self.pruning_error, "snr_db": finite(p.snr_db), "agreement": p.agreement} if p else None
+        return {
+            "schema_version": 1,
+            "passed": self.passed,
+            "samples": self.samples,
+            "emulated": self.emulated,
+            "same_file": self.same_file,
+            "first_divergence": self.first.layer if self.first else None,
+            "outputs": [*map(row, self.outputs)],
+            "layers": [*map(row, self.layers)],
+            "not_compared": self.unnamed,
+            "scores": {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original} if s else None,
+            "pruning": pruning,
+        }
 
     @property
     def passed(self) -> bool:
@@ -73,31 +86,3 @@ class Comparison(Shown):
     def first(self) -> Row | None:
         """The first layer, in the order of execution, whose tensor is not within tolerance."""
         return next((r for r in self.layers if not r.passed), None)
-
-
-def _data(c: Comparison) -> dict[str, Any]:
-    """The result as JSON, in which null stands for infinity and NaN."""
-
-    def row(r: Row) -> dict[str, Any]:
-        found = {key: _finite(value) for key, value in asdict(r).items()}
-        return found | {"layer": r.layer or None, "fp16_alone": found.pop("alone")}
-
-    s, p = c.scores, c.pruning
-    pruning = {"error": c.pruning_error, "snr_db": _finite(p.snr_db), "agreement": p.agreement} if p else None
-    return {
-        "schema_version": 1,
-        "passed": c.passed,
-        "samples": c.samples,
-        "emulated": c.emulated,
-        "same_file": c.same_file,
-        "first_divergence": c.first.layer if c.first else None,
-        "outputs": [*map(row, c.outputs)],
-        "layers": [*map(row, c.layers)],
-        "not_compared": c.unnamed,
-        "scores": {"metric": s.judge.name, "engine": s.engine, "model": s.model, "original": s.original} if s else None,
-        "pruning": pruning,
-    }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

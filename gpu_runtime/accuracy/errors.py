@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,11 @@ class Difference:
         shares = [s.same / s.rows for s in self.outputs.values() if s.rows]
         worst = min((snr(s.signal, s.noise) for s in self.outputs.values()), default=math.inf)
         return Accuracy(worst, min(shares, default=None))
+
+
+def finite(value: Any) -> Any:
+    """A value as JSON has it: None in place of infinity and NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def snr(signal: float, noise: float) -> float:

@@ -110,11 +110,11 @@ def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str
             continue
         alike = id(op.weights), op.problem, tactic
         arrays = packed.get(alike) or pack_weights(op.problem, tactic, op.weights)
-        if op.pieces:
+        if op.batch_pieces:
             packed[alike] = arrays
         for name, array in arrays.items():
             section = f"{layer.name}.{name}"
-            first = firsts.setdefault((id(op.weights), name), section) if op.pieces else section
+            first = firsts.setdefault((id(op.weights), name), section) if op.batch_pieces else section
             if first != section and np.array_equal(found[first], array):
                 renamed[section] = first
             else:

@@ -164,15 +164,14 @@ def _packed(
         raise ModelError(f"{model.name}: {e}") from None
     cubins = {}
     if options.embed_cubins:
-        from gpu_runtime.runtime import feeds
-        from gpu_runtime.runtime.steps import kernel_key
+        from gpu_runtime.runtime import feeds, steps
 
         edges = [(step.kernel, step.values) for plan in record.plans for step in feeds.reformats(plan).values()]
-        steps = [step.key for plan in record.plans for step in plan.steps if isinstance(step, LaunchStep)]
-        keys = dict.fromkeys([*steps, *edges])
+        launched = [step.key for plan in record.plans for step in plan.steps if isinstance(step, LaunchStep)]
+        keys = dict.fromkeys([*launched, *edges])
         wanted = [(kernel, dict(values), planner.target.sm) for kernel, values in keys]
         compiled = compile_many(wanted, progress=compiling(options.progress))
-        cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
+        cubins = {steps.kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
     return Engine(record, arena, cubins, checked=True)
 
 

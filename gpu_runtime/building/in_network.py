@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from gpu_runtime.planning.entries import addresses
 from gpu_runtime.progress import Progress, compiling, warn
 from gpu_runtime.runtime.findings import Apart, Replaced
 from tactics.kernels import KERNELS
-from tactics.measure.timing import Time, Timer, is_emulated
+from tactics.measure.timing import Around, Time, Timer, is_emulated
 from tactics.planner.graph import Entry, holds, to_ps
 from tactics.planner.plan import solve
 from tactics.sampling import faults
@@ -105,34 +105,15 @@ class Running:
         return [max(0.05, us - extra) for us in found]
 
 
-@dataclass(slots=True)
-class _InPlace:
+class _InPlace(Around):
     """A timer that knows how long some tactics take in their places in a network."""
 
-    timer: Timer
-    times: Mapping[tuple[Problem, Tactic], Time]
-    driver: str
-    failures: dict[tuple[str, str], str]
-    early: bool
-    zeros: dict[Problem, tuple[bool, ...]]
+    def __init__(self, timer: Timer, times: Mapping[tuple[Problem, Tactic], Time]):
+        super().__init__(timer)
+        self.times = times
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         return {t: self.times.get((problem, t), time) for t, time in self.timer(problem, tactics).items()}
-
-    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
-        return self.timer.known(problem, tactics)
-
-    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return self.timer.refine(pairs)
-
-    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
-        return self.timer.remembered(what, name, measure)
-
-    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        self.timer.prepare(work)
-
-    def close(self) -> None:
-        self.timer.close()
 
 
 def settle(planned: Planned, planner: Planner) -> Planned:
@@ -188,7 +169,7 @@ class _Search:
         self.whole_us = timer.remembered(f"network {self.best.name}", "whole", self.best.turn).us
 
     def _compare(self, rival: Running) -> None:
-        """Takes the other plan if it is faster as a whole by more than noise."""
+        """Makes the rival the best plan if it is faster as a whole by more than noise."""
         mine, its, sigma = _in_turns(self.best, rival, self._planner.timer)
         if its >= mine * (1 - max(BETTER, 2 * sigma)):
             return
@@ -274,7 +255,5 @@ def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
 
 def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
     """Returns the best plan with tactics' times corrected to their times in place."""
-    timer = planner.timer
-    timer = _InPlace(timer, corrected, timer.driver, timer.failures, timer.early, timer.zeros)
-    table, chosen = replace(planner, timer=timer)(planned.table.network)
+    table, chosen = replace(planner, timer=_InPlace(planner.timer, corrected))(planned.table.network)
     return replace(planned, table=table, chosen=chosen)

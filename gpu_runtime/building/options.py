@@ -30,7 +30,7 @@ LEVEL, MOST_LEVEL = 3, 5  # of optimization: as a rule, and at most
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """The arguments of pipeline.build, which describes them, without the model. The planner and the timer read them after
-    `checked`.
+    `checked`. `forced`, of gpu_runtime.ops alone: layers that can run sparse do, however long they take.
     """
 
     example_inputs: Sequence[Any] | None = None
@@ -55,6 +55,7 @@ class BuildOptions:
     log: Callable[[str], None] | None = None
     ray: str | bool | Spread | None = None
     progress: Listener = ignore
+    forced: bool = False
 
     def checked(self) -> BuildOptions:
         """Returns these options, with `tuning_time` as a function. Raises TypeError and ValueError for a wrong type or

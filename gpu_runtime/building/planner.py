@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cuda_kernels.device import Device
 from gpu_runtime.assembly import assemble
@@ -65,7 +66,7 @@ class Planner:
         return None if self.target.measured else self.options.risk
 
     @property
-    def pieces(self) -> bool:
+    def may_cut(self) -> bool:
         """Whether batches may run in pieces."""
         return not self.options.batch_invariant
 
@@ -83,16 +84,17 @@ class Planner:
                 lambda *op: self.options.progress(Progress("time", *op)),
             )
             self.options.progress(Progress("plan", network.name))
-            chosen = solve(table.graph)
+            able = [c.name for c in table.graph.choices if self.options.forced and any(e.sparse for e in c.entries)]
+            chosen = solve(table.graph, force=dict.fromkeys(able, attrgetter("sparse")))
             plans = launched(table, chosen.options, chosen.entries, chosen.reformats), quoted(table, chosen)
             if not any(map(self.timer.refine, plans)):
                 return table, chosen
 
     def in_pieces(self, table: tables.Table, chosen: Plan) -> tuple[tables.Table, Plan]:
-        """Returns the best plan with layers that run pieces of the batch, if it takes less time than the given one; else
-        this.
+        """Returns the best plan in which layers may run pieces of the batch, if it takes less time than the given plan by the
+        share LEAST_GAIN; else the given one.
         """
-        pieces = batch_pieces.worthwhile(table, chosen) if self.pieces else None
+        pieces = batch_pieces.worthwhile(table, chosen) if self.may_cut else None
         if pieces is None:
             return table, chosen
         found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
@@ -105,14 +107,14 @@ class Planner:
         raises ModelError if none does.
         """
         free = self.in_pieces(table, chosen)
-        if self.options.activations is None or not self.pieces or assemble.arena_bytes(*free) <= self.options.activations:
+        if self.options.activations is None or not self.may_cut or assemble.arena_bytes(*free) <= self.options.activations:
             return Planned(*free, reached)
         allowed, takes = self.options.activations, [whole := assemble.arena_bytes(table, chosen)]
         best = (table, chosen) if whole <= allowed else None
 
-        def enough(pieces: batch_pieces.Pieces) -> bool:
-            """Whether no more blocks need to run in pieces: the plan fits, or is no faster than one that does, as it would be
-            with more pieces, or no tactic runs one of them in pieces.
+        def enough(pieces: batch_pieces.BatchPieces) -> bool:
+            """Whether more blocks in pieces cannot help: the plan with these pieces fits, or is no faster than a plan that fits
+            (more pieces make it slower still), or no tactic can run one of them.
             """
             nonlocal best
             try:
@@ -134,7 +136,7 @@ class Planner:
 
     def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
         """Makes the error that activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""
-        how = "and no layer can run in pieces of the batch" if self.pieces else "and --batchInvariant allows no pieces"
+        how = "and no layer can run in pieces of the batch" if self.may_cut else "and --batchInvariant allows no pieces"
         how, allowed = "at least, in pieces of the batch" if tried else how, self.options.activations or 0
         return ModelError(
             f"{network.name} at batch {network.images}: activations need {size_text(least)} {how}, but {size_text(allowed)} "

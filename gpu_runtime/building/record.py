@@ -50,6 +50,7 @@ def explain(
         single=fp32_reasons(planned),
         stored=loaded.stored,
         patterns=known,
+        forced=planner.options.forced,
     )
     explained = reasons.sparsity(facts, rivals.all_dense_us)
     energy = loaded.before.lost_energy if loaded.before else None

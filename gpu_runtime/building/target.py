@@ -51,7 +51,7 @@ def is_here(device: Device) -> bool:
 
 def runs_whole(device: Device, options: BuildOptions) -> bool:
     """Whether plans are run, and improved, as a whole."""
-    whole = device.measured and options.optimization_level >= LEVEL
+    whole = device.measured and options.optimization_level >= LEVEL and not options.forced
     return whole and (options.spread is None or is_here(device))
 
 
@@ -81,9 +81,9 @@ def make_timer(device: Device, options: BuildOptions = DEFAULTS, networks: Seque
     """
 
     if not device.measured:
-        return timing.predicted(device)
+        return timing.Predicted(device)
     progress, cache, level = options.progress, options.timing_cache, options.optimization_level
-    timer = timing.measured(
+    timer = timing.Measured(
         device,
         timing.Cache(None if cache is False else Path(cache or cache_dir() / "timings.jsonl")),
         progress=compiling(progress),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -15,8 +14,7 @@ import click
 from cuda_kernels import device as devices
 from cuda_kernels.device import NAMED
 from gpu_runtime.commands import options
-from gpu_runtime.commands.bench import Wanted, check_loaded, is_timed, load_engine, time_engine, unused
-from gpu_runtime.commands.console import columns, json_bytes, say
+from gpu_runtime.commands.console import columns, say
 from gpu_runtime.commands.options import (
     HELP,
     argument,
@@ -31,20 +29,21 @@ from gpu_runtime.commands.options import (
     version_option,
 )
 from gpu_runtime.commands.progress import Interrupts, ProgressLine, listening
-from gpu_runtime.commands.targets import KEPT, check_targets, read_arrays, write_all
-from gpu_runtime.commands.trtexec_flags import PROFILES, TrtexecCommand
+from gpu_runtime.commands.targets import KEPT, check_targets, write_all
+from gpu_runtime.commands.trtexec_flags import PROFILES, TrtexecCommand, Wanted, check_loaded, is_timed, unused
 from gpu_runtime.progress import Progress
 from gpu_runtime.text import printable, wrap
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.engine import Engine
+    from gpu_runtime.runtime.plan_record import EngineRecord
     from tactics.measure.spread import Spread
 
-PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
-
-
 WRITES = {"--saveEngine": "engine", "--savePruned": "onnx", options.ONNX: "onnx"}
+# Options whose name and value pipeline.build takes as they are.
+ALIKE = "sparsity batch_invariant only_cached_times embed_cubins input_formats output_formats exhaustive".split()
+ALIKE += ["optimization_level", "risk", "precisions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Asked:
         "--timingCacheFile", type=click.Path(), help="Timing cache: reuse its times, and add new ones."
     )
     no_cache: bool = flag("--noBuilderCache", is_flag=True, help="Neither read nor write a timing cache.")
-    only_cached: bool = flag(
+    only_cached_times: bool = flag(
         "--errorOnTimingCacheMiss", is_flag=True, help="Measure nothing: fail where the timing cache lacks a time."
     )
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
@@ -134,7 +133,7 @@ class Asked:
     exhaustive: bool = flag(
         "--exhaustive", is_flag=True, help="Time every format of a tactic, even two formats with the same bytes."
     )
-    level: int = flag(
+    optimization_level: int = flag(
         "--builderOptimizationLevel",
         type=click.IntRange(0, 5),
         default=3,
@@ -186,7 +185,7 @@ class Asked:
     @property
     def cache(self) -> str | Literal[False] | None:
         """`build`'s argument `timing_cache`. Raises UsageError."""
-        if self.no_cache and (self.timing_cache or self.only_cached):
+        if self.no_cache and (self.timing_cache or self.only_cached_times):
             raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
         return self.timing_cache if not self.no_cache else False
 
@@ -210,9 +209,7 @@ class Asked:
         return self.dump_profile or bool(self.export_profile or self.export_trace)
 
 
-@click.command(
-    "build", cls=TrtexecCommand, context_settings=HELP, short_help="Build an engine from an ONNX model and explain it."
-)
+@click.command("build", cls=TrtexecCommand, context_settings=HELP)
 @gathered(Asked)
 @version_option
 @quiet_option
@@ -231,104 +228,80 @@ def build_command(asked: Asked) -> None:
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     progress = listening(asked.verbose)
     import gpu_runtime.building.build  # noqa: F401  # where the extra that it needs is missing, nothing else is said
-    from gpu_runtime.building.target import is_here
-    from gpu_runtime.engine import encode
-    from gpu_runtime.pipeline import build
+    from gpu_runtime import engine as engines
+    from gpu_runtime.building import target as targeted
+    from gpu_runtime.commands import bench, reading
+    from gpu_runtime.explain import log
 
     target, spread = _target(asked.device, asked.ray)
     if target.measured and asked.cache is not False:
         KEPT.append("times measured so far stay in the timing cache")
-    away = spread is not None and not is_here(target)
+    away = spread is not None and not targeted.is_here(target)
     timed = is_timed(target, asked.skip_inference, wanted, away)
     if away and asked.profiled:
         say(f"this machine has no {target.title}: layer times are of each tactic alone", err=True)
-    planned = target if asked.level else replace(target, measured=False)
-    head = _planning_for(planned, bool(asked.device) or not asked.level, asked.timing_cache, spread)
+    planned = target if asked.optimization_level else replace(target, measured=False)
+    count, is_default = spread.count if spread else None, planned is target and not asked.device
+    head = log.planning_lines(planned, columns(), count, is_default)
+    if asked.timing_cache and not planned.measured:
+        head.append("--timingCacheFile is neither read nor written: it holds measured times only")
     say("\n".join(head))
     pruned = io.BytesIO()
-    engine = _built(build, asked, source, {"ray": spread} if spread else {"device": target}, progress, pruned)
+    on = {"calibration": reading.read_arrays("--calibration", asked.calibration), "device": None if spread else target}
+    engine = _built(asked, source, {**on, "ray": spread}, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
-    times = _layer_times(engine, wanted) if asked.profiled and not away else None
+    times = bench.layer_times(engine, wanted) if asked.profiled and not away else None
     contents: dict[str, Callable[[], bytes]] = {
         "--savePruned": pruned.getvalue,
-        "--saveEngine": lambda: encode(engine),
-        **_contents(engine, asked, source, times),
+        "--saveEngine": lambda: engines.encode(engine),
+        **options.exported(engine, source, times, asked.verbosity),
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
-    written += _written(engine, asked.engine_path, paths)
-    _tell(engine, asked, len(head) + len(written), times)
+    files = [printable(f"Wrote {name} ({option})") for option, name in targets.items() if name]
+    written = [line for text in files for line in wrap(text, columns())]
+    nbytes = paths["--saveEngine"].stat().st_size if asked.engine_path else 0
+    written += log.written_lines(engine.record, columns(), asked.engine_path, nbytes)
+    _tell(engine.record, asked, times, len(head) + len(written))
     say("\n".join(written))
     if timed:
         say("")
-        time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
+        bench.time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
 
 
-def _built(
-    build: Callable[..., Engine], asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO
-) -> Engine:
-    """The engine; Ctrl-C ends the timing of tactics first."""
+def _built(asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
+    """The engine; Ctrl-C ends the timing of tactics first. `on`: further arguments of pipeline.build."""
+    from gpu_runtime import pipeline
     from gpu_runtime.building.options import deadline
 
-    pools, inputs = parse_pools(asked.pools), read_arrays("--calibration", asked.calibration)
+    same: dict[str, Any] = {name: getattr(asked, name) for name in ALIKE}
+    same |= parse_pools(asked.pools)
     with Interrupts(progress, deadline(asked.tuning_time)) as told:
-        return build(
+        return pipeline.build(
             source,
-            sparsity=asked.sparsity,
+            **same,
             **on,
             shapes=asked.sizes,
-            batch_invariant=asked.batch_invariant,
             timing_cache=asked.cache,
-            only_cached_times=asked.only_cached,
             save_pruned=pruned if asked.save_pruned else None,
-            embed_cubins=asked.embed_cubins,
-            input_formats=asked.input_formats,
-            output_formats=asked.output_formats,
-            exhaustive=asked.exhaustive,
-            optimization_level=asked.level,
             tuning_time=told.ended,
-            **pools,
-            risk=asked.risk,
-            calibration=inputs,
-            precisions=asked.precisions,
             log=say if asked.verbose else None,
             progress=told,
         )
 
 
-def _contents(
-    engine: Engine, asked: Asked, source: str | None, times: list[list[float]] | None
-) -> dict[str, Callable[[], bytes]]:
-    """Option -> what makes its file."""
-    from gpu_runtime.explain import layer_info
+def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, others: int | None = None) -> None:
+    """What is asked for of the engine's layers, and the log of a build, `others` lines of which are told elsewhere; None: of an
+    engine that was built before."""
+    from gpu_runtime.explain import layer_info, log, report, wording
 
-    return {
-        "--exportProfile": lambda: json_bytes(layer_info.profile(engine.record, times)),
-        "--exportLayerInfo": lambda: json_bytes(_info(engine.layer_info(), asked.verbosity)),
-        **options.exported(engine.record, source, times),
-    }
-
-
-def _tell(engine: Engine, asked: Asked, others: int, times: list[list[float]] | None) -> None:
-    """The log of a build, of which `others` lines are told elsewhere."""
-    from gpu_runtime.explain import log, report, wording
-
-    if asked.dump_layers or asked.verbose:
-        say(report.plan_text(engine.record))
-    if asked.verbose:
-        say(wording.sparsity_text(engine.record))
-    else:
-        most = log.most_lines(engine.record) - others - 1  # an empty line
-        say(log.log_text(engine.record, columns(), most))
+    if asked.dump_layers or (asked.verbose and others is not None):
+        say(report.plan_text(record))
+    if others is not None:  # and an empty line
+        short = partial(log.log_text, record, columns(), log.most_lines(record) - others - 1)
+        say(wording.sparsity_text(record) if asked.verbose else short())
     if asked.dump_profile:
-        say(_profile_text(engine, times))
-
-
-def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
-    from gpu_runtime.explain import layer_info
-
-    return layer_info.trt_profile_text(layer_info.profile(engine.record, times))
+        say(layer_info.trt_profile_text(layer_info.profile(record, times)))
 
 
 # ---- inferences
@@ -336,28 +309,25 @@ def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
 
 def _loaded(asked: Asked, name: str) -> None:
     """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
+    from gpu_runtime.commands import bench
+
     wanted = asked.wanted
     check_loaded(wanted, limited="activations" in parse_pools(asked.pools))
     if asked.skip_inference:
         unused(wanted, "--skipInference runs none", "leave it out")
     paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
     progress = listening(asked.verbose)
-    engine = load_engine(name, asked.device, progress, asked.shapes)
-    from gpu_runtime.explain import report
-
-    times = _layer_times(engine, wanted) if asked.profiled else None
-    contents = _contents(engine, asked, None, times)
+    engine = bench.load_engine(name, asked.device, progress, asked.shapes)
+    times = bench.layer_times(engine, wanted) if asked.profiled else None
+    contents = options.exported(engine, None, times, asked.verbosity)
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    if asked.dump_layers:
-        say(report.plan_text(engine.record))
-    if asked.dump_profile:
-        say(_profile_text(engine, times))
+    _tell(engine.record, asked, times)
     for option, file in asked.exports.items():
         if file:
             say(f"Wrote {file} ({option})")
     if not asked.skip_inference:
-        time_engine(engine, name, wanted, paths, progress, asked.verbose)
+        bench.time_engine(engine, name, wanted, paths, progress, asked.verbose)
 
 
 def _source(model: str | None, onnx: str | None) -> str:
@@ -369,67 +339,17 @@ def _source(model: str | None, onnx: str | None) -> str:
 
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
     """The GPU that is planned for, and the cluster of such ones that it is timed on."""
-    from gpu_runtime.building.options import BuildOptions
-    from gpu_runtime.building.target import pick_device, placed
+    from gpu_runtime.building import options, target
 
     if ray is not None:
         if device is not None:
             raise click.UsageError("--ray measures on the GPUs of a cluster: leave --device out")
-        target, on = placed(BuildOptions(ray=ray))
-        return target, on.spread
+        found, on = target.placed(options.BuildOptions(ray=ray))
+        return found, on.spread
     try:
         if device is not None and device.isdecimal():
             devices.only(int(device))
             device = None
-        return pick_device(device), None
+        return target.pick_device(device), None
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-
-
-def _info(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
-    """Layer information as --profilingVerbosity asks for it."""
-    if verbosity == "detailed":
-        return info
-    names = [layer["Name"] for layer in info["Layers"]]
-    return {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
-
-
-def _lines(text: str) -> list[str]:
-    return wrap(printable(text), columns())
-
-
-def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> list[str]:
-    """The last lines of a build: what was written where, and what says more."""
-    if name is None:
-        return ["No engine was written: give -o FILE to write one"]
-    from gpu_runtime.explain.figures import us_text
-
-    timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
-    total = f"{us_text(engine.plan.solution.total_us, timing)}, {timing.label}"
-    text = f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}"
-    return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer")]
-
-
-def _planning_for(target: Device, asked: bool, timing_cache: str | None, spread: Spread | None) -> list[str]:
-    """The first lines of a build: which device, and where its times come from. `asked`: whether the user wants these."""
-    from gpu_runtime.explain.figures import held_text
-
-    if target.measured:
-        where = "it" if spread is None else f"{spread.count} of them in a Ray cluster"
-        return _lines(f"Planning for {target.title} ({target.sm}), timing on {where}")
-    default = "" if asked else ", the default where no GPU is found (another with --device)"
-    head = f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
-    held = _lines(f"{target.title}: {held_text(target)}") if held_text(target) else []
-    ignored = ["--timingCacheFile is neither read nor written: it holds measured times only"] if timing_cache else []
-    return [*_lines(head), *held, *ignored]
-
-
-def _layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
-    if engine.record.timing.is_predicted:
-        return None
-    from gpu_runtime.benchmark.inputs import load_inputs
-
-    iterations = wanted.settings.iterations if "--iterations" in wanted.typed else PROFILE_RUNS
-    with engine.context() as ctx:
-        return ctx.profile(load_inputs(wanted.inputs, engine.plan.inputs), iterations)

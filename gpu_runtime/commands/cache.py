@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,14 +19,15 @@ from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import HELP
 from gpu_runtime.commands.targets import check_targets, write_all
 from gpu_runtime.text import several
-
-if TYPE_CHECKING:
-    from tactics.measure.cache import Key
+from tactics.measure import cache
+from tactics.measure.cache import Key, is_over, key_of, parse
+from tactics.measure.timing import driver_version
+from tactics.tactic import Tactic
 
 FILES = click.argument("names", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 
 
-@click.group("cache", context_settings=HELP, short_help="List, merge or prune files of measured times.")
+@click.group("cache", context_settings=HELP)
 def cache_command() -> None:
     """Files of measured times, which builds on a GPU read and extend: --timingCacheFile, or timings.jsonl in the cache
     folder."""
@@ -37,8 +37,6 @@ def cache_command() -> None:
 @FILES
 def list_command(names: tuple[str, ...]) -> None:
     """Count the times in each FILE, by GPU, driver and policy of measuring."""
-    from tactics.measure.cache import is_over, key_of, parse
-
     for name in names:
         lines = [line for line in _read(name).split(b"\n") if line.strip()]
         records = {key_of(record): record for record in map(parse, lines) if record}
@@ -77,15 +75,13 @@ def merge_command(names: tuple[str, ...], output: str) -> None:
 def prune_command(names: tuple[str, ...], days: int | None) -> None:
     """Drop from each FILE the lines that no build reads here any more: of another policy of measuring, of other kernel
     sources, or of this GPU with another driver."""
-    from tactics.measure.cache import held
-
     since = 0.0 if days is None else time.time() - 86400 * days
     contents: dict[str | os.PathLike[str], bytes] = {}
     told = []
     with ExitStack() as stack:  # builds append again once all files are written
         for _, name in sorted({os.path.realpath(name): name for name in names}.items()):
             with _readable(name):
-                data = stack.enter_context(held(name))
+                data = stack.enter_context(cache.held(name))
             kept, text = _kept(name, data, since, days)
             if kept != data:
                 contents[check_targets({"FILE": name}, [])["FILE"]] = kept
@@ -110,9 +106,7 @@ def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes
 
 def _why_dropped(key: Key) -> str:
     """Why no build here reads it, or an empty text."""
-    from tactics.measure.cache import POLICY
-
-    if not key.policy.startswith(POLICY):
+    if not key.policy.startswith(cache.POLICY):
         return "of another policy"
     if _source(key.tactic) not in (key.source, None):
         return "of other kernel sources"
@@ -137,10 +131,8 @@ def _readable(name: str) -> Iterator[None]:
 
 def _lines(name: str, data: bytes) -> dict[Key, bytes]:
     """The last line of each key. ValueError for a file that is no cache."""
-    from tactics.measure.cache import whole_lines
-
     try:
-        return whole_lines(data)
+        return cache.whole_lines(data)
     except ValueError as e:
         raise ValueError(f"{name}: {e}: nothing was written") from None
 
@@ -148,9 +140,6 @@ def _lines(name: str, data: bytes) -> dict[Key, bytes]:
 def _source(tactic: str) -> str | None:
     """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
     None where what compiles them is not installed."""
-    from tactics.measure import cache
-    from tactics.tactic import Tactic
-
     try:
         return cache.source_key(Tactic.parse(tactic).kernel)
     except ValueError:
@@ -162,6 +151,4 @@ def _source(tactic: str) -> str | None:
 @lru_cache(maxsize=1)
 def this_gpu() -> str:
     """As keys have it; empty without a GPU."""
-    from tactics.measure.timing import driver_version
-
     return f"{devices.current().key}|{driver_version()}" if devices.has_gpu() else ""

@@ -15,12 +15,12 @@ from gpu_runtime.commands.options import (
     given,
     json_option,
     labels_option,
-    opened,
     quiet_option,
     shown_at,
 )
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import read_arrays, split_labels
+from gpu_runtime.commands.reading import opened, read_arrays, split_labels
+from gpu_runtime.explain.points import at_text
 from gpu_runtime.text import several
 
 
@@ -53,7 +53,7 @@ class Asked:
     as_json: bool = given(json_option)
 
 
-@click.command("compare", short_help="Compare an engine with its model, layer by layer.")
+@click.command("compare")
 @gathered(Asked)
 @quiet_option
 def compare_command(asked: Asked) -> None:
@@ -66,7 +66,6 @@ def compare_command(asked: Asked) -> None:
         raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they belong to")
     samples, classes = split_labels(asked.labels, read_arrays("--inputs", asked.inputs))
     from gpu_runtime.accuracy import compare, wording
-    from gpu_runtime.explain.points import at_text
 
     loaded = opened(asked.engine, asked.allow_cubins, asked.shown)
     progress = listening()

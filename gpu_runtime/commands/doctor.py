@@ -6,9 +6,11 @@ from cuda_kernels import device as devices
 from gpu_runtime.commands.console import INTERRUPTED, answer, end_now, json_bytes, not_passed
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, write_all, written
+from gpu_runtime.doctor import examine, wording
+from tactics.kernels import KERNELS
 
 
-@click.command("doctor", short_help="Examine this machine's GPU: every family of kernels, versions, rates.")
+@click.command("doctor")
 @click.option("--emulate", metavar="DEVICE", help="Run a few cases of each family for this named GPU in the CPU emulator.")
 @click.option("--kernels", default="", metavar="NAMES", help="Only these families, with commas: conv_dense,move.")
 @click.option(
@@ -29,9 +31,6 @@ def doctor_command(emulate: str | None, kernels: str, limit_s: int, as_json: boo
     Exits with 5 unless all was tested and is right; rates, which other work changes, do not count. The kernels that failed on a
     GPU are recorded in the cache folder, and plans exclude them.
     """
-    from gpu_runtime.doctor import examine, wording
-    from tactics.kernels import KERNELS
-
     paths = check_targets({"--output": output}, [])
     names = [name.strip() for name in kernels.split(",") if name.strip()]
     if unknown := [name for name in names if name not in KERNELS]:

@@ -1,17 +1,32 @@
-"""`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model. `gpu-runtime inspect-sparsity MODEL`: whether
-weights are 2:4, and where that would pay."""
+"""`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model; `inspect-sparsity MODEL`: whether weights are
+2:4, and where that pays; `explain ENGINE`: why each layer runs as it does, and what if it did not; `report`: that as a page."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
+from gpu_runtime import file_kinds
 from gpu_runtime.commands import options
 from gpu_runtime.commands.console import answer, not_passed, say
-from gpu_runtime.commands.options import argument, checked_device, flag, gathered, given, json_option, parse_shapes
+from gpu_runtime.commands.options import (
+    argument,
+    checked_device,
+    flag,
+    gathered,
+    given,
+    json_option,
+    named,
+    parse_shapes,
+    quiet_option,
+)
 from gpu_runtime.commands.progress import listening
+from gpu_runtime.commands.reading import opened
 from gpu_runtime.commands.targets import check_targets, write_all
 from gpu_runtime.errors import ModelError
+from gpu_runtime.explain import gaps, report
+from gpu_runtime.explain.points import at_text
+from gpu_runtime.report import page
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +44,11 @@ class Asked:
     onnx: str | None = flag("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
 
 
-@click.command("inspect", short_help="Show the plan, layers and sparsity of an engine; or describe an ONNX model.")
+@click.command("inspect")
 @gathered(Asked)
 def inspect_command(asked: Asked) -> None:
     """Show the contents of FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its
     opset, inputs, operators and weights, and whether and how an engine can be built of it."""
-    from gpu_runtime import file_kinds
-
     file = asked.file
     try:
         head = file_kinds.head_of(file)
@@ -65,10 +78,8 @@ def _engine(asked: Asked) -> None:
     if bool(model) != bool(asked.export_onnx):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
     paths = check_targets(wanted, [asked.file, *([model] if model else [])], {options.ONNX: "onnx"})
-    from gpu_runtime.explain import gaps, report
-
-    loaded = options.opened(asked.file, True, asked.shown)  # only read, never run
-    record, contents = loaded.record, options.exported(loaded.record, model)
+    loaded = opened(asked.file, True, asked.shown)  # only read, never run
+    record, contents = loaded.record, options.exported(loaded, model)
     write_all({path: contents[option]() for option, path in paths.items()})
     if asked.gap:
         answer(asked.as_json, lambda: gaps.data(record), lambda: gaps.text(record))
@@ -78,7 +89,7 @@ def _engine(asked: Asked) -> None:
         say(f"Wrote {wanted[option]} ({option})", err=asked.as_json)
 
 
-@click.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4, and where that pays.")
+@click.command("inspect-sparsity")
 @click.argument("model", type=click.Path())
 @click.option(
     "--device",
@@ -114,3 +125,49 @@ def inspect_sparsity_command(model: str, device: str | None, shapes: str, requir
     if require and (missing := pattern.not_24(rows)):
         say(f"--require: {len(missing)} weights that can be 2:4 are not: {', '.join(missing)}", err=True)
         not_passed()
+
+
+@click.command("explain")
+@click.argument("engine", type=click.Path())
+@click.argument("layers", nargs=-1, metavar="[LAYER]...")
+@click.option(
+    "--what-if",
+    "wishes",
+    multiple=True,
+    metavar="LAYER=WISH",
+    help="Plan again with a layer forced to sparse, dense, a format (hwc8) or two ('chw->hwc8'), and show the changes; may be "
+    "repeated.",
+)
+@options.shown_at
+@json_option
+def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], shown: str, as_json: bool) -> None:
+    """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it.
+
+    LAYER may be a pattern: 'layer3.*', or 'layer{1..3}/conv' as the log of a build has it.
+    """
+    wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
+    loaded = opened(engine, True, shown)  # only read, never run
+    found = loaded.what_if(wanted) if wanted else None
+    account = loaded.explain(layers or None) if layers or not wanted else None
+    changed = found.to_dict() if found else None
+    document = account.to_dict() | ({"what_if": changed} if changed else {}) if account else changed
+    plan = at_text(loaded.record)
+    head = [f"{engine}: {loaded.record.model.name}{plan}\n"] if plan else []
+    answer(as_json, lambda: document, lambda: "\n".join([*head, *(str(part) for part in (account, found) if part)]))
+
+
+@click.command("report")
+@click.argument("engine", type=click.Path())
+@click.option("-o", "--output", "output", type=click.Path(), required=True, help="Write the page to this file.")
+@click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Compare it with this engine, layer by layer.")
+@options.shown_at
+@quiet_option
+def report_command(engine: str, output: str, other: str | None, shown: str) -> None:
+    """Write the plan of ENGINE and its reasons as one HTML file: layers, candidates, graph, roofline, memory. The page needs no
+    network."""
+    paths = check_targets({"--output": output}, [engine, *([other] if other else [])])
+    files = [name for name in (engine, other) if name is not None]
+    records = [opened(name, True, shown).record for name in files]  # only read, never run
+    data = page.report(*records)
+    write_all({paths["--output"]: data})
+    say(f"Wrote {output}: {len(data)} bytes; open it in a browser, it needs no network")

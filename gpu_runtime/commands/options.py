@@ -12,11 +12,11 @@ import click
 from click.core import ParameterSource
 
 from cuda_kernels import device as devices
+from gpu_runtime import installed_version
 from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
-    from gpu_runtime.runtime.plan_record import EngineRecord
 
 
 def given(decorator: Callable[..., Any]) -> Any:
@@ -97,8 +97,6 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # clic
 
 def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        from gpu_runtime import installed_version
-
         click.echo(f"{ctx.find_root().info_name} {installed_version()}")
         ctx.exit()
 
@@ -204,18 +202,6 @@ shown_at = click.option(
 )
 
 
-def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-cubins") -> Engine:
-    """The engine of a file, showing the plan for the sizes of `text`; ValueError names the option, `cure`, where it is the
-    machine code inside that is refused."""
-    from gpu_runtime import EngineError, load
-
-    try:
-        engine = load(path, allow_cubins=allow_cubins)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", cure)) from None
-    return engine.at(sizes_of(text)) if text else engine
-
-
 def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
     """What --shapes asks for, as Engine.at takes it. Raises UsageError."""
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
@@ -304,12 +290,17 @@ onnx_option = click.option(
 
 
 def exported(
-    record: EngineRecord, model: str | None, times: Sequence[Sequence[float]] | None = None
+    engine: Engine, model: str | None, times: Sequence[Sequence[float]] | None = None, verbosity: str = "detailed"
 ) -> dict[str, Callable[[], bytes]]:
-    """Option -> what makes its file. `model`: the ONNX file that the engine was built from; `times`: measured ones."""
+    """Option -> what makes its file. `model`: the ONNX file that the engine was built from; `times`: measured ones;
+    `verbosity`: the value of --profilingVerbosity."""
+    from gpu_runtime.explain import layer_info
     from gpu_runtime.report import notes
 
+    record = engine.record
     return {
+        "--exportProfile": lambda: json_bytes(layer_info.profile(record, times)),
+        "--exportLayerInfo": lambda: json_bytes(layer_info.limited(engine.layer_info(), verbosity)),
         TRACE: lambda: json_bytes(notes.trace(record, times)),
         ONNX: lambda: notes.annotated(record, model or ""),
     }

@@ -21,7 +21,8 @@ from gpu_runtime.commands.options import (
     sizes_option,
 )
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, read_arrays, split_labels, write_all
+from gpu_runtime.commands.reading import read_arrays, split_labels
+from gpu_runtime.commands.targets import check_targets, write_all
 
 if TYPE_CHECKING:
     from gpu_runtime.pruning.benefit import Forecast
@@ -86,7 +87,7 @@ class Asked:
     as_json: bool = given(json_option)
 
 
-@click.command("prune", short_help="Prune the weights of an ONNX model to 2:4.")
+@click.command("prune")
 @gathered(Asked)
 @quiet_option
 def prune_command(asked: Asked) -> None:

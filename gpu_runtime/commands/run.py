@@ -5,63 +5,83 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import click
+import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.extras import CUDA
+from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.commands.console import nonfinite_text, say
-from gpu_runtime.commands.options import cubins_option, emulate_option, named, opened, quiet_option, sizes_of
+from gpu_runtime.commands.options import (
+    argument,
+    cubins_option,
+    emulate_option,
+    flag,
+    gathered,
+    given,
+    named,
+    quiet_option,
+    sizes_of,
+)
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
+from gpu_runtime.commands.reading import npy, npz, opened, read_array
+from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.engine import Engine
+from gpu_runtime.errors import EngineError
 from gpu_runtime.progress import Progress, compiling
+from gpu_runtime.runtime.arrays import check_names, host_inputs
+from gpu_runtime.runtime.sizes import filled
 from gpu_runtime.text import not_finite, printable, shapes_text
 
-if TYPE_CHECKING:
-    import numpy as np
 
-    from gpu_runtime.engine import Engine
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The argument and options of run."""
+
+    engine: str = argument()
+    inputs: tuple[str, ...] = flag(
+        "--input", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated. Default: random."
+    )
+    output: str | None = flag(
+        "--output", type=click.Path(), metavar="FILE.npz", help="Write the outputs to this file, or one to FILE.npy."
+    )
+    shapes: str = flag(
+        "--shapes",
+        default="",
+        metavar="SIZES|BATCH",
+        help="Without --input, run random values of these sizes, x:8x3x224x224, or of this batch.",
+    )
+    emulate: bool = given(emulate_option)
+    nvtx: bool = flag(
+        "--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx)."
+    )
+    allow_cubins: bool = given(cubins_option)
 
 
-@click.command("run", short_help="Run an engine on .npy files.")
-@click.argument("engine", type=click.Path())
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated. Default: random.")
-@click.option("--output", type=click.Path(), metavar="FILE.npz", help="Write the outputs to this file, or one to FILE.npy.")
-@click.option(
-    "--shapes",
-    default="",
-    metavar="SIZES|BATCH",
-    help="Without --input, run random values of these sizes, x:8x3x224x224, or of this batch.",
-)
-@emulate_option
-@click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")
-@cubins_option
+@click.command("run")
+@gathered(Asked)
 @quiet_option
-def run_command(
-    engine: str, inputs: tuple[str, ...], output: str | None, shapes: str, emulate: bool, nvtx: bool, allow_cubins: bool
-) -> None:
+def run_command(asked: Asked) -> None:
     """Run ENGINE on arrays from .npy files, or on random ones, and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
     """
-    given = named("--input", inputs, "NAME=FILE.npy", str.partition)
+    engine, output, files = asked.engine, asked.output, named("--input", asked.inputs, "NAME=FILE.npy", str.partition)
     kind = "npy" if (output or "").endswith(".npy") else "npz"
-    paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
+    paths = check_targets({"--output": output}, [engine, *files.values()], {"--output": kind})
     if output and not output.endswith(f".{kind}"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .npz, or for one output in .npy")
     progress = listening()
-    from gpu_runtime import EngineError
-
     progress(Progress("load", engine))
-    loaded = opened(engine, allow_cubins)
+    loaded = opened(engine, asked.allow_cubins)
     if kind == "npy" and len(loaded.outputs) > 1:
         count = len(loaded.outputs)
         raise ValueError(f"--output {output}: a .npy file holds one array, the engine has {count} outputs: give an .npz file")
-    loaded, arrays = _inputs(loaded, given, shapes)
+    loaded, arrays = _inputs(loaded, files, asked.shapes)
     try:
-        context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
+        context = loaded.context(device="emulator" if asked.emulate else None, nvtx=asked.nvtx, progress=compiling(progress))
     except EngineError as e:
         raise ValueError(f"{engine}: {e}") from None
     with context as ctx, warnings.catch_warnings():
@@ -72,9 +92,9 @@ def run_command(
     write_all({path: npz(results) if kind == "npz" else npy(*results.values()) for path in paths.values()})
     progress.end()
     sizes = shapes_text({name: a.shape for name, a in arrays.items()})
-    drawn = "" if given or not arrays else printable(f", random inputs: {sizes}")
+    drawn = "" if files or not arrays else printable(f", random inputs: {sizes}")
     say(f"Ran {engine} on {where}{_at(loaded)}{drawn}{f'; wrote {output}' if output else ''}")
-    if not emulate and not devices.has_cupy():
+    if not asked.emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
     if given_wrong:
@@ -97,10 +117,6 @@ def _at(engine: Engine) -> str:
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
     """The engine at the plan that runs, and its inputs: of the files, or random ones of the sizes that --shapes asks for. What
     is wrong with them is said here, before a kernel is compiled or loaded."""
-    from gpu_runtime.benchmark.inputs import random_inputs
-    from gpu_runtime.runtime.arrays import check_names, host_inputs
-    from gpu_runtime.runtime.sizes import filled
-
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)
     if not given:

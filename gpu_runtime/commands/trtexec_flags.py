@@ -1,16 +1,161 @@
 """Every option of trtexec, v8.6 to v11.1, and what becomes of it here: `build` accepts it, ignores it and says so, or refuses
-it with the alternative. The names are those that its parser takes (samples/common/sampleOptions.cpp of NVIDIA/TensorRT).
+it with the alternative. The names are those that its parser takes (samples/common/sampleOptions.cpp of NVIDIA/TensorRT). First
+the options of timed inferences, which `build` and `bench` have.
 """
 
+from __future__ import annotations
+
+import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from gpu_runtime.benchmark.records import Settings
 from gpu_runtime.commands import options
 from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import flag, typed
+
+if TYPE_CHECKING:
+    from cuda_kernels.device import Device
+
+PERCENTILES = "90,95,99"
+
+
+# ---- values of options
+
+
+def _time(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise click.UsageError(f"{parameter.opts[0]}: expected a time from 0 on, got {value:g}", context)
+    return value
+
+
+def _duration(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    return math.inf if value == -1 else _time(context, parameter, value)
+
+
+def _patience(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise click.UsageError(f"{parameter.opts[0]}: expected a time above 0, got {value:g}", context)
+    return value
+
+
+def _percents(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, value.split(",")))
+    except ValueError:
+        found = (math.nan,)
+    if all(0 <= p <= 100 for p in found):
+        return found
+    raise click.UsageError(f"{parameter.opts[0]}: expected numbers from 0 to 100, as {PERCENTILES}, got {value!r}", context)
+
+
+MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options of timed inferences."""
+
+    warm_up: float = flag("--warmUp", default=200, show_default=True, **MS, help="Run for this long before the measurement.")
+    iterations: int = flag("--iterations", type=click.IntRange(min=1), default=10, show_default=True,
+                           help="Measure at least this many inferences of each stream.")
+    duration: float = flag("--duration", type=float, default=3, show_default=True, metavar="SECONDS", callback=_duration,
+                           help="Measure for at least this long; -1: until Ctrl-C.")
+    streams: int = flag("--streams", "--infStreams", type=click.IntRange(1, 64), default=1, show_default=True,
+                        help="Contexts that run at once, each on a stream of its own.")
+    threads: bool = flag("--threads", is_flag=True, help="Each stream in a host thread of its own.")
+    no_graph: bool = flag("--noCudaGraph", is_flag=True, help="Launch kernels one by one. Default: as one CUDA graph.")
+    no_transfers: bool = flag("--noDataTransfers", is_flag=True, help="Copy the inputs once, before the first inference. "
+                              "Default: each inference copies inputs and outputs from and to pinned memory.")
+    no_spin: bool = flag("--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Default: it spins.")
+    sleep: float = flag("--sleepTime", default=0, **MS, help="Sleep before the first inference.")
+    idle: float = flag("--idleTime", default=0, **MS, help="Sleep after each inference.")
+    runs: int | None = flag("--avgRuns", type=click.IntRange(min=1), metavar="N", help="Also print the mean times of every N "
+                            "inferences.")
+    percents: tuple[float, ...] = flag("--percentile", default=PERCENTILES, show_default=True, metavar="P,...",
+                                       callback=_percents, help="Percentiles to print (nearest rank).")
+    inputs: str = flag("--loadInputs", default="", metavar="NAME:FILE,...", help="Inputs from raw files, as numpy's tofile() "
+                       "writes them, or .npy files. Other inputs are random, with a fixed seed.")
+    dump: bool = flag("--dumpOutput", is_flag=True, help="Print the outputs, every value.")
+    output: str | None = flag("--exportOutput", type=click.Path(), metavar="FILE", help="Write the outputs (trtexec's JSON).")
+    times: str | None = flag("--exportTimes", type=click.Path(), metavar="FILE", help="Write the times of every inference "
+                             "(trtexec's JSON).")
+    patience: float = flag("--timeout", type=float, default=60, show_default=True, metavar="SECONDS", callback=_patience,
+                           help="Give up if no inference ends for this long.")
+    # fmt: on
+
+    @property
+    def settings(self) -> Settings:
+        counted = self.warm_up, self.iterations, self.duration, self.streams, self.threads
+        how = not self.no_graph, not self.no_transfers, not self.no_spin
+        return Settings(*counted, *how, self.sleep, self.idle, self.patience)
+
+    @property
+    def typed(self) -> list[str]:
+        """The options that were given."""
+        return [*typed(*(f.name for f in fields(self))).values()]
+
+    @property
+    def targets(self) -> dict[str, str | None]:
+        """Option -> the file that it asks for."""
+        return {"--exportTimes": self.times, "--exportOutput": self.output}
+
+    @property
+    def sources(self) -> list[str]:
+        """The files that --loadInputs reads."""
+        return [item.rpartition(":")[2] for item in self.inputs.split(",") if item]
+
+    @property
+    def results(self) -> list[str]:
+        """The given options that ask for what only a run gives."""
+        return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
+
+
+# ---- inferences beside a build
+
+
+def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
+    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on, if not away."""
+    if away:
+        unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
+    elif skip:
+        unused(wanted, "--skipInference runs none", "leave it out")
+    elif not target.measured:
+        cure = "gpu-runtime bench ENGINE times inferences on a GPU, and with --predict predicts the time without one"
+        unused(wanted, "none is run when times are predicted", cure)
+    return target.measured and not skip and not away
+
+
+def unused(wanted: Wanted, why: str, cure: str) -> None:
+    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives."""
+    if wanted.results:
+        raise click.UsageError(f"{', '.join(wanted.results)} apply to timed inferences, but {why}: {cure}")
+    if ignored := [name for name in wanted.typed if name != "--iterations"]:  # it is the profile's, too
+        say(f"ignored: {', '.join(ignored)} apply to timed inferences, but {why}: {cure}", err=True)
+
+
+NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
+# fmt: off
+OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_layers", "dump_profile", "export_layers",
+             "export_profile", "export_trace", "verbose", "fp16", "shapes")
+# fmt: on
+
+
+def check_loaded(wanted: Wanted, limited: bool) -> None:
+    """UsageError for options of a build that name a file of its own or are to limit memory; others are told to be of no use."""
+    given_options = typed()
+    if refused := [o for name, o in given_options.items() if name in NOT_LOADED or (name == "pools" and limited)]:
+        raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
+    if ignored := [option for name, option in given_options.items() if name not in OF_LOADED and option not in wanted.typed]:
+        say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
+
+
+# ---- every option of trtexec
 
 Verdict = Literal["accepted", "ignored", "refused"]
 
@@ -33,15 +178,7 @@ LOOP = (
 AS_TIMED = "layers and inferences are always timed this way"
 NO_DLA = "kernels run on GPUs only, not on a DLA: leave it out"
 NO_PLUGINS = "there are no plugins: every layer runs a kernel of this package; export the model in ONNX's own operators"
-NO_INT8 = (
-    "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
-    "(without QuantizeLinear and DequantizeLinear)"
-)
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where values exceed FP16's range: leave it out"
-OBEYED = (
-    "fp32 is obeyed or refused, by prefer too, and without --precisionConstraints; a name is a node's or an output's, with * "
-    "for any characters"
-)
 NO_REFIT = "weights are packed into the engine: build it again, which is quick with the timing cache"
 NO_PROFILES = "each run takes the profile that its inputs fit: leave it out; gpu-runtime inspect ENGINE shows all"
 NO_TUNER = "give --builderOptimizationLevel=5, which times every tactic, or --exhaustive"
@@ -52,7 +189,6 @@ NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give 
 NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
 NO_ACCURACY = "a build compares no outputs: gpu-runtime compare MODEL ENGINE compares them with onnxruntime, layer by layer"
-ONE_STREAM = "layers run on one stream"
 ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree; --builderOptimizationLevel times fewer"
 OWN_KERNELS = "all tactics are kernels of this package"
 STATIC = "memory is placed when the engine is built"
@@ -71,7 +207,9 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--builderOptimizationLevel= "
            "--profilingVerbosity= --dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= "
            "--skipInference --buildOnly --help --noBuilderCache --errorOnTimingCacheMiss"),
-    *_rows("accepted", OBEYED, "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
+    *_rows("accepted", "fp32 is obeyed or refused, by prefer too, and without --precisionConstraints; a name is a node's or an "
+           "output's, with * for any characters",
+           "--precisionConstraints= --layerPrecisions= --layerPrecision= --layerOutputTypes="),
     *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
            "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
            "--exportTimes="),
@@ -80,7 +218,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("accepted", "batches are explicit in ONNX", "--explicitBatch"),
     *_rows("ignored", "inputs and outputs are copied from and to pinned memory", "--useManagedMemory"),
     *_rows("ignored", "only inferences and layers are timed", "--timeDeserialize --timeRefit --asyncFileReader"),
-    *_rows("ignored", ONE_STREAM, "--maxAuxStreams="),
+    *_rows("ignored", "layers run on one stream", "--maxAuxStreams="),
     *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
@@ -92,7 +230,9 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
     *_rows("ignored", "kernels run on GPUs only", "--allowGPUFallback"),
     *_rows("ignored", "there are no plugins", "--ignoreParsedPluginLibs"),
-    *_rows("refused", NO_INT8, "--int8"),
+    *_rows("refused", "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
+           "(without QuantizeLinear and DequantizeLinear)",
+           "--int8"),
     *_rows("refused", NO_LOW, "--bf16 --fp8 --int4"),
     *_rows("refused", NO_CALIBRATION, "--calib= --calibProfile= --minShapesCalib= --optShapesCalib= --maxShapesCalib="),
     *_rows("refused", NO_DLA, "--useDLACore= --buildDLAStandalone --layerDeviceTypes= --adjustForDLA --reportCapabilityDLA "
@@ -145,10 +285,10 @@ class TrtexecCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Say what was ignored, in one line for each reason, and go on."""
         reasons: dict[str, list[str]] = {}
-        for name, typed in ctx.meta.get(SEEN, ()):
-            reasons.setdefault(BY_NAME[name].sentence, []).append(typed)
-        for sentence, typed in reasons.items():
-            say(f"ignored: {', '.join(typed)}: {sentence}", err=True)
+        for name, text in ctx.meta.get(SEEN, ()):
+            reasons.setdefault(BY_NAME[name].sentence, []).append(text)
+        for sentence, texts in reasons.items():
+            say(f"ignored: {', '.join(texts)}: {sentence}", err=True)
         return super().invoke(ctx)
 
 
@@ -156,12 +296,12 @@ def _option(flag: TrtexecFlag) -> click.Option:
     """The hidden option that accepts, ignores or refuses; each may be given several times."""
 
     def met(ctx: click.Context, _: click.Parameter, given: Any) -> None:
-        typed = [f"{flag.name}={value}" for value in given] if flag.takes_value else [flag.name] if given else []
-        if typed and flag.verdict == "refused":
+        texts = [f"{flag.name}={value}" for value in given] if flag.takes_value else [flag.name] if given else []
+        if texts and flag.verdict == "refused":
             value = given[-1] if flag.takes_value else ""
-            raise click.UsageError(f"{typed[-1]}: {flag.sentence.format(value=value)}", ctx)
+            raise click.UsageError(f"{texts[-1]}: {flag.sentence.format(value=value)}", ctx)
         if flag.verdict == "ignored":
-            ctx.meta.setdefault(SEEN, []).extend((flag.name, text) for text in typed)
+            ctx.meta.setdefault(SEEN, []).extend((flag.name, text) for text in texts)
 
     shape: dict[str, Any] = {"multiple": True} if flag.takes_value else {"is_flag": True}
     refused = flag.verdict == "refused"  # told before anything else that is wrong

@@ -16,6 +16,7 @@ from cuda_kernels import files
 from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from gpu_runtime.progress import warn
+from gpu_runtime.text import first_of
 from tactics import codec
 from tactics.codec import Check
 from tactics.kernels import KERNELS
@@ -115,7 +116,6 @@ def applied(device: Device) -> Device:
     """The device without the kernels that failed on it; warns of these."""
     failed = of(device)
     if failed:
-        named = ", ".join(f.what for f in failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")
-        text = f"plans exclude these kernels because they failed on {device.title}: {named}"
+        text = f"plans exclude these kernels because they failed on {device.title}: {first_of([f.what for f in failed], 4)}"
         warn(f"{text}. After a driver update run `gpu-runtime doctor` again, or delete {path_of(device)}")
     return replace(device, left_out=tuple((f.what, f.why) for f in failed))

@@ -7,7 +7,7 @@ from cuda_kernels.device import Device
 from gpu_runtime.doctor.examine import Examination, Family, Outcome
 from gpu_runtime.doctor.host import PACKAGES, Verdict
 from gpu_runtime.doctor.rates import Rate
-from gpu_runtime.text import printable, table, wrap
+from gpu_runtime.text import first_of, printable, table, wrap
 from tactics import codec
 
 MOST_SHOWN = 8  # failures that the text lists; JSON has all
@@ -129,4 +129,4 @@ def _names(found: Examination, status: str) -> str:
     """The first few checks and families with this verdict."""
     names = [v.name for v in found.checks if v.status == status]
     names += [f.kernel for f in found.families if f.status == status]
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return first_of(names, 6)

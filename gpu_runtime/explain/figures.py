@@ -10,7 +10,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import IfPruned, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Outlook, PlanRecord, Timing
-from gpu_runtime.text import dims, lost_text, printable, versus
+from gpu_runtime.text import first_of, lost_text, printable, sizes_option, versus, wrap
 from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
@@ -108,8 +108,7 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
         return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
     tuned = plan.solution.tuned
     if tuned and tuned.early:
-        rest = f" and {len(tuned.missing) - 3} more" if len(tuned.missing) > 3 else ""
-        without = f", without {', '.join(tuned.missing[:3])}{rest}" if tuned.missing else ""
+        without = f", without {first_of(tuned.missing, 3)}" if tuned.missing else ""
         return f"not proven minimal: timing ended early{without}; the same build goes on from there"
     if status is None and any(r.swap for r in plan.solution.replaced):
         return "not the least sum of times: the whole is faster with other tactics"
@@ -253,6 +252,22 @@ def pruned_text(sparsity: SparsityRecord) -> str:
     return f"{text}{taken}: the outputs differ from the original model's"
 
 
+def network_lines(record: Explained) -> list[str]:
+    """The network in a few sentences: what 2:4 gains, eligible and picked layers, the time saved, the most that could be saved,
+    and a library's times."""
+    gain, library = gain_text(record), library_text(record)
+    text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
+    own = record.solution.rivals.own_us
+    alone = (
+        "" if own is None else f"one tactic runs all batches, the plan of this batch alone takes {us_text(own, record.timing)}"
+    )
+    text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
+    ceiling = ceiling_text(record)
+    limit = f"Upper limit of 2:4: {ceiling}" if ceiling else ""
+    parts = (pruning_text(record), f"2:4 {gain}" if gain else "", text, limit, library)
+    return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
+
+
 # ---- whether pruning pays: the plan as if weights were 2:4
 
 
@@ -334,5 +349,5 @@ def _prune_command(record: Explained) -> str:
         words.append(f"--device={record.device.name}")
     shapes = record.flags.shapes if isinstance(record, EngineRecord) else record.shapes
     if shapes:
-        words.append(f"--shapes={','.join(f'{printable(n)}:{dims(of)}' for n, of in shapes.items())}")
+        words.append(f"--shapes={sizes_option(shapes)}")
     return shlex.join(words)

@@ -57,6 +57,12 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
     }
 
 
+def limited(info: dict[str, object], verbosity: str) -> dict[str, object]:
+    """Layer information as --profilingVerbosity asks for it: detailed, layer_names_only or none."""
+    layers: Any = info["Layers"] if verbosity == "layer_names_only" else ()
+    return info if verbosity == "detailed" else {"Layers": [layer["Name"] for layer in layers], "Bindings": info["Bindings"]}
+
+
 def _network_keys(plan: PlanRecord) -> Keys:
     sparsity, library = plan.sparsity, plan.solution.rivals.library
     summary = sparsity.summary

@@ -1,10 +1,22 @@
 """What a build prints, on one screen: TensorRT's two lines, the plan's time, and every layer with weights under its reason."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.figures import SHOWN_US, SURE, pruned_costs, pruned_text, pruning_text, sureness, whose_text
+from cuda_kernels.device import Device
+from gpu_runtime.explain.figures import (
+    SHOWN_US,
+    SURE,
+    held_text,
+    pruned_costs,
+    pruned_text,
+    pruning_text,
+    sureness,
+    us_text,
+    whose_text,
+)
 from gpu_runtime.explain.names import fitting, grouped, packed
 from gpu_runtime.explain.plan_facts import NOTED, plan_facts
 from gpu_runtime.explain.reason_texts import REASONS
@@ -47,6 +59,27 @@ def log_text(record: EngineRecord, width: int, most: int) -> str:
     facts_shown, left = next((r for least in (whole, some) for r in rooms if r[1] >= least), rooms[-1])
     texts = [_listed(row, width, n) for row, n in zip(paragraphs, _allotted(paragraphs, width, left), strict=True)]
     return "\n".join([*head, "", *facts_shown, "", *chain(*texts)]).rstrip() + "\n"
+
+
+def planning_lines(device: Device, width: int, count: int | None, is_default: bool) -> list[str]:
+    """The first lines of a build: for which device, and where its times come from. `count`: of the GPUs of a cluster that time
+    tactics, if one does; `is_default`: nobody named the device."""
+    where = f"Planning for {device.title} ({device.sm})"
+    if device.measured:
+        return wrap(f"{where}, timing on {'it' if count is None else f'{count} of them in a Ray cluster'}", width)
+    default = ", the default where no GPU is found (another with --device)" if is_default else ""
+    held = wrap(f"{device.title}: {held_text(device)}", width) if held_text(device) else []
+    return [*wrap(f"{where}{default}; times are predicted({device.name}), nothing is measured", width), *held]
+
+
+def written_lines(record: EngineRecord, width: int, name: str | None, nbytes: int) -> list[str]:
+    """The last lines of a build: the engine's file, if one was written, and what says more."""
+    if name is None:
+        return ["No engine was written: give -o FILE to write one"]
+    total = f"{us_text(record.solution.total_us, record.timing)}, {record.timing.label}"
+    text = f"Wrote {name}: {nbytes} bytes, {len(record.plan.steps)} kernel launches, {total}"
+    more = f"gpu-runtime explain {shlex.quote(name)} [LAYER] explains each layer"
+    return [line for each in (text, more) for line in wrap(printable(each), width)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.describe import ModelInfo, describe
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
-from gpu_runtime.text import listed, printable, size_text
+from gpu_runtime.text import first_of, listed, printable, size_text
 
 MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON has all
 
@@ -34,11 +34,6 @@ def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]
         return 0, str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
 
 
-def _some(items: Sequence[str]) -> str:
-    more = f", and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
-    return ", ".join(items[:MOST_SHOWN]) + more
-
-
 def text(info: ModelInfo) -> str:
     """As `gpu-runtime inspect MODEL` prints it."""
     made = f", made by {info.producer}" if info.producer else ""
@@ -48,14 +43,14 @@ def text(info: ModelInfo) -> str:
     rows = [
         ("inputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.inputs)),
         ("outputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.outputs)),
-        ("nodes", f"{sum(info.operators.values())}: {_some([f'{n} {op}' for op, n in info.operators.items()])}"),
+        ("nodes", f"{sum(info.operators.values())}: {first_of([f'{n} {op}' for op, n in info.operators.items()], MOST_SHOWN)}"),
         ("weights", weights if info.weights else "none"),
         ("sparsity", info.sparsity),
     ]
     if info.unsupported:
         kinds = {node.partition(" ")[0]: node for node in info.unsupported[::-1]}  # of each operator
         nodes = dict.fromkeys([*reversed(kinds.values()), *info.unsupported])
-        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {_some(list(nodes))}"))
+        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {first_of(list(nodes), MOST_SHOWN)}"))
     if info.problem:
         first, *more = info.problem.splitlines()
         rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]

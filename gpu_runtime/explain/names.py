@@ -10,7 +10,7 @@ from itertools import product
 from typing import TypeVar
 
 from gpu_runtime.runtime.plan_record import PlanRecord
-from gpu_runtime.text import printable
+from gpu_runtime.text import first_of, printable
 
 Parts = tuple[tuple[str, ...], ...]  # of a name, each with all values that it takes
 Row = TypeVar("Row")
@@ -157,5 +157,4 @@ def _values(text: str) -> list[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(printable, names[:SHOWN])) + more
+    return first_of([*map(printable, names)], SHOWN)

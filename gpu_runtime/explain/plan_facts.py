@@ -75,10 +75,6 @@ def _replaced(record: EngineRecord, _: Most) -> list[str]:
     ]
 
 
-def _left_out(record: EngineRecord, _: Most) -> str:
-    return "; ".join(f"{what}, which failed on this GPU: {why}" for what, why in record.device.left_out)
-
-
 def _merged(record: EngineRecord, _: Most) -> str:
     found = [len(row.layers) for row in record.sparsity.rows if row.branches]
     text = f"{sum(found)} convolutions run as {len(found)}, each the sum of parallel branches of one input"
@@ -153,10 +149,6 @@ def _compared(record: EngineRecord, most: Most) -> str:
 # ---- where the engine comes from
 
 
-def _model(record: EngineRecord, _: Most) -> str:
-    return f"{record.model.name}, sha256 {record.model.sha256}"
-
-
 def _kernels(record: EngineRecord, _: Most) -> str:
     return f"sources {record.source_hash}, {f'{record.num_cubins} embedded' if record.num_cubins else 'compiled on loading'}"
 
@@ -167,7 +159,7 @@ def _launches(record: EngineRecord, _: Most) -> str:
 
 
 FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
-    "model": _model,
+    "model": lambda record, _: f"{record.model.name}, sha256 {record.model.sha256}",
     "device": lambda record, _: str(record.device),
     "sources": lambda record, _: record.device.sources,
     "assumed": lambda record, _: record.device.assumed,
@@ -190,7 +182,7 @@ FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
     "batches": lambda record, _: batches_text(record) if record.profiles else "",
     "library": lambda record, _: library_text(record),
     "ceiling": lambda record, _: ceiling_text(record),
-    "left out": _left_out,
+    "left out": lambda record, _: "; ".join(f"{k}, which failed on this GPU: {why}" for k, why in record.device.left_out),
     "merged": _merged,
     "FP32": _wide,
     "scaled": _scaled,

@@ -27,12 +27,13 @@ Rows = Sequence[SparsityRow]
 
 @dataclass(frozen=True, slots=True)
 class ReasonText:
-    """`label`: in a table's cell; `group`: of all layers with this reason, in the log; `sentence`: of one layer; `cure`: what
-    would change that, or the most that 2:4 could give, as a sentence of its own."""
+    """`label`: in a table's cell; `group`: of all layers with this reason, in the log; `sentence`: of one layer, given the
+    times of its best dense and its best sparse kernel; `cure`: what would change that, or the most that 2:4 could give, as a
+    sentence of its own."""
 
     label: str
     group: Callable[[Rows, EngineRecord], str]
-    sentence: Callable[[SparsityRow, Explained], str]
+    sentence: Callable[[SparsityRow, Explained, str, str], str]
     cure: Callable[[SparsityRow, Explained], str] = lambda row, record: ""
 
 
@@ -98,22 +99,16 @@ def _faster(rows: Rows) -> list[float]:
 # ---- of one layer
 
 
-def _time(best: KernelTime | None, timing: Timing) -> str:
+def time_text(best: KernelTime | None, timing: Timing) -> str:
     return us_text(best.us, timing if best.timed else PREDICTED) if best else "an unknown time"
-
-
-def _times(row: SparsityRow, timing: Timing) -> tuple[str, str]:
-    """The times of the best dense and of the best sparse kernel."""
-    return _time(row.best_dense, timing), _time(row.best_sparse, timing)
 
 
 def _detail(row: SparsityRow) -> str:
     return f" ({row.detail})" if row.detail else ""
 
 
-def _picked(row: SparsityRow, record: Explained) -> str:
+def _picked(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
     best_dense, best_sparse = row.best_dense, row.best_sparse
-    dense, sparse = _times(row, record.timing)
     head, both = "", f"the best sparse kernel takes {sparse}, the best dense one {dense}"
     if best_sparse and row.us is not None and abs(row.us - best_sparse.us) >= SHOWN_US:
         where = "as one tactic for all batches" if row.alone else "with the plan's formats"
@@ -128,8 +123,11 @@ def _picked(row: SparsityRow, record: Explained) -> str:
     return text
 
 
-def _dense_faster(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
+def _forced(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
+    return f"runs sparse because it is forced to, in {sparse}; the best dense kernel takes {dense}"
+
+
+def _dense_faster(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
     if row.best_dense and row.best_sparse and row.best_dense.us == row.best_sparse.us:
         return f"could run sparse, but would gain nothing: both take {dense}"
     return f"could run sparse, but dense is faster: {dense} against {sparse}{_since(row.best_sparse, row, record)}"
@@ -161,8 +159,7 @@ def _since(best: KernelTime | None, row: SparsityRow, record: Explained) -> str:
     return f", since {RESOURCES[bound]} limits it, which 2:4 relieves little" if bound in ("smem", "issue", "alu") else ""
 
 
-def _uncertain(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
+def _uncertain(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
     text = f"sparse is predicted to be faster ({sparse} against {dense}), but not with enough certainty: "
     text += f"P(faster) = {chance_text(row.p_sparse_faster or 0)}"
     if row.other and row.other.premium_us:
@@ -170,8 +167,8 @@ def _uncertain(row: SparsityRow, record: Explained) -> str:
     return text
 
 
-def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
-    (dense, sparse), best, other = _times(row, record.timing), row.best_sparse, row.other
+def _reformat_outweighs(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
+    best, other = row.best_sparse, row.other
     needed = f" ({best.in_} in, {best.out} out)" if best else ""
     text = f"the sparse kernel is faster ({sparse} against {dense}), but needs formats{needed}"
     if other and other.reformat_us <= 0 < other.around_us:
@@ -179,30 +176,13 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
     return f"{text} that cost the plan more than it saves"
 
 
-def _one_launch(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
+def _one_launch(row: SparsityRow, record: Explained, dense: str, sparse: str) -> str:
     only = f"only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
     text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one tactic ({dense})"
     return f"{text}; launched alone, such a layer takes {sparse} sparse"
 
 
-def _within_noise(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
-    text = f"sparse ({sparse}) and dense ({dense}) times overlap (20 to 80 % quantiles)"
-    return f"{text}; the plan keeps {row.verdict}; either is fine"
-
-
-def _not_timed(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
-    return f"timing ended before both kinds of kernels were timed: sparse takes {sparse}, dense {dense}"
-
-
-def _in_network(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _times(row, record.timing)
-    return f"sparse is faster alone ({sparse} against {dense}), but the whole network, run in turns, is faster with dense"
-
-
-def _other_batches(row: SparsityRow, record: Explained) -> str:
+def _other_batches(row: SparsityRow, record: Explained, *_: str) -> str:
     """Which kind the plan of this batch alone has, where it has this form of the layer at all."""
     kind = "dense" if row.verdict == "sparse" else "sparse"
     own = f"has a {kind} kernel of {us_text(row.alone.us, record.timing)}" if row.alone else "computes it in another form"
@@ -210,13 +190,13 @@ def _other_batches(row: SparsityRow, record: Explained) -> str:
     return f"runs {row.verdict}, in {time}, because one tactic runs all batches; the plan of this batch alone {own}"
 
 
-def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
+def _no_sparse_tactic(row: SparsityRow, record: Explained, *_: str) -> str:
     if record.sparsity.mode == "disable":
         return "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
     return f"its weights have the 2:4 pattern, but no sparse tactic can run it{_detail(row)}"
 
 
-def _pattern_violation(row: SparsityRow, record: Explained) -> str:
+def _pattern_violation(row: SparsityRow, record: Explained, *_: str) -> str:
     text, share, lost = "its weights do not have the 2:4 pattern", row.pattern_share, row.lost_energy
     if share is not None:
         text += f": {fitting_text(row)} of its groups of 4 input channels have two zeros or more"
@@ -241,7 +221,7 @@ def first_violation(row: SparsityRow) -> str:
     return "the first that does not fit is at [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation or ())
 
 
-def _grouped(row: SparsityRow, record: Explained) -> str:
+def _grouped(row: SparsityRow, record: Explained, *_: str) -> str:
     if row.groups == row.c:
         return "it is a depthwise convolution: each output channel reads one input channel, but a 2:4 group needs four"
     return f"it is a grouped convolution, and no sparse tactic supports its groups{_detail(row)}"
@@ -289,6 +269,7 @@ def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) ->
 
 REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
+    "forced": ReasonText("forced", lambda rows, _: f"forced; sparse kernels are {_speed(rows)} as fast as dense ones", _forced),
     "dense_faster": ReasonText(
         "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit
     ),
@@ -310,21 +291,34 @@ REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF
         _uncertain,
         lambda *_: "Build on the GPU to decide: it measures both kernels.",
     ),
-    "within_noise": ReasonText("within noise", lambda *_: "sparse and dense times overlap", _within_noise),
+    "within_noise": ReasonText(
+        "within noise",
+        lambda *_: "sparse and dense times overlap",
+        lambda row, _, dense, sparse: (
+            f"sparse ({sparse}) and dense ({dense}) times overlap (20 to 80 % quantiles); the plan keeps {row.verdict}; either "
+            "is fine"
+        ),
+    ),
     "in_network": ReasonText(
-        "in network", lambda *_: "sparse is faster alone, but the whole network is faster with dense", _in_network
+        "in network",
+        lambda *_: "sparse is faster alone, but the whole network is faster with dense",
+        lambda _, __, dense, sparse: (
+            f"sparse is faster alone ({sparse} against {dense}), but the whole network, run in turns, is faster with dense"
+        ),
     ),
     "not_timed": ReasonText(
         "not timed",
         lambda *_: "timing ended before both kinds of kernels were timed",
-        _not_timed,
+        lambda _, __, dense, sparse: (
+            f"timing ended before both kinds of kernels were timed: sparse takes {sparse}, dense {dense}"
+        ),
         lambda *_: "The same build with the same timing cache goes on from there.",
     ),
     "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
     "channels_not_multiple_of_4": ReasonText(
         "C not 4n",
         lambda *_: "2:4 needs groups of four input channels",
-        lambda row, _: f"its number of input channels is not a multiple of 4, as 2:4 requires{_detail(row)}",
+        lambda row, *_: f"its number of input channels is not a multiple of 4, as 2:4 requires{_detail(row)}",
     ),
     "grouped_conv": ReasonText("grouped", lambda *_: "no sparse kernel runs these groups of channels", _grouped),
     "other_batches": ReasonText(

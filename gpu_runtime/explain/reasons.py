@@ -27,8 +27,9 @@ from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES, PREFERRED
 from tactics.kernels import ROWS
-from tactics.measure.timing import Time, predicted
+from tactics.measure.timing import Predicted, Time
 from tactics.planner import plan
+from tactics.planner.graph import to_us
 from tactics.predict import PUBLISHED, Pick, p_faster, predict, predict_us, regime, saved_range
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Reason
@@ -44,8 +45,8 @@ OTHER_FORM = "The plan runs the layer on channels in another order, in which its
 class Known:
     """What all rows are made from. `others`: what the plan would be otherwise, or the batch's `own` plan where `chosen` is for
     all batches; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has
-    them; `patterns`: what is known of weights, which is extended. Ops alike share one table of times, so their best kernels are
-    looked up once in `_best` and `_if_sparse`."""
+    them; `patterns`: what is known of weights, which is extended; `forced`: as in BuildOptions. Ops alike share one
+    table of times, so their best kernels are looked up once in `_best` and `_if_sparse`."""
 
     table: Table
     chosen: plan.Plan
@@ -56,6 +57,7 @@ class Known:
     single: Mapping[str, str] = field(default_factory=dict)
     stored: Mapping[str, Stored] = field(default_factory=dict)
     patterns: Patterns = field(default_factory=dict)
+    forced: bool = False
     _best: dict[tuple[int, bool], Best] = field(default_factory=dict)
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
@@ -157,7 +159,8 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     if not alike:
         return replace(row, verdict="sparse" if entry.sparse else "dense", why=Reason("other_batches", form))
     if entry.sparse:
-        return replace(row, verdict="sparse", why=Reason("picked", form))
+        loses = known.forced and row.other_cost_us is not None and row.other_cost_us < to_us(entry.premium_ps)
+        return replace(row, verdict="sparse", why=Reason("forced" if loses else "picked", form))
     return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.risk), form))
 
 
@@ -335,7 +338,7 @@ def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> 
     if dense is None:
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):
-        able, timer = [tables.if_sparse(table, form) for form in forms], predicted(table.device)
+        able, timer = [tables.if_sparse(table, form) for form in forms], Predicted(table.device)
         times = [(best, form) for form, tactics in able if (best := _best(timer(form.problem, tactics), sparse=True))]
         if times:
             best, form = min(times, key=lambda pair: pair[0][1].us)

@@ -9,7 +9,7 @@ from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
 from gpu_runtime.explain.points import points_text
 from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Flags
-from gpu_runtime.text import listed, printable, table, wrap
+from gpu_runtime.text import listed, printable, sizes_option, table, wrap
 
 KEY = 9  # columns of a fact's key
 TOTALS = ("total", "calls", *NOTED, "rivals", "memory")
@@ -62,13 +62,8 @@ def inspect_text(record: EngineRecord, checked: bool = False) -> str:
 
 
 def _flags(flags: Flags) -> str:
-    """As the command line takes them: sizes as `x:1x3x224x224`."""
-    sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in flags.shapes.items())
-    given = {
-        "memPoolSize": flags.pools,
-        "shapes": sizes,
-        "sparsity": flags.sparsity,
-    }
+    """As the command line takes them."""
+    given = {"memPoolSize": flags.pools, "shapes": sizes_option(flags.shapes), "sparsity": flags.sparsity}
     alike = " --batchInvariant" if flags.batch_invariant else ""
     return " ".join(f"--{name}={value}" for name, value in given.items() if value) + alike
 

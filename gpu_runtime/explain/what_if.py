@@ -6,19 +6,18 @@ some layers held to sparse, to dense or to a format.
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain.figures import PREDICTED, proof_text, summing, times_are, us_text
 from gpu_runtime.explain.names import matching, others_of
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.runtime.fields import Shown
+from gpu_runtime.runtime.fields import Told
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
 from gpu_runtime.text import printable, suggest, versus, wrap
 from gpu_runtime.text import table as text_table
-from tactics import codec
 from tactics.format import DTYPES, LAYOUTS, Format, Key, canonical, representative
 from tactics.planner import graph as planned
 from tactics.planner import plan as planner
@@ -65,7 +64,7 @@ Side = Entry | Hop | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Answer(Shown):
+class Answer(Told):
     """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves; `pruned`: layers
     whose weights are not 2:4 and would have to be pruned; `text`: the same as a table."""
 
@@ -77,10 +76,6 @@ class Answer(Shown):
     reformats_gone: tuple[Hop, ...]
     reformats_new: tuple[Hop, ...]
     pruned: tuple[str, ...] = ()
-    text: str = field(default="", metadata=codec.DERIVED)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def store(table: Table, pruned: Table | None = None) -> Choices:

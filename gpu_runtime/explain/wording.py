@@ -1,22 +1,17 @@
 """Why layers run sparse or dense, in words: the sparsity log and the full account of a layer, from the engine's plan alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gpu_runtime.explain.facts import ends_of, layer_rows, pieces_text
 from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
     SHOWN_US,
-    ceiling_text,
     chance_text,
-    counts_text,
-    dense_text,
-    gain_text,
-    library_text,
+    network_lines,
     pruned_costs,
     pruned_text,
-    pruning_text,
     ratio_text,
     summing,
     sure,
@@ -25,8 +20,8 @@ from gpu_runtime.explain.figures import (
     whose_text,
 )
 from gpu_runtime.explain.names import matching, others_of
-from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
-from gpu_runtime.runtime.fields import Shown
+from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text, time_text
+from gpu_runtime.runtime.fields import Told
 from gpu_runtime.runtime.findings import (
     Flip,
     KernelTime,
@@ -39,7 +34,6 @@ from gpu_runtime.runtime.findings import (
 )
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import listed, lost_text, printable, table, wrap
-from tactics import codec
 
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
@@ -87,22 +81,6 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
 
 
-def network_lines(record: Explained) -> list[str]:
-    """The network in a few sentences: what 2:4 gains, eligible and picked layers, the time saved, the most that could be saved,
-    and a library's times."""
-    gain, library = gain_text(record), library_text(record)
-    text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
-    own = record.solution.rivals.own_us
-    alone = (
-        "" if own is None else f"one tactic runs all batches, the plan of this batch alone takes {us_text(own, record.timing)}"
-    )
-    text = "; ".join(filter(None, (text[0].upper() + text[1:], alone, dense_text(record))))
-    ceiling = ceiling_text(record)
-    limit = f"Upper limit of 2:4: {ceiling}" if ceiling else ""
-    parts = (pruning_text(record), f"2:4 {gain}" if gain else "", text, limit, library)
-    return wrap(". ".join(part[:1].upper() + part[1:] for part in parts if part))
-
-
 # ---- one layer
 
 
@@ -111,7 +89,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
     if row.sentence:
         return " ".join(filter(None, (row.sentence, _alone(row, record))))
     words = REASONS[row.reason]
-    text = words.sentence(row, record)
+    text = words.sentence(row, record, *(time_text(best, record.timing) for best in (row.best_dense, row.best_sparse)))
     form = f"{row.detail}." if row.detail and row.best_sparse else ""  # what the plan's form of the layer costs its weights
     parts = (f"{text[0].upper()}{text[1:]}.", form, _alone(row, record), _branches(row, record), _forced_text(row, record))
     return " ".join(filter(None, (*parts, words.cure(row, record))))
@@ -298,7 +276,7 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Shown):
+class Explanation(Told):
     """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `library`: its
     estimate of the network; `text`: the account in words."""
 
@@ -306,10 +284,6 @@ class Explanation(Shown):
     summary: Summary | None
     library: LibraryPlan | None
     layers: tuple[SparsityRow, ...]
-    text: str = field(default="", metadata=codec.DERIVED)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation:
@@ -317,4 +291,4 @@ def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation
     rows = rows_of(record, layers)
     worded = tuple(replace(row, sentence=sentence(row, record)) for row in rows)
     summary, library = record.sparsity.summary, record.solution.rivals.library
-    return Explanation(record.timing.label, summary, library, worded, explain_text(record, rows))
+    return Explanation(record.timing.label, summary, library, worded, text=explain_text(record, rows))

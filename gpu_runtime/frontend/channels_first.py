@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.normalize import shaped, stored
+from gpu_runtime.frontend.normalize import shaped, stand_in, stored
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of
 from tactics.problems.operators import BINARY, UNARY
 
@@ -106,10 +106,7 @@ def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
         made.append(new)
         turned[node.outputs[0]] = _like(new.outputs[0], node.outputs[0])
     model.graph.insert_before(last, made)
-    y, name = turned[operand(last)], last.outputs[0].name
-    ir.convenience.replace_all_uses_with(last.outputs[0], y, replace_graph_outputs=True)
-    model.graph.remove(last, safe=True)
-    y.name = name
+    stand_in(model, last, turned[operand(last)])
 
 
 def _like(value: ir.Value, other: ir.Value) -> ir.Value:

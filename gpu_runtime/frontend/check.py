@@ -25,7 +25,7 @@ from gpu_runtime.frontend.load import (
     title,
     to_array,
 )
-from gpu_runtime.text import MOST_NAME, printable
+from gpu_runtime.text import MOST_NAME, first_of, printable
 
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
@@ -256,11 +256,7 @@ def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
         by_type.setdefault(domain + node.op_type + _not_a_product(node), []).append(node.name or ", ".join(node.output))
-    texts = []
-    for op, names in by_type.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        texts.append(f"{op} ({', '.join(names[:3])}{more})")
-    return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more operators" if len(texts) > 8 else "")
+    return first_of([f"{op} ({first_of(names, 3)})" for op, names in by_type.items()], 8, "more operators")
 
 
 def _not_a_product(node: onnx.NodeProto) -> str:

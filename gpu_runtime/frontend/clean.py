@@ -184,10 +184,7 @@ def _drop_identities(model: ir.Model) -> None:
         if y.is_graph_output():
             if x.producer() is None or x.is_graph_output():
                 continue
-            name = y.name
-            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
-            model.graph.remove(node, safe=True)
-            x.name = name
+            normalize.stand_in(model, node, x)
         else:
             ir.convenience.replace_all_uses_with(y, x)
             model.graph.remove(node, safe=True)

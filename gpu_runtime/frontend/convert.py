@@ -13,6 +13,7 @@ from onnx import helper, shape_inference, version_converter
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
 from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.text import first_of
 
 OPSET = 22  # every model is converted to this one
 CONVERTIBLE = 21  # the newest that onnx's converter reaches from the older ones with every operator
@@ -51,11 +52,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
             del node.input[1:], node.attribute[:]
             node.attribute.append(helper.make_attribute("to", types[node.output[0]]))
         if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
-            kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-            node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+            _put(node, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     return proto
 
 
@@ -78,7 +75,7 @@ def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
             version_converter.convert_version(helper.make_model(alone, opset_imports=proto.opset_import), CONVERTIBLE)
         except Exception as e:
             found.append((title(node), e))
-    names = ", ".join(name for name, _ in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    names = first_of([name for name, _ in found], 5)
     why = first_line(found[0][1] if found else of_whole).rpartition(" failed: ")[2]  # behind the place in onnx's source
     text = f"{names}: " * bool(found) + f"cannot be converted from opset {opset_version(proto)} to {CONVERTIBLE}: {why}"
     return ModelError(f"{text}; export the model again, with opset {CONVERTIBLE} or newer")
@@ -102,10 +99,7 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
         total = [max(0, extra + (k - 1) * d + 1 - s) for k, s, d, extra in each]
         begin = [t // 2 if mode == b"SAME_UPPER" else t - t // 2 for t in total]
         if len(begin) == len(size) > 0:
-            kept = [a for name, a in given.items() if name not in ("auto_pad", "pads")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-            node.attribute.append(helper.make_attribute("pads", [*begin, *(t - b for t, b in zip(total, begin, strict=True))]))
+            _put(node, auto_pad=None, pads=[*begin, *(t - b for t, b in zip(total, begin, strict=True))])
 
 
 def spell_out_group_norms(proto: onnx.ModelProto) -> None:
@@ -156,6 +150,13 @@ def _flatten_hardmax(graph: onnx.GraphProto) -> None:
     graph.node.extend(nodes)
 
 
+def _put(node: onnx.NodeProto, **values: object) -> None:
+    """Sets attributes of a node; one of the value None is removed."""
+    kept = [a for a in node.attribute if a.name not in values]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(helper.make_attribute(name, v) for name, v in values.items() if v is not None)])
+
+
 def _read_as(proto: onnx.ModelProto, opset: int) -> None:
     del proto.opset_import[:]
     proto.opset_import.append(helper.make_opsetid("", opset))
@@ -182,6 +183,4 @@ def _align_by_axis(graph: onnx.GraphProto) -> None:
         copy.name = f"{node.name}_aligned"
         copy.dims.extend([1] * more)
         node.input[1] = copy.name
-        kept = [a for a in node.attribute if a.name != "axis"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
+        _put(node, axis=None)

@@ -11,6 +11,7 @@ import onnx
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import check, importer, load, pattern
+from gpu_runtime.text import sizes_option
 from tactics.problems.operators import OPERATORS
 
 
@@ -43,9 +44,8 @@ class ModelInfo:
     @property
     def command(self) -> str:
         """The command that builds an engine of it."""
-        sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in self.shapes.items())
-        words = ["build-engine", self.file, "-o", f"{Path(self.file).stem}.engine", *([f"--shapes={sizes}"] if sizes else [])]
-        return shlex.join(words)
+        sizes = [f"--shapes={sizes_option(self.shapes)}"] if self.shapes else []
+        return shlex.join(["build-engine", self.file, "-o", f"{Path(self.file).stem}.engine", *sizes])
 
 
 def describe(path: Path) -> ModelInfo:

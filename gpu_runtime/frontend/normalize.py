@@ -384,9 +384,14 @@ def shaped(value: ir.Value, shape: tuple[int, ...], like: ir.Value) -> ir.Value:
 def replace_by(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
     """Replaces `node` by `steps`; the last one's output takes over the node's output and its name."""
     y, made = node.outputs[0], steps[-1].outputs[0]
-    name = y.name
     made.shape, made.type = y.shape, y.type
     model.graph.insert_before(node, steps)
-    ir.convenience.replace_all_uses_with(y, made, replace_graph_outputs=True)
+    stand_in(model, node, made)
+
+
+def stand_in(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
+    """Puts a value in the place of a node's output, whose name it takes, and removes the node."""
+    name = node.outputs[0].name
+    ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
     model.graph.remove(node, safe=True)
-    made.name = name
+    value.name = name

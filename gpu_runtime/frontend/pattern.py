@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.weights import Weight, as_stored, stored_weights
-from gpu_runtime.text import lost_text, several, share_text
+from gpu_runtime.text import lost_text, several, share_text, table
 
 SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and the functions that format them
 SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
@@ -82,18 +82,13 @@ def pruning(rows: list[dict]) -> str:
 
 def text(rows: list[dict]) -> str:
     """Formats the rows as a table, with the meaning of its columns and the network's verdict below."""
-    lines = [("layer", "weights", "zeros", "groups fit", "energy lost", "verdict")]
+    cells = []
     for r in rows:
         shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))
         shares = (write(r[key]) if r[key] is not None else "-" for key, write in SHARES)
         verdict = r["verdict"].removeprefix(f"shape {r['shape']}: ")
-        lines.append((r["layer"], shape, *shares, f"{r['elsewhere']}, not along C" if r["elsewhere"] else verdict))
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    out = []
-    for line in lines:
-        cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=False))]
-        out.append("  ".join([*cells, line[5]]))
-    out.insert(1, "  ".join("-" * w for w in (*widths, len("verdict"))))
+        cells.append([r["layer"], shape, *shares, f"{r['elsewhere']}, not along C" if r["elsewhere"] else verdict])
+    out = table(["layer", "weights", "zeros", "groups fit", "energy lost", "verdict"], cells, right=(2, 3, 4))
     legend = (
         "groups fit: share of the groups of 4 consecutive input channels that have at most 2 non-zeros\n"
         "energy lost: share of the squared weights, as the file has them, that --sparsity=force would set to zero\n"

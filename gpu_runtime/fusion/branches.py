@@ -26,16 +26,19 @@ from tactics.problems.protocol import Shape4
 
 MERGED = "merged"
 SIGNS = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}
-MOST_MERGED = 32  # convolutions: the one's name has all of theirs
-MOST_ON_THE_WAY = 4 * MOST_MERGED  # tensors of a sum: of each branch what a convolution, a scale and an addition give
-MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a dense one of few taps would multiply
+MOST_MERGED = 32  # branches of a sum: the merged convolution's name contains all their names
+MOST_ON_THE_WAY = 4 * MOST_MERGED  # tensors of a sum: a branch has three, the results of its convolution, scale and addition
+MOST_GROWTH = 4  # times the branches' weights: a depthwise branch of many taps plus a dense 1x1 would have far more
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """A tensor as a convolution of tensor `x`: weights `w` [K, C/groups, R, S], bias `b` [K], padded by `before` at the top and
-    left. `terms`: the number of added branches; `convs`: the names of their convolutions, which have `weights` weights in all;
-    `via`: the tensors between."""
+    """A tensor as a convolution of tensor `x`: weights `w` [K, C/groups, R, S], bias `b` [K], `before`: the padding at the top
+    and left.
+
+    `terms`: the number of added branches; `convs`: the names of their convolutions, which have `weights` weights in all; `via`:
+    the tensors between `x` and the result.
+    """
 
     x: str
     w: np.ndarray
@@ -51,7 +54,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A chain whose first `count` stages add linear branches up to `form`."""
+    """A chain whose first `count` stages add linear branches; `form` is their sum."""
 
     chain: Op[Any]
     form: _Linear
@@ -60,8 +63,9 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A convolution that is a term of a sum: node `conv` with `groups`; its weights as its kernel has them, [K, C/g, r, s] with
-    the sum's g groups; (top, left) of its window in the window of the one convolution."""
+    """A convolution that is a term of a sum. `conv`: its node; `groups`: its own number of groups; `w`: its weights spread to
+    the sum's g groups, [K, C/g, r, s]; `at`: (top, left) of its window inside the merged window.
+    """
 
     conv: str
     w: np.ndarray
@@ -71,8 +75,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Branches that may be one convolution with weights `w` [K, C/groups, R, S], FP64. `node`: the last of the chain that adds
-    them; `itself`: (r, s) of the tap at which the sum has the input itself, None where it does not add it."""
+    """Branches that may become one convolution. `w`: the merged weights [K, C/groups, R, S], FP64; `node`: the last node of the
+    chain that adds the branches; `itself`: (r, s) of the tap at which the sum adds the input itself, None if it does not.
+    """
 
     node: str
     branches: tuple[Branch, ...]
@@ -98,7 +103,7 @@ def offer(network: Network) -> Network:
 
 
 def sums(network: Network) -> list[Sum]:
-    """Lists the sums of branches for which `offer` has an option."""
+    """Lists the sums of branches that `offer` can make one convolution."""
     own = {op.layer: form for op in network.ops if (form := _of_conv(op)) is not None}
     found = list[Sum]()
     for joined in _sums(network):
@@ -118,7 +123,7 @@ def sums(network: Network) -> list[Sum]:
 
 
 def _sums(network: Network) -> list[_Joined]:
-    """Finds the chains that end a sum of branches, where the sum is not a branch of a larger one."""
+    """Finds the chains that end a sum of branches, unless that sum is a branch of a larger one."""
     forms: dict[str, _Linear] = {}
     found, inner = dict[str, _Joined](), set[str]()
     for op in network.ops:
@@ -144,7 +149,7 @@ def _of_conv(op: Op[Any]) -> _Linear | None:
     """Returns the linear form of a convolution without an epilogue, else None."""
     if not is_convolution(op) or not computes(op, ConvProblem):
         return None
-    p, w = op.problem, op.weights["w"]  # FP64 from the first scale or addition on: most are not copied
+    p, w = op.problem, op.weights["w"]  # converted to FP64 at the first scale or addition: most weights are never copied
     if p.prologue.needs or replace(p.epilogue, bias=False) != Epilogue() or p.dilation != (1, 1):
         return None
     b = op.weights.get("b", np.zeros(len(w))).astype(np.float64)
@@ -159,8 +164,9 @@ def _itself(x: str, network: Network) -> _Linear:
 
 
 def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _Joined | None:
-    """Finds how many leading stages of a chain are linear in one tensor: each scales by a constant, or adds or subtracts a
-    constant or a linear form."""
+    """Finds how many leading stages of a chain are linear in one tensor: stages that scale by a constant, or add or subtract a
+    constant or a linear form. Returns the form with the most branches, or None if not even the first stage is linear.
+    """
     if not computes(op, PointwiseProblem) or op.problem.tensors[0] != "nchw":
         return None
 
@@ -168,7 +174,7 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
         """Returns the linear forms of a tensor, the identity among them."""
         return [*([forms[t]] if t in forms else []), _itself(t, network)]
 
-    now, count = ways(op.inputs[0]), 0  # the first in which all branches have one source
+    now, count = ways(op.inputs[0]), 0  # the first form in which all branches read one tensor
     for step in steps(op, op.inputs[0]) or ():
         other = step[1] if isinstance(step[1], str) else ""
         others = ways(other) if other and network.tensors[other] == op.problem.out_shape else []
@@ -181,7 +187,7 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
 
 
 def _after(step: Step, form: _Linear, others: Sequence[_Linear]) -> Iterator[_Linear]:
-    """Yields the linear forms of a form after a step. `others`: the forms of the step's operand."""
+    """Yields the linear forms that result from applying a step to a form. `others`: the linear forms of the step's operand."""
     if step[0] in SIGNS:
         for other in others:
             summed = _added(*(_scaled(f, sign) for f, sign in zip((form, other), SIGNS[step[0]], strict=True)))
@@ -198,7 +204,9 @@ def _scaled(form: _Linear, scale: float | np.ndarray, shift: float | np.ndarray 
 
 
 def _added(a: _Linear, b: _Linear) -> _Linear | None:
-    """Adds two forms with results of one shape; None where they read different tensors or their strides differ."""
+    """Returns the sum of two forms whose results have one shape; None if they read different tensors, or their strides
+    differ.
+    """
     if a.x != b.x or len(a.w) != len(b.w) or a.stride != b.stride:
         return None
     coarse, fine = sorted((a, b), key=lambda f: f.groups)
@@ -215,11 +223,13 @@ def _added(a: _Linear, b: _Linear) -> _Linear | None:
 
 
 def _regrouped(form: _Linear, groups: int) -> np.ndarray:
-    """Returns the weights over the channels of coarser groups, with zeros for channels of the form's other groups."""
+    """Returns the form's weights [K, C/groups, R, S] for fewer, larger groups, with zeros for the channels of the other
+    original groups.
+    """
     if form.groups == groups:
         return form.w
     k, share, r, s = form.w.shape
-    inner = form.groups // groups  # own groups in each coarse one
+    inner = form.groups // groups  # original groups in each new one
     w = np.zeros((k, share * inner, r, s))
     own = np.arange(k) // (k // form.groups) % inner
     for i in range(share):
@@ -231,20 +241,22 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 
 
 def _may_be_one(joined: _Joined, network: Network) -> tuple[tuple[int, int, int, int], dict[str, None]] | None:
-    """Returns (pads of the one convolution, the tensors that vanish with it); None where it takes far more weights than the
-    branches."""
+    """Returns (pads of the merged convolution, the tensors that vanish with it); None if it would have far more weights than
+    the branches.
+    """
     last, form = joined.chain, joined.form
     pads = _pads(form, network.tensors[form.x], last.problem.out_shape)
     if pads is None or form.w.size > MOST_GROWTH * form.weights:
         return None
     inside = _inside(form, last, network)
-    # Fewer: a convolution's own input, which its epilogue takes in as a residual.
+    # With fewer convolutions: one convolution and its own input, which its epilogue takes in as a residual.
     return (pads, inside) if len(inside) + joined.count >= 3 else None
 
 
 def _pads(form: _Linear, x: Shape4, out: Shape4) -> Shape4 | None:
-    """Returns (top, left, bottom, right) with which the convolution gives shape `out`; None where its window would have to end
-    inside of `x`."""
+    """Returns (top, left, bottom, right) with which the convolution of `x` gives shape `out`; None if its window would have to
+    end inside of `x`.
+    """
     behind = []
     for i, size in enumerate(x[2:]):
         reach = (out[2 + i] - 1) * form.stride[i] + form.w.shape[2 + i] - form.before[i]
@@ -255,22 +267,22 @@ def _pads(form: _Linear, x: Shape4, out: Shape4) -> Shape4 | None:
 
 
 def _inside(form: _Linear, last: Op[Any], network: Network) -> dict[str, None]:
-    """Lists, in order, the tensors of the branches without other readers: they vanish with the one convolution."""
+    """Lists, in order, the tensors of the branches that only the sum reads: they vanish in the merged convolution."""
     inside = {t: None for t in form.via if t != last.output and t not in network.output_names}
     waiting = list(inside)
     while waiting:
         t = waiting.pop()
         if t in inside and any(r.output not in inside and r.output != last.output for r in network.readers[t]):
-            del inside[t]  # so what gives it still runs, and reads what it reads
+            del inside[t]  # another op reads it: its producer still runs, and keeps its own inputs
             waiting += [u for op in network.producers[t] for u in op.inputs if u in inside]
     return inside
 
 
-End = tuple[str, Activation, Op[Any] | None]  # the tensor that an epilogue ends with, its activation, a further op that it does
+End = tuple[str, Activation, Op[Any] | None]  # (the epilogue's last tensor, its activation, a further op that it absorbs)
 
 
 def _end(joined: _Joined, network: Network, inside: dict[str, None]) -> End:
-    """Returns the epilogue of the one convolution: the ops that follow the sum."""
+    """Returns the end of the merged convolution's epilogue: the ops behind the sum that it can absorb."""
     last, stages = joined.chain, joined.chain.problem.stages[joined.count :]
     if stages:
         return last.output, _activation(stages), None
@@ -283,21 +295,21 @@ def _end(joined: _Joined, network: Network, inside: dict[str, None]) -> End:
 
 
 def _activation(stages: Sequence[Stage]) -> Activation:
-    """Returns the only stage as an activation, if epilogues have it, else NONE."""
+    """Returns the stage as an activation if it is the only one and epilogues support it, else NONE."""
     if len(stages) != 1 or stages[0].operand or stages[0].op not in ACTIVATIONS:
         return NONE
     return Activation(stages[0].op, stages[0].params)
 
 
 def _convolution(joined: _Joined, end: End, covered: Iterable[Op[Any]], pads: Shape4, network: Network) -> Iterator[Op[Any]]:
-    """Yields the convolution, and behind it a chain of the stages that its epilogue cannot do."""
+    """Yields the merged convolution, then a chain of the stages that its epilogue cannot compute, if there are any."""
     form, last, (y, act, tail) = joined.form, joined.chain, end
     convs, left = unique(form.convs), act == NONE and last.problem.stages[joined.count :]
-    name = " + ".join(convs if len(convs) > 1 else (*convs, last.nodes[-1]))  # no other layer's: the weights are others
+    name = " + ".join(convs if len(convs) > 1 else (*convs, last.nodes[-1]))  # a new name: the weights are no layer's
     nodes = unique(n for op in (*covered, last, tail) if op is not None for n in op.nodes)
     title = " + ".join(nodes)
     if left:
-        title += " (sum)" if title == last.name else ""  # the chain behind it may have that name
+        title += " (sum)" if title == last.name else ""  # the chain behind it may have the output's name already
         y = f"{last.output} before {left[0]}"
     bias = bool(np.any(form.b))
     weights = {"w": form.w, "b": form.b} if bias else {"w": form.w}

@@ -15,13 +15,13 @@ from gpu_runtime.network import Network, Op, unique
 from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, POINTWISE, Activation, Stage
 
 Ops = tuple[Op[Any], ...]
-Found = tuple[list[Step], Ops]  # steps, and the ops that say so
-Activated = tuple[Activation, np.ndarray | None, Ops]  # an activation, the slope of prelu, the ops that say so
-Scale = tuple[str, np.ndarray]  # an operation with a constant
+Found = tuple[list[Step], Ops]  # (steps, the ops that spell them)
+Activated = tuple[Activation, np.ndarray | None, Ops]  # (activation, prelu's slope or None, the ops that spell it)
+Scale = tuple[str, np.ndarray]  # (operation, its constant operand)
 
 
 class Chains:
-    """Answers questions about a network with one op for each node, none of which depends on an option."""
+    """Finds scales, activations and chains behind the tensors of a network that has one op for each node and no options."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -40,8 +40,9 @@ class Chains:
     # ---- scales, shifts, activations
 
     def scales_after(self, tensor: str, axis: str) -> tuple[list[Scale], Ops]:
-        """Returns (the constants that scale or shift `tensor` along an axis, each [size] or [1], in order; their ops). The
-        tensors between have no other readers."""
+        """Returns (the constants that scale or shift `tensor` along an axis, in order, each [size] or [1]; their ops). No other
+        op reads the tensors between.
+        """
         found, ops = list[Scale](), list[Op[Any]]()
         while (op := self.reader(tensor)) is not None and (more := self._scales(op, tensor, axis)):
             found += more
@@ -50,7 +51,7 @@ class Chains:
         return found, tuple(ops)
 
     def _scales(self, op: Op[Any], tensor: str, axis: str) -> list[Scale]:
-        """Returns the scales and shifts of an op that does nothing else; an empty list for any other op."""
+        """Returns the constants by which an op scales or shifts `tensor`; [] if it does anything else."""
         found = list[Scale]()
         same = self.network.tensors[op.output] == self.network.tensors[tensor]
         for step in (steps(op, tensor) or ()) if same else ():
@@ -61,7 +62,7 @@ class Chains:
         return found
 
     def activation_after(self, tensor: str, axis: str = "c") -> Activated | None:
-        """Returns the activation that is the only reader of a tensor, in one op or spelled in several; else None."""
+        """Returns the activation that is the only reader of a tensor, in one op or in several; else None."""
         found = self.function_of(tensor)
         op = self.network.only_reader(tensor) if found is None else None
         if op is not None and op.inputs[0] == tensor and (only := steps(op, tensor)) is not None:
@@ -77,14 +78,17 @@ class Chains:
     # ---- functions in several ops
 
     def function_of(self, tensor: str) -> Found | None:
-        """Returns the longest known function of `tensor` spelled in two ops or more, which are its only readers; else None. The
-        tensors between have no other readers."""
+        """Returns the longest known function of `tensor` that two ops or more spell, if no other op reads `tensor` or the
+        tensors between; else None.
+        """
         if tensor not in self._functions:
             self._functions[tensor] = self._function(tensor, None)
         return self._functions[tensor]
 
     def _function(self, tensor: str, among: Op[Any] | None) -> Found | None:
-        """Does the work of `function_of`. With `among`, the function includes this op, and other ops may read `tensor`."""
+        """Does the work of `function_of`. If `among` is given, the function must include this op, and other ops may read
+        `tensor`.
+        """
         order, known = self._evaluable(tensor)
         for last in reversed(order):
             stage = spelled(known[last.output])
@@ -105,7 +109,7 @@ class Chains:
         return tensor not in self.network.output_names and all(id(r) in only for r in self.network.readers[tensor])
 
     def _evaluable(self, tensor: str) -> tuple[list[Op[Any]], dict[str, np.ndarray]]:
-        """Returns (the ops behind `tensor` that depend on it alone, in order; tensor -> values at SAMPLES)."""
+        """Returns (the ops behind `tensor` that depend on no other tensor, in order; tensor -> its values at SAMPLES)."""
         order, known = list[Op[Any]](), {tensor: SAMPLES}
         todo = [*self.network.readers[tensor]]
         while todo and len(order) < LONGEST_SPELLING:
@@ -118,7 +122,7 @@ class Chains:
         return order, known
 
     def _evaluated(self, op: Op[Any], known: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Evaluates an op at the samples; None unless each of its inputs is known or a scalar."""
+        """Returns an op's values at the samples; None unless each of its inputs is known or a scalar constant."""
         tensor = next((t for t in op.inputs if t in known), "")
         found = steps(op, tensor) if tensor else None
         if found is None:
@@ -153,8 +157,9 @@ class Chains:
         return chain
 
     def _first(self, op: Op[Any], stop: Callable[[Op[Any]], bool]) -> tuple[str, Found | None]:
-        """Returns (input, function): the function spelled in several ops at which a chain from `op` begins; None for the op
-        alone."""
+        """Returns (the chain's input tensor, the function spelled in several ops with which a chain from `op` begins, or None
+        if it begins with `op` alone).
+        """
         for tensor in unique(op.inputs):
             found = self._function(tensor, op)
             if found and not any(stop(n) for n in found[1] if n is not op):

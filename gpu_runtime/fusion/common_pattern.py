@@ -1,8 +1,8 @@
 """One 2:4 pattern for all branches of a sum, so that the one convolution that they may become has the pattern, too.
 
-Of four input channels at one tap the two whose merged weights are largest stay. Some stay in any case: the channel at which the
-sum adds the input itself, and the weights of a branch that is 2:4 already and is not touched. Where these alone are more than
-two of four there is no common pattern.
+In each group of four input channels at one tap, the two channels with the largest merged weights stay. Some weights stay in
+any case: the channel at which the sum adds the input itself, and the weights of a branch that is 2:4 already and must not
+change. If these are more than two of four, there is no common pattern.
 
 Example. A 3x3, a 1x1 and the input itself: at the tap in the middle of the 3x3, of the input channels 4 to 7 of output 5,
 channel 5 stays, and the one of the others at which |w3 + w1| is largest; at the other taps the 3x3 keeps its two largest.
@@ -22,8 +22,9 @@ ITSELF = "its branch is 2:4 already, but its sum with the input is not"
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """`masks`: convolution's node -> mask of the weights [K, C/groups, r, s] that stay, for branches without the pattern;
-    `against`: why there is no common pattern, or empty; `lost`: the sum of squares of the merged weights that it sets to zero.
+    """The common pattern of a sum. `masks`: convolution's node -> mask of the weights [K, C/groups, r, s] that stay, for
+    branches without the pattern; `against`: the reason why there is no common pattern, or ""; `lost`: the sum of squares of the
+    merged weights that the pattern sets to zero.
     """
 
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Common:
 
 
 def common(s: Sum, prunable: Collection[str]) -> Common:
-    """The common pattern of a sum's branches. `prunable`: convolutions whose stored weights may be changed."""
+    """Returns the common pattern of a sum's branches. `prunable`: the convolutions whose stored weights may be changed."""
     if s.w.shape[1] % 4:
         return Common(against=no_fours(s))
     fixed = {b.conv: b for b in s.branches if sparse24.fits(b.w).all()}

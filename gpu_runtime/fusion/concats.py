@@ -30,8 +30,9 @@ def into_convolutions(network: Network) -> Network:
 
 
 def _behind(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
-    """Returns the chain behind a Concat along the channels, if all its inputs are convolutions without other readers; else
-    None."""
+    """Returns the chain that is the only reader of a Concat along the channels whose inputs are all convolutions without other
+    readers; else None.
+    """
     y, chain = concat.output, network.only_reader(concat.output)
     if concat.problem.axis != 1 or concat.when or not computes(chain, PointwiseProblem) or chain.when:
         return None
@@ -76,7 +77,7 @@ def _move(network: Network, concat: Op[Any], chain: Op[Any], options: Options) -
 
 
 def _with(conv: Op[Any], chain: Op[Any], act: Activation, part: Mapping[str, np.ndarray]) -> Op[Any]:
-    """Returns the convolution with its channels' part of the scale, shift and slope, each [K]."""
+    """Returns the convolution with its own channels' part of the scale, shift and slope, each [K]."""
     b = conv.weights.get("b", np.zeros(1)).astype(np.float64) * part["scale"] + part["shift"]
     weights = {**conv.weights, "w": by_rows(conv.weights["w"], part["scale"]), "b": b}
     if "slope" in part:

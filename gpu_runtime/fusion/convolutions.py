@@ -19,9 +19,10 @@ from tactics.problems.protocol import Problem
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A convolution in the making. `op`: its problem and weights so far; `head`, `tail`: the views and gathers of the same ONNX
-    node before and behind it; `output`: the last tensor of the row; `axis`: the axis of nchw along which the channels lie there
-    ("": none); `used`: the ops behind it that it computes by now; `label`: its name."""
+    """A convolution while fusion extends it. `op`: its problem and weights so far; `head`, `tail`: the views and gathers of the
+    same ONNX node before and behind it; `output`: the last tensor it makes; `axis`: the axis of nchw along which the channels
+    lie there ("": none); `used`: the ops behind it that it has absorbed; `label`: its name.
+    """
 
     op: Op[Any]
     head: tuple[Op[Any], ...]
@@ -36,7 +37,7 @@ class Conv:
         return (*self.op.nodes, *(name for op in self.used for name in op.nodes))
 
     def ops(self, *when: tuple[str, str]) -> list[Op[Any]]:
-        """Returns the convolution between its moves, all of which exist under the options in `when`."""
+        """Returns the convolution between the moves of its node; all of them exist under the options in `when`."""
         row = [*self.head, self.op, *self.tail]
         outputs = [*(f"{self.output} ({self.label} {i})" for i in range(len(row) - 1)), self.output]
         made: list[Op[Any]] = []
@@ -54,7 +55,7 @@ def is_convolution(op: Op[Problem] | None) -> TypeGuard[Op[Any]]:
 
 
 def started(network: Network, op: Op[Any]) -> Conv:
-    """Returns the convolution with the moves of its node, before any fusion."""
+    """Returns the convolution with the moves of its node, before anything is fused."""
     tail, head, axis, last, first = list[Op[Any]](), list[Op[Any]](), "c", op, network.producer(op.inputs[0])
     while (move := network.only_reader(last.output)) is not None and _is_own(move, op):
         axis, last = _through(move.problem, axis), move
@@ -70,7 +71,7 @@ def _is_own(move: Op[Problem], conv: Op[Problem]) -> bool:
 
 
 def _through(move: Problem, axis: str) -> str:
-    """The axis of a move's output along which the elements along `axis` of its input lie alone; "" if there is none."""
+    """Returns the axis of a move's output along which only the elements along `axis` of its input lie; "" if there is none."""
     if not axis:
         return ""
     i = "nchw".index(axis)
@@ -101,8 +102,10 @@ def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def spread(conv: Conv, v: np.ndarray) -> np.ndarray:
-    """Turns values per channel of the output into values per channel of the sums: with depth-to-space a channel of the output
-    has one for each corner of a block. A single value stays one."""
+    """Turns values per channel of the output into values per channel of the sums; a single value stays one.
+
+    With depth-to-space by b, b*b channels of the sums make one channel of the output, and each gets its value.
+    """
     end = conv.op.problem.epilogue
     if end.d2s == 1 or v.size == 1:
         return v
@@ -110,8 +113,9 @@ def spread(conv: Conv, v: np.ndarray) -> np.ndarray:
 
 
 def _scaled(conv: Conv, chains: Chains, shift: np.ndarray) -> tuple[Affine, tuple[Op[Any], ...]]:
-    """Returns (scale and shift, each [K], FP64: a scale of 1 and this shift, [1] or [K], followed by all constant scales and
-    shifts behind the convolution; the ops that scale and shift)."""
+    """Returns (scale, shift, each [K] FP64; the ops behind the convolution that scale and shift by constants). The result
+    starts from scale 1 and the given shift, [1] or [K].
+    """
     rows = conv.op.weights["w"].shape[:1]
     found, used = chains.scales_after(conv.output, conv.axis)
     affine = np.ones(rows), np.broadcast_to(shift, rows)
@@ -138,7 +142,7 @@ def with_depth_to_space(conv: Conv, chains: Chains) -> Conv:
         return conv
     kind = reader.problem.kind
     if not kind.startswith("d2s") or (p.groups != 1 and (kind != "d2s_crd" or p.c == p.groups)):
-        return conv  # only crd keeps the channels of one group together; depthwise kernels store as they compute
+        return conv  # only crd keeps a group's channels together; depthwise kernels cannot reorder their stores
     return followed(conv, [reader], " + ".join(reader.nodes), d2s=reader.problem.step[1], d2s_mode=kind[4:])
 
 

@@ -22,18 +22,21 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
 
-STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
+STEM_CHANNELS = 4  # the problems of tactics/families/conv_stem.py, the only family whose epilogue pools
 
 
 def fused(network: Network) -> Network:
-    """Takes a network with one op for each node; returns it with fusible ops in the epilogues and chains that absorb them."""
+    """Returns the network with all fusible ops in the epilogues and chains that absorb them. `network`: one op for each
+    node.
+    """
     return _Epilogues(network).run()
 
 
 class _Epilogues:
-    """The pass. `covered`: ids of ops that another op computes by now; `convs`: op id -> the convolution as it began; `ends`:
-    the outputs of convolutions and of views of them; `waiting`: tensor -> (original op, convolution) of each convolution that
-    only a residual Add reads."""
+    """The pass over the network. `covered`: ids of the ops that another op has absorbed; `convs`: id of an op -> its
+    convolution before fusion; `ends`: the outputs of convolutions and of views of them; `waiting`: tensor -> (original op,
+    convolution) of each convolution that only a residual Add reads.
+    """
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -64,7 +67,7 @@ class _Epilogues:
         self.options.without(*ops)
 
     def _place(self, chain: Chain, at: Op[Any], *when: Literal) -> None:
-        """Puts a chain, as one op, in the place of `at`, one of its ops."""
+        """Puts a chain, as one op, at the position of `at`, one of the chain's ops."""
         self._cover(*chain.ops)
         self.options.instead(at, replace(chain.op(self.network.tensors), when=when))
 
@@ -78,11 +81,11 @@ class _Epilogues:
             return self._wait(first, conv)
         before, conv = conv, convolutions.with_activation(conv, chains)
         acts = conv is not before
-        if acts and conv.op.problem.epilogue.d2s == first.problem.epilogue.d2s:  # none is absorbed
+        if acts and conv.op.problem.epilogue.d2s == first.problem.epilogue.d2s:  # no depth-to-space is absorbed yet
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
         after = None if add is None else chains.activation_after(add.output)
-        if add is not None and (after is None or after[0].name != "prelu"):  # the last activation has no weights
+        if add is not None and (after is None or after[0].name != "prelu"):  # an epilogue's last activation cannot have weights
             return self._wait(first, followed(conv, (), act_first=True))
         conv = convolutions.with_last(conv, chains) if acts else conv
         self._cover(*conv.used)
@@ -98,7 +101,7 @@ class _Epilogues:
         self.waiting[conv.output] = first, conv
 
     def _pooled(self, conv: Conv, first: Op[Any], pool: Op[Any]) -> None:
-        """Offers a convolution and its max pool apart, and as one op."""
+        """Offers a convolution and its max pool as two ops, and as one."""
         option, q = f"into {conv.op.layer}", pool.problem
         one = followed(conv, [pool], pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
         self.options.before(first, *conv.ops((pool.name, APART)))
@@ -106,7 +109,7 @@ class _Epilogues:
         self.options.either(pool.name, [pool], [(pool, op) for op in one.ops()], option)
 
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
-        """Offers a residual Add apart, and fused into each of the convolutions that wait for it."""
+        """Offers a residual Add as an op of its own, and fused into each of the convolutions that wait for it."""
         act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
         options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))
@@ -130,13 +133,13 @@ class _Epilogues:
         return add if not conv.tail and adds_tensors(add) and id(add) not in self.covered else None
 
     def _is_taken(self, op: Op[Any]) -> bool:
-        """Whether a chain must leave an op alone: another op computes it already, or a convolution's epilogue may."""
+        """Whether a chain must not absorb an op: another op has absorbed it, or a convolution's epilogue may."""
         if id(op) in self.covered or any(t in self.waiting for t in op.inputs):
             return True
         return adds_tensors(op) and any(self._ends_convolution(t, (op,)) for t in op.inputs)
 
     def _ends_convolution(self, tensor: str, readers: tuple[Op[Any], ...]) -> bool:
-        """Whether `tensor` is a convolution's result, with or without pointwise ops behind it, and only `readers` read it."""
+        """Whether `tensor` is a convolution's result, with or without pointwise ops behind it, that only `readers` read."""
         while True:
             op = self.network.producer(tensor)
             alone = all(any(r is reader for reader in readers) for r in self.network.readers[tensor])
@@ -150,7 +153,9 @@ class _Epilogues:
 
 
 def _pool_after(conv: Conv, chains: Chains) -> Op[Any] | None:
-    """Returns the max pool that is the only reader of a network's first convolution, whose kernel may store maxima instead."""
+    """Returns the max pool that is the only reader of the network's first convolution and that this convolution's kernel can
+    compute; else None.
+    """
     pool, p = chains.reader(conv.output), conv.op.problem
     if not computes(pool, PoolProblem) or pool.problem.kind != "max" or not isinstance(p, ConvProblem):
         return None

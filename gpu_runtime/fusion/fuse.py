@@ -17,8 +17,9 @@ from gpu_runtime.network import Network, named_shortly
 
 
 def fuse(network: Network) -> Network:
-    """Returns the network with everything fused that always pays, and options where there is a choice; weights in FP32. Raises
-    ModelError where folding makes weights that FP32 cannot hold."""
+    """Returns the network with every fusion that always pays, and options where the plan has a choice; weights are FP32. Raises
+    ModelError if folding makes weights that FP32 cannot hold.
+    """
     fused = rounded(branches.offer(_apart(network)))
     return named_shortly(moves.windows(rearrange(moves.once(fused))))
 
@@ -31,11 +32,12 @@ def sums(imported: Imported) -> list[branches.Sum]:
 
 
 def common_masks(imported: Imported) -> dict[str, np.ndarray]:
-    """Returns node -> mask of the weights that pruning to 2:4 keeps where branches may become one convolution (common_pattern).
-    Raises ModelError."""
+    """Returns node -> mask of the weights that pruning to 2:4 keeps, for branches that may become one convolution
+    (common_pattern). Raises ModelError.
+    """
     return {name: mask for s in sums(imported) for name, mask in common(s, imported.stored).masks.items()}
 
 
 def _apart(network: Network) -> Network:
-    """Runs all passes but the one that offers sums of branches."""
+    """Returns the network after all passes but the one that offers sums of branches."""
     return prologues.offer(concats.into_convolutions(epilogues.fused(moves.direct(network))))

@@ -15,10 +15,11 @@ from tactics.problems.protocol import Problem
 
 
 def direct(network: Network) -> Network:
-    """Lets pointwise ops read each other directly where the views between them lead back to the same shape.
+    """Returns the network in which a pointwise op reads another one directly, if the views between them lead back to the same
+    shape.
 
-    Ops over tensors of rank 5 are stated over four runs of axes, between views: x [2,3,4,5,6] times o [3,4,1,1] over
-    [1,2,12,30]. A second op over these runs reads the first one's result there, and both can be one chain.
+    Ops on tensors of rank 5 run on four merged axes, between views: x [2,3,4,5,6] times o [3,4,1,1] becomes a product over
+    [1,2,12,30]. If a second op uses the same four axes, it reads the first one's result there, and both can be one chain.
     """
     ops = [
         replace(op, inputs=tuple(_unviewed(network, t) for t in op.inputs)) if computes(op, PointwiseProblem) else op
@@ -28,7 +29,9 @@ def direct(network: Network) -> Network:
 
 
 def _unviewed(network: Network, tensor: str) -> str:
-    """Returns the result of the pointwise op of which `tensor` is a view of a view in the same shape; else `tensor`."""
+    """Returns the result of the pointwise op behind two views, if `tensor` is a view of a view of it in the same shape; else
+    `tensor`.
+    """
     back = network.producer(tensor)
     there = network.producer(back.inputs[0]) if computes(back, ViewProblem) else None
     source = there.inputs[0] if computes(there, ViewProblem) else tensor
@@ -37,8 +40,9 @@ def _unviewed(network: Network, tensor: str) -> str:
 
 
 def once(network: Network) -> Network:
-    """Merges views and transpositions of one tensor that do the same: their readers then read one tensor, and products of one
-    input are recognised."""
+    """Merges equal views and transpositions of one tensor: their readers then read one tensor, so products of one input are
+    recognised.
+    """
     same: dict[str, str] = {}
     known: dict[tuple[Problem, tuple[str, ...]], int] = {}
     kept: list[Op[Problem]] = []
@@ -55,7 +59,7 @@ def once(network: Network) -> Network:
 
 
 def windows(network: Network) -> Network:
-    """Merges a Slice or Pad with the Slice or Pad that is its only reader, where that is exact."""
+    """Merges a Slice or Pad with the Slice or Pad that is its only reader, if one window computes exactly the same."""
     options, made = Options(network), set[int]()
     for second in network.ops:
         ops = network.row(second, MoveProblem, MoveProblem)
@@ -68,7 +72,7 @@ def windows(network: Network) -> Network:
 
 
 def _composed(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
-    """Returns window `b` of window `a` as one window; None where no single window is equal."""
+    """Returns window `b` of the result of window `a` as one window; None if no single window equals it."""
     for size, middle, out, s1, t1, s2, t2 in zip((a.c, a.h, a.w), a.out, b.out, a.start, a.step, b.start, b.step, strict=True):
         j = s2 + t2 * np.arange(out)
         source = s1 + t1 * j

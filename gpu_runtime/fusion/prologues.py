@@ -15,7 +15,9 @@ from tactics.problems.prologue import Prologue
 
 
 def offer(network: Network) -> Network:
-    """Adds this option to each such convolution and all its alternatives."""
+    """Returns the network in which each such convolution, and all its alternatives, may take the chain in front into its
+    kernel.
+    """
     options = Options(network)
     chains = {op.output: (op, affine) for op in network.ops if (affine := _scale_shift_relu(op)) is not None}
     takers: dict[str, list[Op[Any]]] = {}
@@ -36,7 +38,7 @@ def _behind(chain: Op[Any], affine: Affine, ops: list[Op[Any]]) -> Iterator[tupl
 
 
 def _takes(network: Network, op: Op[Any]) -> bool:
-    """Whether an op is a 1x1 convolution whose alternatives are the only readers of its input."""
+    """Whether an op is a 1x1 convolution that, with its alternatives, is the only reader of its input."""
     if not computes(op, ConvProblem) or not op.layer or op.problem.epilogue.pool:
         return False
     tensor, p = op.inputs[0], op.problem
@@ -45,8 +47,9 @@ def _takes(network: Network, op: Op[Any]) -> bool:
 
 
 def _scale_shift_relu(chain: Op[Any]) -> Affine | None:
-    """Returns (scale, shift), each [C], FP64, of a chain max(x * scale + shift, 0) per channel; None for other chains, and
-    where FP16 cannot hold the constants well."""
+    """Returns (scale, shift), each [C] FP64, of a chain max(x * scale + shift, 0) per channel; None for other chains, and if
+    FP16 cannot hold the constants well.
+    """
     if not computes(chain, PointwiseProblem) or chain.when or len(chain.inputs) != 1:
         return None
     p = chain.problem
@@ -57,5 +60,5 @@ def _scale_shift_relu(chain: Op[Any]) -> Affine | None:
         return None
     scale, shift = (np.broadcast_to(v, (p.c,)) for v in affine)
     if not np.abs([scale, shift]).max() <= FP16_MAX or np.any((scale != 0) & (np.abs(scale) < FP16_NORMAL)):
-        return None  # FP16 holds them badly or not at all
+        return None  # subnormal or too large for FP16
     return scale, shift

@@ -20,11 +20,11 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem, Shape4
 
-PARTS_PER_MOVE = 16  # of several moves in place of parts: so many launches of parts take longer than one of a whole tensor
+PARTS_PER_MOVE = 16  # from this many launches of parts on, one move of the whole tensor is faster
 
 
 def rearrange(network: Network) -> Network:
-    """Replaces each such Concat, with the moves before and behind it, by one op between views, or by a few."""
+    """Replaces each such Concat, with the moves before and behind it, by one op between views, or by a few ops."""
     options, done = Options(network), set[int]()
     for last in reversed(network.ops):
         if last.when or id(last) in done:
@@ -32,7 +32,7 @@ def rearrange(network: Network) -> Network:
         joined = (found for found in commons(network, last) if any(isinstance(op.problem, ConcatProblem) for op in found[1]))
         all_of = [(_steps(network.tensors[x], x, passed), x, passed) for x, passed in joined]
         if found := [(steps, x, passed) for steps, x, passed in reversed(all_of) if steps is not None]:
-            steps, x, passed = min(found, key=lambda one: len(one[0]))  # of equals the one that passes most
+            steps, x, passed = min(found, key=lambda one: len(one[0]))  # of equal ones the one that replaces most ops
             *before, final = _row(network.tensors[x], x, passed, steps)
             options.before(last, *before)
             options.instead(last, final)
@@ -41,8 +41,9 @@ def rearrange(network: Network) -> Network:
 
 
 def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | None:
-    """Returns moves, each over a shape of its own, with the same result as the ops `passed` of a tensor of that shape; None if
-    there are none."""
+    """Returns moves, each over a shape of its own, that give the same result as the ops `passed` do from a tensor of `shape`;
+    None if there are none.
+    """
     images, index = followed(shape, source, passed)
     found = None if index is None else _axes(index)
     if index is None or found is None:
@@ -51,7 +52,7 @@ def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | Non
     for b in {*sizes} - {1}:
         deep, flat = (c * b * b, h // b, w // b), (c // (b * b), h * b, w * b)
         for kind, out in (("s2d_dcr", deep), ("s2d_crd", deep), ("d2s_dcr", flat), ("d2s_crd", flat)):
-            with suppress(ValueError):  # of a tensor without whole blocks
+            with suppress(ValueError):  # the tensor has no whole blocks
                 blocks = MoveProblem(*shape, kind, out, step=(1, b, b))
                 if np.array_equal(sources(blocks, np.arange(index.size)), index):  # type: ignore[arg-type]
                     return (blocks,)
@@ -62,8 +63,11 @@ def _steps(shape: Shape4, source: str, passed: Ops) -> tuple[Problem, ...] | Non
 
 
 def _axes(index: np.ndarray) -> tuple[list[int], list[int]] | None:
-    """Returns (sizes, strides) of the fewest axes whose permutation gives a flat index array; None where no permutation of axes
-    does."""
+    """Returns (sizes, strides) of the fewest axes whose permutation gives a flat index array; None if no permutation of axes
+    gives it.
+
+    The order 0 2 4 1 3 5 is sizes (2, 3) with strides (1, 2): six elements as [3, 2], its two axes exchanged.
+    """
     sizes, strides = list[int](), list[int]()
     while index.size > 1:
         step = int(index[1]) - int(index[0])
@@ -77,7 +81,7 @@ def _axes(index: np.ndarray) -> tuple[list[int], list[int]] | None:
 
 
 def _row(shape: Shape4, source: str, passed: Ops, steps: Sequence[Problem]) -> Iterator[Op[Problem]]:
-    """Yields ops of these steps, with views between, that replace the ops `passed`."""
+    """Yields ops of these steps, with views between them, in place of the ops `passed`."""
     last, row = passed[0], list[Problem]()
     for step in (*steps, None):
         wanted = last.problem.out_shape if step is None else step.in_shapes[0]

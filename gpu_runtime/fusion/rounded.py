@@ -16,9 +16,10 @@ from tactics.problems.protocol import Problem
 
 
 def rounded(network: Network) -> Network:
-    """Returns the network with FP32 weights, and for each convolution whether they have the 2:4 pattern. All alternatives of a
-    layer share one array. Raises ModelError where a constant is no longer finite."""
-    single: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # both, so that no other array gets the id
+    """Returns the network with FP32 weights, and with the 2:4 flag set on each convolution whose weights have the pattern. All
+    alternatives of a layer share one array. Raises ModelError if a constant is no longer finite.
+    """
+    single: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keeps the array too, so that no other array can get its id
     kernels: dict[str, tuple[np.ndarray, bool]] = {}
     ops = list[Op[Any]]()
     for op in network.ops:

@@ -10,7 +10,7 @@ import numpy as np
 from tactics.problems.pointwise_ops import POINTWISE, Stage
 
 SPELLED = tuple(Stage(name, params=row.spelled) for name, row in POINTWISE.items() if row.spelled is not None)
-# Where they are compared: far out too, where they differ most.
+# The points at which functions are compared; far from 0 too, where they differ most.
 SAMPLES = np.concatenate([np.linspace(-9, 9, 73), [-50.0, -20.0, 20.0, 50.0]])
 LONGEST_SPELLING = 12  # ops
 

@@ -17,7 +17,7 @@ UNSCALED: Affine = (np.ones(1), np.zeros(1))
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant operand, as stored or FP64, and its shape beside a tensor [n,c,h,w]."""
+    """A constant operand: its array, as stored or FP64, and its shape when broadcast against a tensor [n,c,h,w]."""
 
     array: np.ndarray
     shape: Shape4
@@ -35,8 +35,9 @@ Step = tuple[str, str | Constant | None, tuple[float, ...]]
 
 
 def steps(op: Op[Problem] | None, tensor: str) -> list[Step] | None:
-    """Returns the steps that an op applies to `tensor`, one of its inputs; None if the op is not pointwise, or if `tensor` is
-    neither its first input nor the other operand of its only stage."""
+    """Returns the steps that an op applies to `tensor`, one of its inputs; None if the op is not pointwise, or `tensor` is
+    neither its first input nor the other operand of its only stage.
+    """
     if not computes(op, PointwiseProblem):
         return None
     stages = op.problem.stages
@@ -57,8 +58,9 @@ def _operand(op: Op[PointwiseProblem], stage: Stage) -> str | Constant | None:
 
 
 def along(step: Step, axis: str, size: int) -> np.ndarray | None:
-    """Returns the constant along `axis` of nchw as FP64 [size], or [1] where it broadcasts; None where it varies along another
-    axis."""
+    """Returns the step's constant along `axis` of nchw as FP64 [size], or [1] if it is the same for all; None if it varies
+    along another axis.
+    """
     _, other, params = step
     if isinstance(other, Constant):
         found = other.along(axis, size)
@@ -73,8 +75,9 @@ def scaled(affine: Affine, step: Step, axis: str, size: int) -> Affine | None:
 
 
 def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
-    """Returns (scale and shift per channel of all leading steps that scale or shift, each [channels] or [1], FP64; the number
-    of these steps)."""
+    """Returns (scale and shift per channel, each [channels] or [1] FP64, of all leading steps that scale or shift; the number
+    of these steps).
+    """
     affine, count = UNSCALED, 0
     for step in found:
         more = scaled(affine, step, "c", channels)
@@ -124,6 +127,6 @@ class Chain:
 
 
 def rest(network: Network, op: Op[PointwiseProblem], count: int, tensor: str) -> Op[PointwiseProblem]:
-    """Makes an op of the stages behind the first `count`; it reads `tensor`, a new tensor of the shape of the op's output."""
+    """Makes an op of the stages behind the first `count`; it reads `tensor`, a new tensor with the shape of the op's output."""
     left = (steps(op, op.inputs[0]) or [])[count:]
     return Chain(tensor, (op,), tuple(left)).op({**network.tensors, tensor: network.tensors[op.output]})

@@ -8,37 +8,44 @@ Without a GPU the emulator runs the same kernels on NumPy arrays.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from cuda_kernels import device as devices
-from cuda_kernels import sparse24
+from cuda_kernels import files, sparse24
 from cuda_kernels.device import Device
 from cuda_kernels.launch import Cuda
-from gpu_runtime.building.options import LEVEL
+from gpu_runtime.building.build import build
+from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
+from gpu_runtime.errors import bounded
 from gpu_runtime.ops.direct import Direct
 from gpu_runtime.ops.graph import ACTIVATIONS, Geometry, graph
-from gpu_runtime.pipeline import build
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.text import dims, suggest
+from tactics.measure.timing import NotTimed
 
 Shape4 = tuple[int, int, int, int]
 HALF = np.dtype(np.float16)
 FORMAT = "fp16:hwc8"
 CHANNELS, ALIGN = 8, 16  # of a pixel: kernels load 8 channels, 16 bytes, at once
+SIZES = (("stride", (1, 2), 1), ("padding", (1, 2, 4), 0), ("dilation", (1, 2), 1))  # how many numbers, the least and default
+HERE = "use an operator for the first time inside cupy.cuda.Device({})"
 CURE = "make it so with .to(memory_format=torch.channels_last), in CuPy or NumPy from [N, H, W, C] with .transpose(0, 3, 1, 2)"
 
 
 class Options(TypedDict, total=False):
     """Options of `from_dense`. `padding`: one number, (rows, columns), or (top, left, bottom, right); `activation`: a name of
     ACTIVATIONS; `prune`: "refuse" weights that are not 2:4, or set the smaller two of four input channels to zero by
-    "magnitude"; `device`: None: the GPU at hand, else an emulated H200; a name: that GPU, emulated."""
+    "magnitude"; `force`: "sparse" for a 2:4 kernel even where a dense one is faster; `device`: None: the GPU at hand, else an
+    emulated H200; a name: that GPU, emulated."""
 
     stride: int | tuple[int, int]
     padding: int | tuple[int, ...]
@@ -46,35 +53,42 @@ class Options(TypedDict, total=False):
     groups: int
     activation: str
     prune: str
+    force: str
     device: str | Device | None
 
 
 class Plan(NamedTuple):
-    """The plan of one size: an engine of one layer, and how it runs: on the caller's arrays on a GPU, or in the emulator."""
+    """The plan of one size: an engine of one layer, and how it runs: on the caller's arrays on a GPU, or in the emulator.
+    `whole`: the plan for more images, from which it is made."""
 
     engine: Engine
     out_shape: Shape4
     direct: Direct | None
     context: Context | None
+    whole: Plan | None = None
 
 
 class SparseConv2d:
-    """y = activation(conv(x, weight) + bias + residual), made by `from_dense`. Threads may share it.
+    """y = activation(conv(x, weight) + bias + residual), made by `from_dense`. Threads may share it. It belongs to the GPU that
+    is the current one when it first runs or plans.
 
     >>> conv = SparseConv2d.from_dense(weight, bias, padding=1, activation="relu", prune="magnitude")
     >>> y = conv(x)
     """
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, geometry: Geometry, activation: str, device: Any) -> None:
-        self.weight, self.bias, self.geometry, self.activation, self._device = weight, bias, geometry, activation, device
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, geometry: Geometry, options: Options) -> None:
+        self.weight, self.bias, self.geometry, self.activation = weight, bias, geometry, options.get("activation", "")
+        self._device, self._forced = options.get("device"), bool(options.get("force"))
         self._plans: dict[tuple[tuple[int, ...], bool], Plan] = {}
+        self._prepared: set[tuple[tuple[int, ...], bool]] = set()  # sizes to whose plans fewer images round up
         self._planning, self._running = threading.RLock(), threading.Lock()  # calls of known sizes do not wait for a build
         self._gpu: Cuda | None = None
 
     @classmethod
     def from_dense(cls, weight: Any, bias: Any = None, **options: Unpack[Options]) -> SparseConv2d:
-        """Makes the operator from weights [K, C / groups, R, S] and a bias [K] or None. Raises ValueError for weights that are
-        not 2:4 along the input channels (unless prune="magnitude"), or an argument."""
+        """Makes the operator from weights [K, C / groups, R, S] and a bias [K] or None. `options`: stride, padding, dilation,
+        groups, activation, prune, force, device (see Options). Raises ValueError for weights that are not 2:4 along the input
+        channels (unless prune="magnitude"), or an option's value."""
         if unknown := [name for name in options if name not in Options.__annotations__]:
             known = [*Options.__annotations__]
             raise TypeError(f"unknown option {unknown[0]!r}, expected some of {', '.join(known)}{suggest(unknown, known)}")
@@ -88,11 +102,18 @@ class SparseConv2d:
             raise ValueError(f"bias: expected [{w.shape[0]}], got {list(b.shape)}")
         if act not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {act!r}")
+        if (force := options.get("force", "")) not in ("", "sparse"):
+            raise ValueError(f"force: expected '' or 'sparse', got {force!r}")
+        if isinstance(device := options.get("device"), str):
+            devices.named(device)
         if unaligned := [n for n in (w.shape[1] * groups, w.shape[0]) if n % CHANNELS]:
             raise ValueError(f"weight: expected C and K in multiples of {CHANNELS}, got {unaligned[0]}: add channels of zeros")
-        stride, dilation = _pair("stride", options.get("stride", 1)), _pair("dilation", options.get("dilation", 1))
-        geometry = Geometry(stride, _pads(options.get("padding", 0)), dilation, groups)
-        return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, act, options.get("device"))
+        stride, padding, dilation = (_numbers(name, dict(options).get(name, least), n, least) for name, n, least in SIZES)
+        geometry = Geometry(stride, padding, dilation, groups)
+        return cls(_pruned(w, options.get("prune", "refuse")), b, geometry, options)
+
+    def __repr__(self) -> str:
+        return f"SparseConv2d(weight={list(self.weight.shape)}, {self.geometry}, activation={self.activation!r})"
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Computes y [N, K, P, Q]. On a GPU `x`, `residual` and `out` are CuPy arrays, or objects with DLPack or
@@ -103,32 +124,44 @@ class SparseConv2d:
         """
         if (gpu := self._opened()) is None:
             return self._emulated(x, residual, out)
-        views = [self._view(gpu, *named) for named in (("x", x), ("residual", residual), ("out", out)) if named[1] is not None]
-        theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
-        handle = _handle(gpu, theirs if stream is None else stream)
-        if any(v.foreign for v in views):
-            gpu.lead(handle)  # DLPack's producers made the GPU's own stream wait
-        *given, y = [v.array for v in views] + ([None] if out is None else [])
-        plan = self._ready(given[0].shape, residual is not None, handle)
-        y = self._new(gpu, plan.out_shape, handle) if out is None else y
-        addresses = [a.data.ptr for a in (*given, y)]
-        _check(given, y, plan.out_shape, addresses)
-        assert plan.direct is not None
-        with self._running:  # threads share the structs of a stream
-            plan.direct.run(addresses, handle)
-        return y
+        with _current(gpu):
+            ends = (("x", x), ("residual", residual), ("out", out))
+            views = [self._view(gpu, name, a) for name, a in ends if a is not None]
+            theirs = next((v.stream for v in views if v.stream is not None), None)  # PyTorch's current one, for its tensors
+            handle = _handle(gpu, theirs if stream is None else stream)
+            if any(v.foreign for v in views):
+                gpu.lead(handle)  # DLPack's producers made the GPU's own stream wait
+            *given, y = [v.array for v in views] + ([None] if out is None else [])
+            plan = self._ready(given[0].shape, residual is not None, handle)
+            y = self._new(gpu, plan.out_shape, handle) if out is None else y
+            addresses = [a.data.ptr for a in (*given, y)]
+            _check(given, y, plan.out_shape, addresses)
+            assert plan.direct is not None
+            with self._running:  # threads share the structs of a stream
+                plan.direct.run(addresses, handle)
+            return y
 
     # ---- plans
 
     def prepare(self, shape: Sequence[int], residual: bool = False, stream: Any = None) -> None:
-        """Plans and compiles for x of this shape, and allocates for the stream: calls inside a CUDA graph need it."""
-        gpu = self._opened()
-        self._ready(tuple(shape), residual, 0 if gpu is None else _handle(gpu, stream))
+        """Plans and compiles for x of this shape, and allocates for the stream: calls inside a CUDA graph need it. From then on
+        fewer images of this size, or fewer rows of a linear layer, run with its kernel and in its scratch memory."""
+        key, gpu = (tuple(shape), residual), self._opened()
+        with self._planning:
+            plan = self._plans.get(key)
+            if plan is None or plan.whole is not None:
+                self._make(*key)
+            self._prepared.add(key)
+        with _current(gpu):
+            self._ready(*key, 0 if gpu is None else _handle(gpu, stream))
 
     def tune(self, shape: Sequence[int], residual: bool = False) -> None:
-        """Times the tactics for x of this shape on the GPU, as a build does, and takes the fastest from then on. Without a GPU
-        times stay predicted."""
-        self._make(tuple(shape), residual, LEVEL)
+        """Times the tactics for x of this shape on the GPU, as a build does, and takes the fastest from then on; so do other
+        operators and engines, by the timing cache. Without a GPU times stay predicted, and a warning says so."""
+        if self._opened() is None:
+            files.warn("tune: no GPU here to time tactics on, or the operator is for a named one: times stay predicted")
+        self._make(tuple(shape), residual, measure=True)
+        self._prepared.add((tuple(shape), residual))
 
     def tactic(self, shape: Sequence[int], residual: bool = False) -> str:
         """The tactic that computes x of this shape, by name."""
@@ -141,25 +174,29 @@ class SparseConv2d:
 
     def out_shape(self, shape: Sequence[int]) -> Shape4:
         """[N, K, P, Q] of y for x of this shape. Raises ValueError where the operator does not take it."""
-        if len(shape) != 4 or min(shape) < 1 or shape[1] != self.weight.shape[1] * self.geometry.groups:
-            expected = f"[N, {self.weight.shape[1] * self.geometry.groups}, H, W]"
-            raise ValueError(f"x: expected {expected}, got {dims(tuple(shape))}")
-        (top, left, bottom, right), spans = (
-            self.geometry.padding,
-            zip(self.geometry.dilation, self.weight.shape[2:], strict=True),
-        )
-        padded = shape[2] + top + bottom, shape[3] + left + right
-        p, q = ((n - d * (k - 1) - 1) // s + 1 for n, (d, k), s in zip(padded, spans, self.geometry.stride, strict=True))
-        if min(p, q) < 1:
-            raise ValueError(f"x: {dims(tuple(shape))} is smaller than the kernel {list(self.weight.shape[2:])}")
-        return shape[0], self.weight.shape[0], p, q
+        return self.geometry.out_shape(self.weight.shape, shape)
 
     def _plan(self, shape: tuple[int, ...], residual: bool) -> Plan:
-        return self._plans.get((shape, residual)) or self._make(shape, residual, 0)
+        return self._plans.get((shape, residual)) or self._rounded(shape, residual) or self._make(shape, residual)
+
+    def _rounded(self, shape: tuple[int, ...], residual: bool) -> Plan | None:
+        """The plan of the next larger size that is prepared, at this size; None without any, or where its kernel cannot."""
+        out = self.out_shape(shape)
+        n, _, h, w = shape
+        of_row = n == h == 1  # as pixels, the rows of a linear layer
+        able = [s for s, r in self._prepared if r == residual and (s[1:] == shape[1:] or of_row and s[:3] == shape[:3])]
+        if not (larger := [s for s in able if s[0] * s[3] > n * w]):
+            return None
+        with self._planning:
+            whole = self._plans[min(larger), residual]
+            if (direct := whole.direct and whole.direct.for_fewer(n, w)) is None:
+                return None
+            self._plans[shape, residual] = plan = whole._replace(out_shape=out, direct=direct, whole=whole)
+        return plan
 
     def _ready(self, shape: tuple[int, ...], residual: bool, stream: int) -> Plan:
         """Returns the plan of a size, ready on the stream. Raises RuntimeError while the stream is captured and it is not."""
-        plan = self._plans.get((shape, residual))
+        plan = self._plans.get((shape, residual)) or self._rounded(shape, residual)
         if plan is not None and (plan.direct is None or plan.direct.is_ready(stream)):
             return plan
         if self._gpu is not None and self._gpu.cupy.cuda.runtime.streamIsCapturing(stream):
@@ -172,24 +209,24 @@ class SparseConv2d:
                 plan.direct.ready(stream)
         return plan
 
-    def _make(self, shape: tuple[int, ...], residual: bool, level: int) -> Plan:
+    def _make(self, shape: tuple[int, ...], residual: bool, measure: bool = False) -> Plan:
         out = self.out_shape(shape)
         stored = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
         model = graph(stored, self.geometry, self.activation, shape, out if residual else ())
-        options: dict[str, Any] = {"device": self._device, "optimization_level": level, "sparsity": "enable"}
-        with self._planning:
-            gpu = self._opened()
-            engine = build(model, input_formats=FORMAT, output_formats=FORMAT, **options)
+        options = BuildOptions(device=self._device, sparsity="enable", input_formats=FORMAT, output_formats=FORMAT)
+        with self._planning, _current(gpu := self._opened()):
+            engine = _built(model, replace(options, forced=self._forced), measure)
             direct = None if gpu is None else Direct(gpu, engine)
             plan = Plan(engine, out, direct, engine.context(device="emulator") if gpu is None else None)
-            self._plans[shape, residual] = plan
+            own = {key: other for key, other in self._plans.items() if other.whole is None}  # the others may be of an old plan
+            self._plans = own | {(shape, residual): plan}
         return plan
 
     def _view(self, gpu: Cuda, name: str, a: Any) -> arrays.Given:
         """Views a GPU array as CuPy's, in place. Raises ValueError for others."""
-        if isinstance(a, gpu.cupy.ndarray):
+        if isinstance(a, gpu.cupy.ndarray) and a.device.id == gpu.number:
             return arrays.Given(a, True)
-        if (found := arrays.on_gpu(gpu, name, a, writes=name == "out")) is None:
+        if (found := arrays.on_gpu(gpu, name, a, writes=name == "out", cure=HERE)) is None:
             raise ValueError(f"{name}: expected an array on the GPU, got {arrays.kind(a)}: copy it there with cupy.asarray")
         return found
 
@@ -234,7 +271,8 @@ class SparseLinear:
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Computes y [..., K], as `SparseConv2d` does; rows are contiguous."""
-        y = self.conv(_image("x", x), _image("residual", residual), _image("out", out), stream)
+        k, c = self.conv.weight.shape[:2]
+        y = self.conv(_image("x", x, c), _image("residual", residual, k), _image("out", out, k), stream)
         return y.transpose(0, 2, 3, 1).reshape(*x.shape[:-1], y.shape[1]) if out is None else out
 
 
@@ -243,7 +281,24 @@ def sparse_conv2d(x: Any, weight: Any, bias: Any = None, **options: Unpack[Optio
     return SparseConv2d.from_dense(weight, bias, **options)(x)
 
 
+def _built(model: Any, options: BuildOptions, measure: bool) -> Engine:
+    """The engine by measured times; unless these are to be measured, by those of the timing cache, or where it lacks one by
+    predictions."""
+    make = bounded(build)
+    try:
+        return make(model, replace(options, only_cached_times=not measure))
+    except NotTimed:
+        return make(model, replace(options, optimization_level=0))
+
+
 # ---- arguments
+
+
+def _current(gpu: Cuda | None) -> contextlib.AbstractContextManager[None]:
+    """Makes the GPU the thread's current one; quickly where it is, or the emulator runs."""
+    if gpu is None or gpu.cupy.cuda.runtime.getDevice() == gpu.number:
+        return contextlib.nullcontext()
+    return gpu.here()
 
 
 def _handle(gpu: Cuda, stream: Any) -> int:
@@ -259,18 +314,13 @@ def _host(a: Any) -> np.ndarray:
     return np.asarray(a, np.float32)
 
 
-def _pair(name: str, given: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (given, given) if isinstance(given, int) else tuple(given)
-    if len(pair) != 2 or any(type(v) is not int or v < 1 for v in pair):
-        raise ValueError(f"{name}: expected one or two whole numbers, 1 or more, got {given!r}")
-    return pair[0], pair[1]
-
-
-def _pads(given: int | tuple[int, ...]) -> tuple[int, int, int, int]:
-    pads = (given,) * 4 if isinstance(given, int) else (*given, *given) if len(given) == 2 else tuple(given)
-    if len(pads) != 4 or any(type(v) is not int or v < 0 for v in pads):
-        raise ValueError(f"padding: expected one, two or four whole numbers, 0 or more, got {given!r}")
-    return pads[0], pads[1], pads[2], pads[3]
+def _numbers(name: str, given: Any, counts: tuple[int, ...], least: int) -> Any:
+    """As many whole numbers as the last of `counts`; where fewer are given, they repeat."""
+    found = (given,) if isinstance(given, int) else tuple(given)
+    if len(found) not in counts or any(type(v) is not int or v < least for v in found):
+        words = " or ".join(map(str, counts))
+        raise ValueError(f"{name}: expected {words} whole numbers, {least} or more, got {given!r}")
+    return found * (counts[-1] // len(found))
 
 
 def _pruned(weight: np.ndarray, how: str) -> np.ndarray:
@@ -294,10 +344,12 @@ def _nhwc(shape: Shape4) -> Shape4:
     return n, h, w, c
 
 
-def _image(name: str, a: Any) -> Any:
-    """Views rows [..., C] as the pixels of an image [1, C, 1, rows]; None stays None."""
+def _image(name: str, a: Any, channels: int) -> Any:
+    """Views rows [..., channels] as the pixels of an image [1, channels, 1, rows]; None stays None."""
     if a is None:
         return None
+    if not a.shape or a.shape[-1] != channels:
+        raise ValueError(f"{name}: expected [..., {channels}], got {list(a.shape)}")
     if not a.flags.c_contiguous:
         raise ValueError(f"{name}: expected rows of C channels, one after the other: make it contiguous")
     return a.reshape(1, 1, -1, a.shape[-1]).transpose(0, 3, 1, 2)

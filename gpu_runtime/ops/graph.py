@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from gpu_runtime.text import dims
+
 # Activation -> its operators, one after the other; Mul also takes the tensor ahead of all of them.
 ACTIVATIONS = {
     "": (),
@@ -31,6 +33,23 @@ class Geometry(NamedTuple):
     padding: tuple[int, int, int, int]
     dilation: tuple[int, int]
     groups: int
+
+    @staticmethod
+    def of(sizes: Sequence[int]) -> Geometry:
+        """Makes it from all of its numbers, one after the other."""
+        down, across, top, left, bottom, right, apart, aside, groups = sizes
+        return Geometry((down, across), (top, left, bottom, right), (apart, aside), groups)
+
+    def out_shape(self, weight: Sequence[int], x: Sequence[int]) -> tuple[int, int, int, int]:
+        """[N, K, P, Q] for x [N, C, H, W] and weights [K, C / groups, R, S]. Raises ValueError where they do not fit."""
+        if len(x) != 4 or min(x) < 1 or x[1] != weight[1] * self.groups:
+            raise ValueError(f"x: expected [N, {weight[1] * self.groups}, H, W], got {dims(tuple(x))}")
+        top, left, bottom, right = self.padding
+        ends = zip((x[2] + top + bottom, x[3] + left + right), weight[2:], self.stride, self.dilation, strict=True)
+        p, q = ((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in ends)
+        if min(p, q) < 1:
+            raise ValueError(f"x: {dims(tuple(x))} is smaller than the kernel {list(weight[2:])}")
+        return x[0], weight[0], p, q
 
 
 def graph(

@@ -1,8 +1,8 @@
-"""Pads pieces of tensors whose channels are no multiples of 8 to whole vectors, so that they need no copy to be joined, split
-off or added to part of another tensor. The convolution that makes a padded tensor has rows of zeros, its readers have
-columns of zeros.
+"""Pads channel slices that are no multiples of 8 to whole vectors, so that tensors need no copy to be joined, split off or
+added to part of another tensor. The convolution that makes a padded tensor has rows of zeros, its readers have columns of
+zeros.
 
-The channels between pieces hold zeros, transformed by the ops on their way: no reader's weights use them, but as zero times
+The channels between slices hold zeros, transformed by the ops on their way: no reader's weights use them, but as zero times
 infinity is NaN, they must be finite. So for each op that computes channel by channel these values are computed; an op that may
 make infinity or NaN keeps its own tensors.
 """
@@ -15,7 +15,7 @@ from itertools import accumulate, product
 import numpy as np
 
 from gpu_runtime.network import FP16_MAX, Network, Op, computes
-from gpu_runtime.padded_channels.layouts import Link, Piece, Pieces
+from gpu_runtime.padded_channels.layouts import ChannelSlices, Link, SliceStart
 from gpu_runtime.padded_channels.sums import summed
 from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.channels import of_channels
@@ -37,17 +37,19 @@ from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
 
-MOST_VALUES = 16  # values between pieces of one tensor; with more, ops that compute channel by channel keep their tensors
+MOST_VALUES = 16  # values between slices of one tensor; with more, ops that compute channel by channel keep their tensors
 Values = frozenset[float]
 ZERO: Values = frozenset({0.0})
 
 
 def on_grid(draft: Draft) -> Draft:
-    """Returns the form of a network in which every piece begins at a whole vector; the same draft if each does already."""
+    """Returns the form of a network in which every slice begins at a whole vector; the same draft if each slice does
+    already.
+    """
     kept: set[str] = set()  # names of ops that keep their own tensors
     while True:
         grid = _Grid(draft, kept)
-        if not grid.pieces_moved:
+        if not grid.slices_moved:
             return draft
         ops = grid.ops()
         if not grid.unsafe:
@@ -56,8 +58,8 @@ def on_grid(draft: Draft) -> Draft:
 
 
 def _links(op: Op[Problem]) -> Iterator[Link]:
-    """Yields the links between the op's tensors, whose channels have the same layout; nothing for a convolution over all
-    channels.
+    """Yields the links between the op's tensors, whose channels must have the same layout; none for the input of a convolution
+    over all channels.
     """
     p, y = op.problem, op.output
     if isinstance(p, ConcatProblem):
@@ -73,7 +75,7 @@ def _links(op: Op[Problem]) -> Iterator[Link]:
 
 
 def _known(network: Network, op: Op[Problem]) -> bool:
-    """Whether the op can compute over padded tensors."""
+    """Whether the op can compute on padded tensors."""
     p = op.problem
     if has_own_type(network, op):
         return False
@@ -86,65 +88,67 @@ def _known(network: Network, op: Op[Problem]) -> bool:
 
 
 def _only_scales(p: PointwiseProblem, tensor: int) -> bool:
-    """Whether the tensor is only a factor, of values that are zero between pieces."""
+    """Whether the tensor is only a factor of values that are zero between slices."""
     return tensor > 0 and all(s.op == "mul" for s in p.stages if s.operand == f"t{tensor}")
 
 
 class _Grid:
-    """One attempt, with the ops in `kept` unchanged; `unsafe`: further ops that `ops` found must be kept."""
+    """One attempt to pad a network, with the ops in `kept` unchanged; `unsafe`: further ops that must be kept, as `ops`
+    found.
+    """
 
     def __init__(self, draft: Draft, kept: set[str]) -> None:
         self._of, self._network = draft, draft.network
         self._able = {op.name for op in self._network.ops if op.name not in kept and _known(self._network, op)}
         givers = self._network.producers
         edge = {t.name for t in (*self._network.inputs, *self._network.outputs)}
-        # A tensor is padded by all of its producers, or by none: then readers that need it padded get a copy.
+        # A tensor is padded by all of its producers, or by none; in the latter case readers that need it padded get a copy.
         self._written = {t for t, ops in givers.items() if t not in edge and all(op.name in self._able for op in ops)}
         links = [link for op in self._network.ops if op.name in self._able for link in self._links(op)]
         channels = {t: shape[1] for t, shape in self._network.tensors.items()}
-        self._pieces = Pieces(links, channels, {})
+        self._slices = ChannelSlices(links, channels, {})
         phases = self._phases()
         if phases:
-            self._pieces = Pieces(links, channels, phases)
-        self.pieces_moved = any(self._pieces.moved(t) for t in channels)
-        self._between: dict[str, Values | None] = {}  # tensor -> values between its pieces; None: any finite one
+            self._slices = ChannelSlices(links, channels, phases)
+        self.slices_moved = any(self._slices.moved(t) for t in channels)
+        self._between: dict[str, Values | None] = {}  # tensor -> values between its slices; None: any finite value
         self.unsafe: set[str] = set()
 
     def _links(self, op: Op[Problem]) -> Iterator[Link]:
         return _links(op) if op.output in self._written else (link for link in _links(op) if link.b != op.output)
 
-    def _phases(self) -> dict[Piece, int]:
-        """The positions within four channels that convolutions with 2:4 weights require."""
-        found: dict[Piece, int] = {}
+    def _phases(self) -> dict[SliceStart, int]:
+        """Returns (tensor, first channel of a slice) -> the position modulo 4 that convolutions with 2:4 weights require."""
+        found: dict[SliceStart, int] = {}
         for op in self._network.ops:
             if op.name in self._able and computes(op, ConvProblem) and op.problem.groups == 1 and op.problem.sparse24:
                 t = op.inputs[0]
-                found.update({(t, at): at % 4 for at in self._pieces.starts(t)} if self._pieces.moved(t) else {})
+                found.update({(t, at): at % 4 for at in self._slices.starts(t)} if self._slices.moved(t) else {})
         return found
 
     def _name(self, tensor: str) -> str:
-        return f"{tensor} ({self._pieces.size(tensor)} channels)"
+        return f"{tensor} ({self._slices.size(tensor)} channels)"
 
     def _reads(self, tensor: str) -> str:
-        return self._name(tensor) if self._pieces.moved(tensor) else tensor
+        return self._name(tensor) if self._slices.moved(tensor) else tensor
 
     def missing(self) -> dict[str, tuple[str, Problem]]:
-        """For each tensor with padding, how to make the original from the padded one and the reverse, where only the other
-        exists: tensor -> (its source, problem).
+        """Returns tensor -> (source, problem) by which a padded tensor is made of the original, or the original of the padded
+        one, if only the other exists.
         """
         found = {}
         for t, shape in self._network.tensors.items():
-            if self._pieces.moved(t):
-                placed = Placed(self._name(t), self._pieces.slots(t), self._pieces.size(t))
+            if self._slices.moved(t):
+                placed = Placed(self._name(t), self._slices.slots(t), self._slices.size(t))
                 found[t], found[placed.source] = (placed.source, placed.of(shape)), (t, placed.padded(shape))
         return found
 
     def ops(self) -> list[tuple[int, Op[Problem]]]:
-        """Returns all ops with their positions; those with padded tensors are changed."""
+        """Returns (position, op) for all ops; those with padded tensors are changed."""
         found = []
         for op in self._network.ops:
-            given = op.output in self._written and self._pieces.moved(op.output)
-            touched = op.name in self._able and (given or any(map(self._pieces.moved, op.inputs)))
+            given = op.output in self._written and self._slices.moved(op.output)
+            touched = op.name in self._able and (given or any(map(self._slices.moved, op.inputs)))
             made = self._moved(op) if touched else op
             if made is None:
                 self.unsafe.add(op.name)
@@ -152,7 +156,7 @@ class _Grid:
         return found
 
     def _moved(self, op: Op[Problem]) -> Op[Problem] | None:
-        """Returns the op over padded tensors; None if infinity or NaN might come between the pieces."""
+        """Returns the op on padded tensors; None if infinity or NaN might come between the slices."""
         between = self._values(op)
         if between is not None and not all(abs(v) <= FP16_MAX for v in between):
             return None
@@ -168,23 +172,23 @@ class _Grid:
         return replace(made, name=f"{op.name} on the grid", inputs=inputs, output=self._reads(op.output))
 
     def _computed(self, op: Op[Problem]) -> Op[Problem] | None:
-        """Changes the op's problem and weights to padded tensors."""
-        p, size = op.problem, self._pieces.size(op.output)
+        """Returns the op with its problem and weights for padded tensors; None if that is impossible."""
+        p, size = op.problem, self._slices.size(op.output)
         if computes(op, ConvProblem) and op.problem.groups == 1:
             x, y = op.inputs[0], op.output
-            if y in self._written and self._pieces.moved(y):
-                op = with_rows(op, self._pieces.slots(y), size)
-            return with_columns(op, self._pieces.slots(x), self._pieces.size(x)) if self._pieces.moved(x) else op
+            if y in self._written and self._slices.moved(y):
+                op = with_rows(op, self._slices.slots(y), size)
+            return with_columns(op, self._slices.slots(x), self._slices.size(x)) if self._slices.moved(x) else op
         if op.output not in self._written:
             return None
         if computes(op, ConvProblem):
-            return _depthwise(op, self._pieces.slots(op.output), size)
+            return _depthwise(op, self._slices.slots(op.output), size)
         if isinstance(p, ConcatProblem):
-            return replace(op, problem=replace(p, sizes=tuple(map(self._pieces.size, op.inputs))))
+            return replace(op, problem=replace(p, sizes=tuple(map(self._slices.size, op.inputs))))
         if isinstance(p, MoveProblem) and p.is_part:
             return replace(op, problem=self._part(op, p))
         if isinstance(p, PointwiseProblem):
-            slots, fill = self._pieces.slots(op.output), self._fill(op, p)[0]
+            slots, fill = self._slices.slots(op.output), self._fill(op, p)[0]
             weights = {
                 f"c{i}": _constant(op.weights[f"c{i}"], p, axes, slots, size, fill) for i, axes in enumerate(p.constants)
             }
@@ -193,18 +197,18 @@ class _Grid:
         return None if problem is None else replace(op, problem=problem)
 
     def _part(self, op: Op[Problem], p: MoveProblem) -> MoveProblem:
-        x, size = op.inputs[0], self._pieces.size(op.output)
-        first = self._pieces.slots(x)[p.start[0]] - self._pieces.slots(op.output)[0]
-        return replace(p, c=self._pieces.size(x), out=(size, *p.out[1:]), start=(first, 0, 0))
+        x, size = op.inputs[0], self._slices.size(op.output)
+        first = self._slices.slots(x)[p.start[0]] - self._slices.slots(op.output)[0]
+        return replace(p, c=self._slices.size(x), out=(size, *p.out[1:]), start=(first, 0, 0))
 
-    # ---- what lies between pieces
+    # ---- values between slices
 
     def _values(self, op: Op[Problem]) -> Values | None:
-        """Returns the values that the op writes between pieces: None for any finite values, NaN in the set if they may be
+        """Returns the values that the op writes between slices: None for any finite values, NaN in the set if they may be
         NaN.
         """
         p = op.problem
-        found = [self._between.get(t, ZERO) if self._pieces.moved(t) else ZERO for t in op.inputs]
+        found = [self._between.get(t, ZERO) if self._slices.moved(t) else ZERO for t in op.inputs]
         if isinstance(p, ConvProblem):
             return _of_convolution(p, found[1] if len(found) > 1 else ZERO)
         if isinstance(p, ConcatProblem) or (isinstance(p, MoveProblem) and p.is_part):
@@ -214,8 +218,8 @@ class _Grid:
         return _of_window(p, found[0])
 
     def _fill(self, op: Op[Problem], p: PointwiseProblem) -> tuple[float, Values]:
-        """Returns (the value of constants per channel between pieces, the op's values there): the first value that gives zeros,
-        else the first that gives finite numbers.
+        """Returns (the value between slices of constants per channel, the op's values there): with the value 0 or 1 that gives
+        zeros, else the one that gives finite numbers.
         """
         found = [self._between.get(t, ZERO) for t in op.inputs]
         tried = [(fill, _of_pointwise(op, p, found, fill)) for fill in (0.0, 1.0)]
@@ -230,7 +234,7 @@ def _union(found: list[Values | None]) -> Values | None:
 
 
 def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
-    """The outputs of rows of zeros: the activation of the residual's values between its pieces, or of zero without a
+    """Returns the outputs of rows of zeros: the activation of the residual's values between its slices, or of zero without a
     residual.
     """
     if residual is None:
@@ -240,7 +244,9 @@ def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
 
 
 def _of_window(p: Problem, x: Values | None) -> Values | None:
-    """The outputs of pools, resizing and windows of pixels for channels that hold one value in all pixels; None if unknown."""
+    """Returns the outputs of a pool, a resize or a window of pixels for channels whose pixels all hold one of these values;
+    None if unknown.
+    """
     if x is None:
         return None
     if isinstance(p, PoolProblem):
@@ -251,7 +257,7 @@ def _of_window(p: Problem, x: Values | None) -> Values | None:
 
 
 def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | None], fill: float) -> Values:
-    """The outputs of a chain for these values between the tensors' pieces; NaN if a tensor's values are unknown."""
+    """Returns the outputs of a chain for these values between the tensors' slices; NaN if a tensor's values are unknown."""
     found: set[float] = set()
     flat = [ZERO | {1.0} if "c" not in axes else values for values, axes in zip(tensors, p.tensors, strict=True)]
     constants: dict[str, Values] = {}
@@ -267,7 +273,7 @@ def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | N
         xs, cs = numbers[: len(flat)], dict(zip(constants, numbers[len(flat) :], strict=True))
         with np.errstate(all="ignore"):
             found.add(float(one.reference(*xs, **cs).reshape(-1)[0]))
-    factors = any("c" not in axes for axes in p.tensors)  # factors of any size: then only zero keeps its value
+    factors = any("c" not in axes for axes in p.tensors)  # the factors are unknown: only zero keeps its value
     return frozenset(found) if not factors or found == {0.0} else frozenset({float("nan")})
 
 
@@ -285,6 +291,6 @@ TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums i
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with an option for each connected part with pieces off the grid."""
+    """Returns the network with an option for each connected part in which a slice does not begin at a whole vector."""
     start = unchanged(network)
     return drafts.offer(network, {GRID: on_grid(start), SUMS: on_grid(summed(start))}, TITLE)

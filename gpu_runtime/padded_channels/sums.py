@@ -9,9 +9,9 @@ A convolution whose result is read both alone and with part of another tensor ad
 
     a = Conv(h); b = a + p                        is   a, b = Split([Conv(h), Conv(h)] + [0, p])
 
-It may also make part of another tensor next to its result, with rows of zeros, where both are joined: so that part needs no
+It may also make part of another tensor next to its result, with rows of zeros, if a Concat joins both: then that part needs no
 copy. No op computes the zeros next to x and p: the convolution that makes these has rows of zeros there too. Convolutions that
-read any of this have columns of zeros. Zeros cost products and bytes, so it is an option.
+read any of this have columns of zeros. Zeros cost products and bytes, so all of this is an option.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,8 +52,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SumOfConcat:
-    """A Concat of the output of `conv`, with `added` added to its channels from `first` on; `through`: all ops that this
-    replaces.
+    """A Concat that equals the output of `conv` with the tensor `added` added to its channels from `first` on; `through`: all
+    ops that the convolution with a residual replaces.
     """
 
     concat: Op[ConcatProblem]
@@ -64,9 +64,9 @@ class SumOfConcat:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece of a Concat, at its channel `first`: the part `own` of a tensor, plus `other` if `add`, the op of this sum,
-    exists.
+class _ConcatInput:
+    """An input of a Concat that begins at the Concat's channel `first`: the part `own` of a tensor or, if `add` is an op, the
+    sum of `own` and `other` that `add` computes.
     """
 
     first: int
@@ -77,10 +77,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class WidenedConv:
-    """A convolution that makes `part` of another tensor next to its output.
+    """A convolution that makes `part` of another tensor next to its own output.
 
-    With its own output added to the part, if `add` is the op of that sum; else unchanged, as the piece `alone` of the Concat of
-    name `concat`.
+    If `add` is an op, the second half is the sum of the convolution's output and the part, which `add` computed before. Else
+    the part is unchanged, and is the input `alone` of the Concat with the name `concat`.
     """
 
     conv: Conv
@@ -91,18 +91,18 @@ class WidenedConv:
 
     @property
     def second(self) -> str:
-        """The second tensor that it makes."""
+        """The name of the second tensor that the convolution makes."""
         return self.add.output if self.add else self.alone
 
 
 def summed(draft: Draft) -> Draft:
-    """Returns the form of a network with all such sums in convolutions; the same draft without any."""
+    """Returns the form of a network in which convolutions compute all such sums; the same draft if there is none."""
     found = _Found(draft)
     return _Sums(draft, found).form() if found.concat_sums or found.widened else draft
 
 
 class _Found:
-    """The sums of a network. `zeros`: tensor -> channel -> the number of zeros required before it."""
+    """The sums of a network. `zeros`: tensor -> channel -> the number of zero channels that must precede it."""
 
     def __init__(self, draft: Draft) -> None:
         self.network, self.at = draft.network, draft.at
@@ -118,15 +118,14 @@ class _Found:
         for op in self.network.ops:
             self._beside_sum(op)
         for op in self.network.ops:
-            self._beside_piece(op)
+            self._beside_input(op)
         for op in reversed(self.network.ops):
             self._widen(op)
 
     # ---- what ops are
 
     def maker(self, tensor: str) -> Conv | None:
-        """Returns the convolution that is the only producer of a tensor, in every plan, and gives zero for rows of zeros; else
-        None.
+        """Returns the convolution that makes a tensor in every plan, if its rows of zeros give zeros; else None.
 
         Only an activation and a residual may follow its sums.
         """
@@ -139,7 +138,7 @@ class _Found:
         return op if plain and inside and not of_zeros(op.problem, zero).any() else None
 
     def part(self, tensor: str) -> Part:
-        """Returns the part that the tensor is of another one; of itself, if it is no part."""
+        """Returns the part of another tensor that the tensor is; all of the tensor itself, if it is no part."""
         op = self.network.producer(tensor)
         if computes(op, MoveProblem) and op.problem.is_part:
             return Part(op.inputs[0], op.problem.start[0], op.problem.out[0])
@@ -150,7 +149,7 @@ class _Found:
         return is_dense(self.network, op) and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
 
     def is_free(self, op: Op[Problem]) -> bool:
-        """Whether the op is a Concat whose pieces may lie in any order, with others between them."""
+        """Whether the op is a Concat whose inputs may lie in any order, with other channels between them."""
         if not is_joined(op) or op.when or op.output in self.network.output_names or has_own_type(self.network, op):
             return False
         readers = self.network.readers[op.output]
@@ -159,41 +158,41 @@ class _Found:
     # ---- what is found
 
     def _sum_of_concat(self, op: Op[Problem]) -> SumOfConcat | None:
-        """Returns the sum that a Concat equals: all its pieces are parts of one tensor, in order, and one has another tensor
-        added; else None.
+        """Returns the sum that a Concat equals, if its inputs are all parts of one tensor, in order, and another tensor is
+        added to one of them; else None.
         """
         if not computes(op, ConcatProblem) or op.problem.axis != 1 or op.when or has_own_type(self.network, op):
             return None
-        pieces, size = self._pieces(op), sum(op.problem.sizes)
-        sources = {self.part(piece.own).tensor for piece in pieces}
-        added = [piece for piece in pieces if piece.add]
+        inputs, size = self._inputs_of(op), sum(op.problem.sizes)
+        sources = {self.part(x.own).tensor for x in inputs}
+        added = [x for x in inputs if x.add]
         if len(sources) != 1 or len(added) != 1:
             return None
-        (y,), (piece,) = sources, added
+        (y,), (total,) = sources, added
         conv = self.maker(y)
         if conv is None or conv.problem.needs - {Feature.AFFINE} or size != self.network.tensors[y][1]:
             return None
-        parts = [giver for x in pieces for giver in self.network.producers[x.own]]
+        parts = [giver for x in inputs for giver in self.network.producers[x.own]]
         through = (*parts, *(x.add for x in added if x.add))
         inside = self._only_within((y, *(x.output for x in through)), {x.name for x in (*through, op)})
-        return SumOfConcat(op, conv, piece.other, piece.first, (conv, *through)) if inside else None
+        return SumOfConcat(op, conv, total.other, total.first, (conv, *through)) if inside else None
 
-    def _pieces(self, op: Op[ConcatProblem]) -> list[_Piece]:
-        """Returns all pieces of a Concat; [] if one of them has another form."""
+    def _inputs_of(self, op: Op[ConcatProblem]) -> list[_ConcatInput]:
+        """Returns all inputs of a Concat; [] if one of them has another form than _ConcatInput."""
         firsts = accumulate(op.problem.sizes, initial=0)
-        found = [self._piece(t, first, c) for t, first, c in zip(op.inputs, firsts, op.problem.sizes, strict=False)]
-        known = [piece for piece in found if piece is not None]
+        found = [self._input_at(t, first, c) for t, first, c in zip(op.inputs, firsts, op.problem.sizes, strict=False)]
+        known = [given for given in found if given is not None]
         return known if len(known) == len(found) else []
 
-    def _piece(self, tensor: str, first: int, count: int) -> _Piece | None:
-        """Returns a piece of a Concat that is the part of a tensor at the same channels, perhaps with another tensor added;
+    def _input_at(self, tensor: str, first: int, count: int) -> _ConcatInput | None:
+        """Returns an input of a Concat, if it is the part of a tensor at the same channels, perhaps with another tensor added;
         else None.
         """
         add = self._sum(tensor)
         for own in add.inputs if add else (tensor,):
             if self._in_order(own, first, count):
                 others = [x for x in add.inputs if x != own] if add else [""]
-                return _Piece(first, own, add, others[0]) if others else None
+                return _ConcatInput(first, own, add, others[0]) if others else None
         return None
 
     def _only_within(self, tensors: Iterable[str], names: set[str]) -> bool:
@@ -206,7 +205,7 @@ class _Found:
         return part.tensor != tensor and (part.first, part.count) == (first, count)
 
     def _sum(self, tensor: str) -> Op[Problem] | None:
-        """Returns the op that makes a tensor if it only adds two tensors of its shape; else None."""
+        """Returns the op that makes a tensor, if it only adds two tensors of that shape; else None."""
         op = self.network.producer(tensor)
         return op if op is not None and adds_tensors(op) and not has_own_type(self.network, op) else None
 
@@ -221,8 +220,8 @@ class _Found:
             if conv is not None and readers and free and self._put(WidenedConv(conv, self.part(other), add=op)):
                 return
 
-    def _beside_piece(self, op: Op[Problem]) -> None:
-        """Puts pieces of a Concat that are parts of other tensors, and would be copied, next to pieces that convolutions
+    def _beside_input(self, op: Op[Problem]) -> None:
+        """Puts inputs of a Concat that are parts of other tensors, and so would be copied, next to inputs that convolutions
         make.
         """
         if not self.is_free(op):
@@ -239,7 +238,7 @@ class _Found:
 
     def _put(self, wide: WidenedConv) -> bool:
         """Records a widened convolution, if it is possible and the part's producer can make zeros before the part; returns
-        whether.
+        whether it did.
         """
         conv, part = wide.conv, wide.part
         source = self.maker(part.tensor)
@@ -257,14 +256,16 @@ class _Found:
         return True
 
     def _cut(self, part: Part) -> bool:
-        """Whether zeros before the part would lie inside another part, or another part's zeros inside it."""
+        """Whether zeros before the part would lie inside another part, or another part's zeros would lie inside this one."""
         others = [x.part for x in self.widened.values() if x.part.tensor == part.tensor]
         inside = any(part.first < at < part.first + part.count for at in self.zeros.get(part.tensor, {}))
         return inside or any(x.first < part.first < x.first + x.count for x in others)
 
     def _widen(self, op: Op[Problem]) -> None:
-        """Passes a request for zero channels around the output of `op` on to the tensor that `op` adds: to a Concat, or as a
-        residual to a convolution. The caller goes through the ops from the last to the first."""
+        """Passes a request for zero channels before or behind the output of `op` on to the tensor that `op` adds to it: to the
+        addend of a Concat's sum, or to the residual of a convolution. The caller goes through the ops from the last to the
+        first.
+        """
         asked, c = self.zeros.get(op.output, {}), op.problem.out_shape[1]
         before, behind = asked.get(0, 0), asked.get(c, 0)
         if op.name in self.concat_sums:
@@ -289,12 +290,12 @@ class _Found:
 
 
 class _Sums:
-    """Builds the form with all found sums; `placed`: tensor -> its place, if it has no memory of its own."""
+    """Builds the form with all found sums; `placed`: tensor -> its place, if it lies in another tensor."""
 
     def __init__(self, draft: Draft, found: _Found) -> None:
         self.network, self.at, self.found = draft.network, draft.at, found
         self.placed: dict[str, Placed] = {}
-        self.alone: dict[tuple[str, str], Placed] = {}  # (name of a Concat, piece of it) -> the piece's place for this Concat
+        self.alone: dict[tuple[str, str], Placed] = {}  # (Concat's name, its input) -> the input's place
         for t, asked in found.zeros.items():
             c = self.network.tensors[t][1]
             index = tuple(i + sum(count for at, count in asked.items() if at <= i) for i in range(c))
@@ -367,7 +368,9 @@ class _Sums:
         return Op(f"{add.name} out of {placed.source}", part.of(add.problem.out_shape), (placed.source,), add.output)
 
     def _over(self, op: Op[Problem]) -> Iterator[Op[Problem]]:
-        """Yields the op over the tensors that contain its inputs; unchanged if it needs them in memory of their own."""
+        """Yields the op on the tensors that contain its inputs; the unchanged op if it needs its inputs in memory of their
+        own.
+        """
         if computes(op, ConcatProblem) and self.found.is_free(op) and any(t in self.placed for t in op.inputs):
             yield self._joined(op)
         elif computes(op, MoveProblem) and op.problem.is_part and op.inputs[0] in self.placed:
@@ -398,7 +401,7 @@ class _Sums:
         return replace(wide, name=f"{op.name} over {placed.source}", inputs=(placed.source, *op.inputs[1:]))
 
     def _joined(self, op: Op[ConcatProblem]) -> Op[ConcatProblem]:
-        """Returns the Concat of all tensors that contain its pieces, each once."""
+        """Returns the Concat of all tensors that contain its inputs, each once."""
         shapes = self.network.tensors
         known = [self.alone.get((op.name, t)) or self.placed.get(t) for t in op.inputs]
         own = [Placed(t, tuple(range(shapes[t][1])), shapes[t][1]) for t in op.inputs]
@@ -407,7 +410,7 @@ class _Sums:
         for piece in pieces:
             at = sources.index(piece.source) if piece.source in sources else len(sources)
             first = sum(channels[:at])
-            if at == len(sources) or not {first + i for i in piece.index}.isdisjoint(index):  # a piece may be joined twice
+            if at == len(sources) or not {first + i for i in piece.index}.isdisjoint(index):  # an input may be joined twice
                 first = sum(channels)
                 sources.append(piece.source)
                 channels.append(piece.channels)

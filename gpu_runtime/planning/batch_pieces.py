@@ -1,11 +1,11 @@
 """Batches in pieces: a run of layers computes some images, then the next ones, so that L2 keeps the tensors between layers.
 
-A network falls into blocks: later blocks read only one tensor of a block. Each block runs whole or in pieces, a choice of the
-plan (`offer`): its ops are in the network twice, and where a block in pieces meets a whole one, or an end of the network, an op
+A network is a row of blocks: later blocks read only one tensor of a block. Each block runs whole or in pieces, a choice of the
+plan (`offer`): its ops are in the network twice. Between a block in pieces and a whole block, or an end of the network, an op
 splits a tensor into pieces or joins them. Images follow each other in memory, so this op launches nothing; its time is DRAM's
-time for the tensor. The pieces of all blocks have the same sizes, which `worthwhile` finds, with the blocks that may gain;
-their whole versions have the ops of the plan without pieces. The plan is the best of all these. After `unrolled`, a plan's
-layers run piece by piece.
+time for the tensor. All blocks are cut into pieces of the same sizes. `worthwhile` finds these sizes, and the blocks that may
+gain; the whole version of a block has the ops of the plan without pieces. The plan is the best of all these. After `unrolled`,
+a plan's layers run piece by piece.
 
 An example: 32 images in 4 pieces, of blocks a, b, c the first two in pieces. The plan has a and b at 8 images, each at four
 times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:32], c.
@@ -14,9 +14,9 @@ times its time; unrolled, the layers are a [0:8], b [0:8], a [8:16], ..., b [24:
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -29,7 +29,7 @@ from tactics.format import DTYPES, Key
 from tactics.planner import plan
 from tactics.planner.graph import Entry
 from tactics.predict import kept_premium, predict, predict_us
-from tactics.problems.batches import PiecesProblem, at_batch, sizes_of
+from tactics.problems.batches import BatchPiecesProblem, at_batch, sizes_of
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem
@@ -45,15 +45,17 @@ _Made = tuple[Op[Problem], Entry]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring ops. `output`: the one tensor that later blocks read, "" of the last block."""
+    """Neighbouring ops, of whose tensors later blocks read only `output`; "" for the last block."""
 
     ops: tuple[Op[Problem], ...]
     output: str
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The `sizes` of the pieces of a batch, and the numbers of the blocks that may run in them; `forced`: blocks that must."""
+class BatchPieces:
+    """A way to cut a batch: `sizes`, the images of each piece; `blocks`, the numbers of the blocks that may run in pieces;
+    `forced`: the blocks among these that must.
+    """
 
     sizes: tuple[int, ...]
     blocks: frozenset[int]
@@ -70,7 +72,7 @@ def blocks(network: Network) -> tuple[Block, ...]:
     made = {op.output: i for i, op in enumerate(network.ops)}
     live: set[str] = set()
     found: list[Block] = []
-    start, end = 0, 0  # the block's first op, and the last op that makes a tensor of it
+    start, end = 0, 0  # the block's first op, and one past the last op that makes any of its tensors
     for i, op in enumerate(network.ops, 1):
         live = {t for t in (*live, op.output) if last.get(t, -1) >= i}
         end = max(end, made[op.output] + 1)
@@ -92,8 +94,8 @@ def _writes(op: Op[Problem]) -> bool:
 
 
 def _able(network: Network, block: Block, images: int) -> bool:
-    """Whether the block can run in pieces: its ops compute each image independently, its output is no view, and images of FP32
-    tensors begin at multiples of 16 bytes.
+    """Whether the block can run in pieces: its ops compute each image independently, it writes network outputs into memory of
+    their own, and images of FP32 tensors begin at multiples of 16 bytes.
     """
     return all(
         at_batch(op.problem, 1) is not None
@@ -104,9 +106,9 @@ def _able(network: Network, block: Block, images: int) -> bool:
     )
 
 
-def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
-    """Returns the pieces with the largest gain over the chosen plan, by predicted times of its tactics; None below
-    LEAST_GAIN.
+def worthwhile(table: Table, chosen: plan.Plan) -> BatchPieces | None:
+    """Returns the pieces with the largest gain over the chosen plan, by predicted times of the plan's tactics; None if no gain
+    reaches the share LEAST_GAIN of its time.
     """
     images, able = table.network.images, able_blocks(table.network)
     kernels = {i: _kernels(block, chosen) for i, block in able.items()}
@@ -120,15 +122,15 @@ def worthwhile(table: Table, chosen: plan.Plan) -> Pieces | None:
         gains = {i: _gain(table.device, of, sizes) for i, of in kernels.items()}
         total = sum(gain for gain in gains.values() if gain > 0)
         if best and total < most / 2:
-            break  # smaller ones gain less still
+            break  # smaller pieces gain even less
         if total > most:
-            best, most = Pieces(sizes, _offered(table, able, gains)), total
+            best, most = BatchPieces(sizes, _offered(table, able, gains)), total
     return best
 
 
 def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]) -> frozenset[int]:
-    """Returns the blocks from the first that gains to the last, and neighbours that lose less than DRAM's time for the tensor
-    between, which is then not written as a whole.
+    """Returns the numbers of the blocks from the first with a gain to the last, and of their neighbours that lose less time
+    than DRAM takes for the tensor between the two, which is then not written as a whole.
     """
     found = [i for i, gain in gains.items() if gain > 0]
     first, last = min(found), max(found)
@@ -143,21 +145,24 @@ def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]
     return frozenset(able.keys() & range(first, last + 1))
 
 
-def smaller(network: Network) -> Iterator[list[Pieces]]:
-    """Yields lists of pieces that make activations take less memory, for 2, 4, 8, ... pieces, MOST_PIECES at most.
+def smaller(network: Network) -> Iterator[list[BatchPieces]]:
+    """Yields, for 2, 4, 8, ... pieces up to MOST_PIECES, a list of ways to cut the batch so that activations take less memory.
 
-    In a list, first no block is forced into pieces, then those with the largest tensors, then more, at last all that are able.
+    The first in a list forces no block into pieces, the next ones force the blocks with the largest tensors, then more blocks,
+    at last all that can run in pieces.
     """
     able, last = able_blocks(network), min(network.images, MOST_PIECES)
     sizes = {t: math.prod(shape) for t, shape in network.tensors.items()}
     most = {i: max(sum(sizes[t] for t in {*op.inputs, op.output}) for op in block.ops) for i, block in able.items()}
     sets = [frozenset(i for i in able if most[i] >= least) for least in sorted({math.inf, *most.values()}, reverse=True)]
     for pieces in sorted({*(1 << i for i in range(1, last.bit_length())), last}) if able else ():
-        yield [Pieces(sizes_of(network.images, pieces), frozenset(able), forced) for forced in sets]
+        yield [BatchPieces(sizes_of(network.images, pieces), frozenset(able), forced) for forced in sets]
 
 
 def able_blocks(network: Network) -> dict[int, Block]:
-    """Returns the blocks that may run in pieces by number; {} for one image, or where a name could be the name of a piece."""
+    """Returns number -> block for the blocks that can run in pieces; {} for one image, or if a name of the network could be the
+    name of a piece.
+    """
     if network.images == 1 or any(map(_is_odd, (*network.tensors, *(op.name for op in network.ops)))):
         return {}
     return {i: block for i, block in enumerate(blocks(network)) if _able(network, block, network.images)}
@@ -176,7 +181,9 @@ def _kernels(block: Block, chosen: plan.Plan) -> tuple[tuple[Problem, Tactic], .
 
 @lru_cache(maxsize=4096)
 def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tuple[int, ...]) -> float:
-    """Predicts the microseconds that kernels save in pieces; at most 0 where one of them cannot run."""
+    """Predicts how many microseconds these kernels save if they run in pieces of these sizes; at most 0 if one of them
+    cannot.
+    """
     gain, taken = 0.0, list[tuple[Problem, Tactic]]()
     for problem, tactic in kernels:
         for n in set(sizes):
@@ -188,22 +195,22 @@ def _gain(device: Device, kernels: tuple[tuple[Problem, Tactic], ...], sizes: tu
     return gain if gain <= 0 or all(accepts(of, tactic, device) for of, tactic in taken) else 0.0
 
 
-def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -> Network:
-    """Returns the network in which each of these blocks that is not forced may run in pieces, or else with the ops of the
+def offer(network: Network, pieces: BatchPieces, device: Device, chosen: plan.Plan) -> Network:
+    """Returns the network in which each block of `pieces` may run in pieces or, unless it is forced, whole, with the ops of the
     chosen plan.
     """
     listed = blocks(network)
     groups = {i: f"images {i} {listed[i].ops[0].name}" for i in pieces.blocks}
     ops, bases = list[Op[Problem]](), dict[str, str]()
     inputs, shared = {t.name for t in network.inputs}, _shared(listed)
-    tie = partial(_tie, network, pieces.sizes, device)
+    tie = _ties(network, pieces.sizes, device)
     for i, block in enumerate(listed):
         if i not in groups:
             ops += block.ops
             continue
         own = dict.fromkeys(op.output for op in block.ops)
         read = dict.fromkeys(t for op in block.ops for t in op.inputs if t not in own)
-        handed = listed[i - 1].output if i - 1 in groups else ""  # comes in pieces, if the block before runs in pieces
+        handed = listed[i - 1].output if i - 1 in groups else ""  # in pieces, if the block before runs in pieces
         names = {t: f"{t}{SUFFIX}{f' {i}' if t in inputs else ''}" for t in (*read, *own)}  # other blocks may read an input
         bases |= {new: t for t, new in names.items()}
         here = (groups[i], PIECES)
@@ -220,13 +227,15 @@ def offer(network: Network, pieces: Pieces, device: Device, chosen: plan.Plan) -
 
 
 def _shared(listed: Sequence[Block]) -> set[str]:
-    """Returns the groups that decide about ops of several blocks."""
+    """Returns the groups that decide about ops of more than one block."""
     found = Counter(g for block in listed for g in {g for op in block.ops for g, _ in op.when})
     return {g for g, count in found.items() if count > 1}
 
 
 def _whole(block: Block, when: Literal, chosen: plan.Plan, shared: Collection[str]) -> list[Op[Problem]]:
-    """Returns the block's ops as in the chosen plan; all of its ops, if a group decides about other blocks too."""
+    """Returns the block's ops of the chosen plan, or all of its ops if a group decides about other blocks too; `when` is added
+    to each.
+    """
     if any(g in shared for op in block.ops for g, _ in op.when):
         return [replace(op, when=(*op.when, when)) for op in block.ops]
     return [replace(op, when=(when,)) for op in block.ops if _is_in(op, chosen)]
@@ -236,29 +245,35 @@ def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], wh
     problem = at_batch(op.problem, sizes[0])
     assert problem is not None
     inputs, output = tuple(names[t] for t in op.inputs), names[op.output]
-    return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), pieces=sizes)
+    return replace(op, problem=problem, inputs=inputs, output=output, when=(*op.when, when), batch_pieces=sizes)
 
 
-def _tie(
-    network: Network, sizes: tuple[int, ...], device: Device, source: str, made: str, apart: bool, when: tuple[Literal, ...]
-) -> Op[Problem]:
-    """Makes the op that splits a tensor into pieces (`apart`), or joins pieces to one tensor."""
-    tensor = source if apart else made
-    us = _whole_us(network, device, tensor)
-    name, problem = f"images of {made}", PiecesProblem(network.tensors[tensor], sizes, apart, us)
-    exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
-    return Op(name, problem, (source,), made, when=when, pieces=sizes if apart else (), exact=exact)
+def _ties(
+    network: Network, sizes: tuple[int, ...], device: Device
+) -> Callable[[str, str, bool, tuple[Literal, ...]], Op[Problem]]:
+    """Returns the function that makes the op from `source` to `made` which splits a tensor into pieces (`apart`), or joins
+    pieces to one tensor.
+    """
+
+    def tie(source: str, made: str, apart: bool, when: tuple[Literal, ...]) -> Op[Problem]:
+        tensor = source if apart else made
+        us = _whole_us(network, device, tensor)
+        name, problem = f"images of {made}", BatchPiecesProblem(network.tensors[tensor], sizes, apart, us)
+        exact = tensor in network.exact_outputs or network.type(tensor).copies  # it shares its source's memory, so its type
+        return Op(name, problem, (source,), made, when=when, batch_pieces=sizes if apart else (), exact=exact)
+
+    return tie
 
 
 def _whole_us(network: Network, device: Device, tensor: str) -> float:
-    """DRAM's microseconds for the part of a whole tensor that L2 cannot hold."""
+    """Returns DRAM's microseconds for the part of the whole tensor that L2 cannot hold."""
     element = {t.name: DTYPES[t.dtype].itemsize for t in (*network.inputs, *network.outputs)}
     nbytes = element.get(tensor, 2) * math.prod(network.tensors[tensor])
     return 0.0 if device.measured else moved_us(device, nbytes, 0)["dram"]
 
 
 def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str], groups: Sequence[Group]) -> Network:
-    """Returns the network of these ops; `bases`: each new tensor -> the tensor whose types it has."""
+    """Returns the network with these ops and groups; `bases`: new tensor -> the tensor whose type it has."""
     return replace(
         network,
         ops=tuple(ops),
@@ -270,11 +285,11 @@ def _with(network: Network, ops: Sequence[Op[Problem]], bases: Mapping[str, str]
 
 def whole(op: Op[Any]) -> Any:
     """Returns the op's problem for all images."""
-    return at_batch(op.problem, sum(op.pieces)) if op.pieces else op.problem
+    return at_batch(op.problem, sum(op.batch_pieces)) if op.batch_pieces else op.problem
 
 
 def without(graph: plan.Graph) -> plan.Graph | None:
-    """Returns the graph in which nothing runs in pieces; None if this graph has no pieces."""
+    """Returns the graph in which every block runs whole; None if no block of this graph can run in pieces."""
     groups = {g: options for g, options in graph.groups if options == (WHOLE, PIECES)}
     if not groups:
         return None
@@ -286,13 +301,15 @@ def without(graph: plan.Graph) -> plan.Graph | None:
 
 
 def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
-    """Returns the table and the plan with each piece as layers of its own, in execution order; unchanged without pieces."""
+    """Returns the table and the plan in which each piece has layers of its own, in execution order; both unchanged if nothing
+    runs in pieces.
+    """
     network = table.network
     ops = [op for op in network.ops if _is_in(op, chosen)]
-    if not any(op.pieces for op in ops):
+    if not any(op.batch_pieces for op in ops):
         return table, chosen
-    made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # of each tensor in pieces: their names and images
-    for in_pieces, run in groupby(ops, key=lambda op: bool(op.pieces) or isinstance(op.problem, PiecesProblem)):
+    made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # tensor in pieces -> (name, images) of each piece
+    for in_pieces, run in groupby(ops, key=lambda op: bool(op.batch_pieces) or isinstance(op.problem, BatchPiecesProblem)):
         listed = [(op, chosen.entries[op.name]) for op in run]
         made += _run(listed, parts) if in_pieces else [(replace(op, when=()), entry) for op, entry in listed]
     bases = {name: t for t, named in parts.items() for name, _ in named}
@@ -315,26 +332,26 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
 
 
 def _run(listed: Sequence[_Made], parts: dict[str, list[tuple[str, int]]]) -> list[_Made]:
-    """Returns the ops of a run, piece by piece, each with its share of the time; then those that join pieces. Adds to
-    `parts`.
+    """Returns the layers of neighbouring ops that run in pieces: piece by piece, each with its share of the time, then the ops
+    that join pieces. Adds (name, images) of each new piece to `parts`.
     """
-    sizes, made = next(op.pieces for op, _ in listed if op.pieces), list[_Made]()
-    own = {op.output for op, _ in listed if op.pieces}
+    sizes, made = next(op.batch_pieces for op, _ in listed if op.batch_pieces), list[_Made]()
+    own = {op.output for op, _ in listed if op.batch_pieces}
     for first, n in zip((0, *accumulate(sizes)), sizes, strict=False):
         part = piece_text(first, n)
         for op, entry in listed:
-            if not op.pieces:
+            if not op.batch_pieces:
                 continue
             inputs, output = tuple(_named(t, part) if t in own else t for t in op.inputs), _named(op.output, part)
             name, problem = op.name + part, at_batch(op.problem, n)
-            if isinstance(op.problem, PiecesProblem):
+            if isinstance(op.problem, BatchPiecesProblem):
                 name, problem = output, GatherProblem(op.problem.shape, index=(tuple(range(first, first + n)), (), (), ()))
             assert problem is not None
             parts.setdefault(op.output, []).append((output, n))
             new = replace(op, name=name, problem=problem, inputs=inputs, output=output, when=(), images=(first, n))
             made.append((new, _share(entry, n, sum(sizes))))
     for op, entry in listed:
-        if not op.pieces and isinstance(op.problem, PiecesProblem):
+        if not op.batch_pieces and isinstance(op.problem, BatchPiecesProblem):
             joined = ConcatProblem(sizes, op.problem.shape[1:], 0)
             inputs = tuple(name for name, _ in parts[op.inputs[0]])
             new = replace(op, name=f"{op.output} of its pieces", problem=joined, inputs=inputs, when=())

@@ -15,7 +15,7 @@ from gpu_runtime.runtime.findings import Flip, LibraryPlan, OtherChoice, Rivals,
 from tactics import peers
 from tactics.format import HALF_FORMATS, Format, canonical
 from tactics.kernels import ANY_FP16
-from tactics.planner import plan
+from tactics.planner import forced_plans, plan
 from tactics.planner.graph import Entry, Hop, to_us
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
@@ -27,9 +27,12 @@ Timed = tuple[Op, Times]
 
 @dataclass(frozen=True, slots=True)
 class Counterfactuals:
-    """The answers. `other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> when that plan
-    would be as good, where a speed of its kernels could make it so; `apart_us`: op that merges branches -> the time that the
-    plan loses without it, None where the op has sparse tactics: forcing these does not take the op out of the plan.
+    """The plan under other conditions.
+
+    `rivals`: totals of plans to compare with; `other`: layer -> the best plan with the layer forced from sparse to dense or
+    back, where one exists; `flip`: layer -> the speed of its kernels at which that plan would be as good, where any speed
+    suffices; `apart_us`: op that merges branches -> the microseconds that the plan loses without the op. The latter is None if
+    the op has sparse tactics: forcing these does not take the op out of the plan.
     """
 
     rivals: Rivals
@@ -39,11 +42,11 @@ class Counterfactuals:
 
 
 def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Counterfactuals:
-    """Computes the counterfactuals of all layers and branches from one elimination tree. `only_dense`: of the rivals only plans
-    without sparse kernels.
+    """Computes the counterfactuals of all layers and branches from one elimination tree. `only_dense`: the rivals are only
+    plans without sparse kernels.
     """
     wanted, merged, questions = _questions(table, chosen)
-    found = plan.forced(table.graph, chosen, questions)
+    found = forced_plans.forced(table.graph, chosen, questions)
     forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
     able = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
     apart = {
@@ -56,8 +59,8 @@ def counterfactuals(table: Table, chosen: plan.Plan, *, only_dense: bool = False
 
 
 def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[str], list[tuple[tuple[str, ...], bool]]]:
-    """Returns (layer that could run either way -> whether it is to be forced sparse, the ops that merge branches, the questions
-    to plan.forced about all of these).
+    """Returns (layer that could run either way -> whether to force it sparse; the ops that merge branches; the questions to
+    forced_plans.forced about the layers, then the ops).
     """
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
@@ -71,7 +74,7 @@ def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[s
 
 
 def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
-    """Yields the problems and tactics whose times `counterfactuals` and the verdicts of layers quote, except the plan's own
+    """Yields the problems and tactics whose times `counterfactuals` and the verdicts of layers quote, without the plan's own
     entries.
 
     These are the best dense and the best sparse tactic of each layer that has both, the changes of plans with a layer forced,
@@ -86,14 +89,14 @@ def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
     dense, single, greedy = _rival_plans(table, chosen)
     for rival in filter(None, (single and single[1], dense, greedy)):
         yield from launched(table, rival.options, rival.entries, rival.reformats)
-    for f in filter(None, plan.forced(table.graph, chosen, questions)):
+    for f in filter(None, forced_plans.forced(table.graph, chosen, questions)):
         yield from launched(table, {**chosen.options, **f.change.options}, f.change.entries, f.change.new)
 
 
 def launched(
     table: Table, options: Mapping[str, str], entries: Mapping[str, Entry | None], hops: Iterable[Hop]
 ) -> Iterator[tuple[Problem, Tactic]]:
-    """Yields the problem and tactic of each launch for these entries and reformats of a plan with these options."""
+    """Yields (problem, tactic) of each launch that these entries and reformats make in a plan with these options."""
     for op in table.network.ops:
         entry = entries.get(op.name)
         if entry and entry.tactic and plan.holds(op.when, options):
@@ -104,9 +107,9 @@ def launched(
 
 
 def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
-    """Returns layer -> all ops with its weights, and their times.
+    """Returns layer -> (op, times of its tactics) for all ops that hold the layer's weights.
 
-    For several layers in one launch that is dense in any case, also the ops of each layer alone, which may run sparse.
+    If one dense launch computes several layers, the ops of each layer alone, which may run sparse, are listed too.
     """
     found: dict[str, list[Timed]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -119,17 +122,17 @@ def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
 
 
 def is_dense_together(op: Op) -> bool:
-    """Whether an op is several layers in one launch that cannot be sparse, whether or not one of them alone could: a
-    squeeze-excite, or merged convolutions that do not all have the pattern.
+    """Whether an op computes several layers in one launch that cannot be sparse although a single layer could be: a
+    squeeze-excite, or merged convolutions of which some lack the pattern.
     """
     merged = isinstance(op.problem, ConvProblem) and len(op.layers) > 1 and not op.problem.sparse24
     return merged or op.problem.only_dense
 
 
 def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:
-    """Returns layer -> all alternatives with its weights; for merged siblings, the alternatives of all of them."""
+    """Returns layer -> all ops with its weights; for merged siblings, the ops of all of them."""
     able = [*{op.name: op for op in network.ops if op.layer}.values()]
-    members: dict[str, set[str]] = {}  # layer -> those whose weights its ops hold
+    members: dict[str, set[str]] = {}  # layer -> all layers whose weights its ops hold
     holding: dict[str, set[int]] = {}  # layer -> the ops that hold weights of it
     for i, op in enumerate(able):
         members.setdefault(op.layer, set()).update(op.layers or (op.layer,))
@@ -139,8 +142,8 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 
 
 def rivals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Rivals:
-    """Returns the totals of plans to compare with: the all-dense optimum; unless `only_dense`, also one format everywhere, each
-    layer's fastest kernel.
+    """Returns the totals of plans to compare with: the best plan without sparse kernels and, unless `only_dense`, the plan with
+    one format everywhere and the plan of each layer's fastest kernel.
     """
     dense, single, greedy = (_dense_plan(table, chosen), None, None) if only_dense else _rival_plans(table, chosen)
     one = SingleFormat(single[0], single[1].us) if single else None
@@ -156,7 +159,7 @@ def rivals(table: Table, chosen: plan.Plan, *, only_dense: bool = False) -> Riva
 
 
 def _rival_plans(table: Table, chosen: plan.Plan) -> tuple[plan.Plan, tuple[Format, plan.Plan] | None, plan.Plan | None]:
-    """Returns the plans of `rivals`: (all dense, one format, greedy)."""
+    """Returns the plans behind `rivals`: (all dense, (format, plan) of one format everywhere, greedy)."""
     shapes = table.network.tensors.items()
     names = {
         f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
@@ -178,12 +181,12 @@ def _dense_plan(table: Table, chosen: plan.Plan) -> plan.Plan:
 
 
 def without_sparse(network: Network) -> plan.Force:
-    """Returns the planner's force under which no layer runs sparse."""
+    """Returns the planner's force by which no layer runs sparse."""
     return dict.fromkeys((op.name for op in network.ops if op.layer), lambda entry: not entry.sparse)
 
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
-    """Returns the dense plan with a library's estimated times of its FP16 convolutions; None without any estimate."""
+    """Returns the dense plan with a library's estimated times for its FP16 convolutions; None if no time can be estimated."""
     launched = [(op, entry) for op in table.network.ops if (entry := dense.entries.get(op.name)) and entry.tactic]
     found = [
         (entry.us, known)
@@ -210,8 +213,8 @@ def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     )
 
 
-def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
-    """Describes the changes when the layer is forced."""
+def _other(table: Table, chosen: plan.Plan, forced: forced_plans.Forced) -> OtherChoice:
+    """Describes the change of the plan when the layer is forced."""
     tactic = forced.after[0].tactic
     if tactic is None:
         raise RuntimeError("planner: a layer with weights was forced into an entry that launches nothing")
@@ -237,8 +240,8 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     )
 
 
-def _flip(forced: plan.Forced) -> Flip:
-    """Describes when the layer's other kind would be as good."""
+def _flip(forced: forced_plans.Forced) -> Flip:
+    """Describes the speed at which the layer's other kind would be as good."""
     us, by = sum(e.us for e in forced.flipped), forced.speedup
     doubt = sum(to_us(e.premium_ps) for e in forced.flipped) / by + sum(to_us(e.premium_ps) for e in forced.before)
     return Flip(us, us / by, doubt)

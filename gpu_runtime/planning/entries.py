@@ -18,25 +18,25 @@ from tactics.measure.timing import Time
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Entry, to_ps
 from tactics.predict import kept_premium, premium
-from tactics.problems.batches import PiecesProblem
+from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic, tactic_of
 
 Times = Mapping[Tactic, Time]
-Cost = Callable[..., int]  # of a problem, a tactic and its time: picoseconds, as the planner counts; `pieces`: of a batch
-Priced = tuple[Tactic, int, int, bool]  # a tactic, its cost, how much of that is premium, whether it is timed
+Cost = Callable[..., int]  # (problem, tactic, its time, whether it runs pieces of a batch) -> picoseconds
+Priced = tuple[Tactic, int, int, bool]  # (tactic, picoseconds in the plan, premium, timed)
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 FormatsByTensor = tuple[
     tuple[tuple[Format, ...], tuple[Format, ...]], ...
-]  # per tensor, the output last: its formats, those of edges
+]  # for each input, then the output: (its formats, further formats at the network's edge)
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
-    """Returns every tactic that can run the problem on these types.
+    """Returns every tactic that can run the problem on tensors of these types.
 
-    `straight`: includes FP16 tactics, whose kernels can store their accumulators as an FP32 output (see at_edges); on tensor
-    cores these replace arithmetic on CUDA cores.
+    `straight`: includes FP16 tactics, whose kernels can store their FP32 sums as an FP32 output (see at_edges); on tensor cores
+    they replace arithmetic on CUDA cores.
     """
     half = candidates(problem, device) if straight else ()
     on_tensor_cores = any(KERNELS[t.kernel].fp32_output == "any" and str(t.out) == "fp16:chw" for t in half)
@@ -44,7 +44,9 @@ def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight
 
 
 def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
-    """Returns tactic of `tactics` that is not timed -> the timed one with the same kernel, tile and addresses."""
+    """Returns, for each tactic of `tactics` that is not among `timed`: tactic -> the timed one with the same kernel, tile and
+    addresses.
+    """
     known = {(t.kernel, t.tile, addresses(problem, t)): t for t in timed}
     found = {t: known.get((t.kernel, t.tile, addresses(problem, t))) for t in tactics}
     return {t: same for t, same in found.items() if same is not None and same != t}
@@ -64,16 +66,16 @@ def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic
 
 
 def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor, scratch: int | None) -> list[Tactic]:
-    """Returns the tactics to time: `tactics` and their versions at the network's edges, one for each kernel, tile and
-    addresses.
+    """Returns the tactics to time: `tactics` and their versions at the network's edges, one for each combination of kernel,
+    tile and addresses.
 
-    Of equals the one with the most usual format names; none with addresses that its tensors cannot have, or that needs more
-    than `scratch` bytes.
+    Of tactics that are alike in these, the one with the most usual format names is returned. Tactics are left out if their
+    tensors cannot have such addresses, or if they need more than `scratch` bytes.
     """
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
     shapes = (*problem.in_shapes, problem.out_shape)
     allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
-    known: dict[int, list[tuple[int, int, Tactic]]] = {}  # independent of the tile: a number for kernel and addresses; odd ones
+    known: dict[int, list[tuple[int, int, Tactic]]] = {}  # kind -> (number of kernel and addresses, unusual formats, tactic)
     numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}
     for tactic in tactics:
@@ -96,9 +98,10 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
 
 
 def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
-    """Returns, of tactics with the same addresses that reach the same places, the fastest dense and the fastest sparse one.
+    """Returns the fastest dense and the fastest sparse tactic for each combination of addresses and of places that its kernel
+    can reach.
 
-    A plan can want no other. `cost`: the planner's cost of a tactic with that time.
+    A plan can want no other one. `cost`: gives the planner's cost of a tactic.
     """
     cells: dict[int, list[tuple[int, Tactic]]] = {}  # independent of the tile
     rows: dict[tuple, list[tuple[int, Tactic]]] = {}
@@ -122,10 +125,10 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
 
 
 def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
-    """Yields the entries that run a problem: each tactic with its tensors in memory of their own and in all of `homes` that its
-    kernel can reach.
+    """Yields the entries that run a problem: each tactic with its tensors in memory of their own, and in all of `homes` that
+    its kernel can reach.
 
-    `homes`: for each tensor, its keys that have a home.
+    `homes`: for each input, then the output, its keys that have a home in another tensor.
     """
     for tactic, ps, premium_ps, timed in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
@@ -142,7 +145,7 @@ def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...
 
 
 def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
-    """Yields the entries by which an op launches nothing. `inside`: tensor -> its keys that have a home."""
+    """Yields the entries by which an op launches nothing. `inside`: tensor -> its keys that have a home in another tensor."""
     for cell in places.entries(op):
         ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
         ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
@@ -151,14 +154,14 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
     own = ((Key(x), Key(y)) for x, y in places.views(op))
     for x, y in (*own, *places.through_views(op, inside)):
         yield Entry(None, (x,), y, 0)
-    if isinstance(op.problem, PiecesProblem):
+    if isinstance(op.problem, BatchPiecesProblem):
         for at, made_at in dict.fromkeys(places.images(op)):
             yield Entry(None, (Key(at),), Key(made_at), to_ps(op.problem.us))
 
 
 def cost_of(device: Device, risk: float | None) -> Cost:
-    """Returns the cost function: a tactic's time; for a sparse one also the premium for `risk`, which is None where times are
-    measured; for one that runs pieces of a batch the premium for data that L2 may not keep.
+    """Returns the function that gives a tactic's cost: its time; for a sparse tactic also the premium for `risk` (None where
+    times are measured); for a tactic that runs pieces of a batch also the premium for data that L2 may not keep.
     """
 
     def cost(problem: Problem, tactic: Tactic, time: Time, pieces: bool = False) -> int:
@@ -181,5 +184,5 @@ def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entr
 
 
 def workspace(problem: Problem, tactic: Tactic) -> int:
-    """Bytes of scratch memory that a tactic's launches need."""
+    """Returns the bytes of scratch memory that a tactic's launches need."""
     return max(launch.workspace for launch in launches(problem, tactic))

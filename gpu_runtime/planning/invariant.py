@@ -17,13 +17,13 @@ from tactics.planner.graph import Choice, Entry, Graph, Impossible, Literals, Pl
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
-Place = tuple[str, Literals, tuple[str, ...], str]  # an op's name, when, inputs, output
-_Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # first point's tactic -> (sum of the costs, each point's tactic)
+Place = tuple[str, Literals, tuple[str, ...], str]  # (name, when, inputs, output) of an op, equal at all points
+_Shared = dict[Tactic, tuple[Time, tuple[Tactic, ...]]]  # tactic at the first point -> (sum of the times, tactic at each point)
 
 
 def solve(tables: Sequence[Table], dense: bool = False) -> list[Plan]:
-    """Returns a plan for each table, all with one choice: the possible choice (`dense`: without sparse tactics) with the least
-    sum of times.
+    """Returns a plan for each table, all with one choice: the common choice with the least sum of times. `dense`: without
+    sparse tactics.
 
     Tables: of one network at several batches, with the same formats outside. Raises ModelError if they have no choice in
     common.
@@ -63,7 +63,7 @@ def _shared(tables: Sequence[Table], at: Sequence[tuple[Problem, Times]]) -> _Sh
 
 
 def _graph(tables: Sequence[Table], places: Sequence[Mapping[Place, int]], found: Mapping[Place, _Shared]) -> Graph:
-    """Makes the graph of the choices that all points have, each entry and reformat at the sum of its times.
+    """Makes the graph of the choices that all points have; an entry's time, and a reformat's, is the sum over the points.
 
     An op that some point lacks has no entries, so that no plan has it.
     """

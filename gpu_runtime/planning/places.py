@@ -38,7 +38,7 @@ from tactics.format import (
 )
 from tactics.planner import plan
 from tactics.planner.graph import Cell
-from tactics.problems.batches import PiecesProblem
+from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
 
@@ -93,12 +93,12 @@ def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
 
 
 def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
-    """Yields (input's format, output's format) for an op that splits a tensor into pieces of its images or joins them.
+    """Yields (input's format, output's format) for an op that splits a tensor into pieces of its images, or joins such pieces.
 
-    In these formats images begin at multiples of 16 bytes, so that pieces are tensors.
+    In these formats images begin at multiples of 16 bytes, so that a piece is a tensor by itself.
     """
     p = op.problem
-    if isinstance(p, PiecesProblem):
+    if isinstance(p, BatchPiecesProblem):
         edges = (Format(dtype, layout) for dtype in ("fp32", "uint8") for layout in ("chw", "hwc"))
         for f in (*representative(p.shape), Format("fp16", "chw"), *edges):
             if strides(f, p.shape).n * DTYPES[f.dtype].itemsize % 16 == 0:
@@ -108,15 +108,15 @@ def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
 def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
     """Returns tensor -> additional formats in which a view or transposition moves nothing.
 
-    These have no padding between pixels where channels become last or were last, and the type of the network's input or output
-    at the other side. `io`: the formats of the network's inputs and outputs.
+    In these formats no padding lies between pixels where channels become the last axis or were it, and the type is the one of
+    the network's input or output at the other side. `io`: the formats of the network's inputs and outputs.
     """
     found: dict[str, tuple[Format, ...]] = {}
     for op in network.ops:
         p, (x, *_), y = op.problem, op.inputs or ("",), op.output
         known = ("fp32",) if y in io else ("fp32", "uint8")  # types that kernels write, and read
         asked = {t: {f.dtype: None for f in io.get(t, ()) if f.layout == "chw" and f.dtype in known} for t in (x, y)}
-        if isinstance(p, PiecesProblem):
+        if isinstance(p, BatchPiecesProblem):
             found |= {t: io[other] for t, other in ((x, y), (y, x)) if other in io}
         elif isinstance(p, ViewProblem):
             found[x] = tuple(Format(dtype, "chw") for dtype in asked[y])
@@ -127,7 +127,9 @@ def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> di
 
 
 def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
-    """Returns the elements from one index to the next along each axis; None where the step varies or channels are padded."""
+    """Returns the distance in elements between neighbouring indices along each axis; None if a distance varies or channels are
+    padded.
+    """
     lay, s = LAYOUTS[fmt.layout], strides(fmt, shape)
     if padded_channels(fmt.layout, shape[1]) != shape[1] or (lay.blocked and 1 < lay.vector < shape[1]):
         return None
@@ -135,12 +137,12 @@ def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int
 
 
 def keys_inside(network: Network, most: int, usable: Mapping[str, Collection[CanonicalFormat]]) -> dict[str, tuple[Key, ...]]:
-    """Returns tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each).
+    """Returns tensor -> its keys that have a home in an op, at most `most` of them (each doubles the planner's tables).
 
     `usable`: the formats that each tensor may have, between which reformats are timed.
     """
     found: dict[str, dict[Key, None]] = {t: {} for t in network.tensors}
-    runs: set[Place] = set()  # places that are one run of memory
+    runs: set[Place] = set()  # places whose memory is contiguous
     formats = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
         tensors, shape = (*op.inputs, op.output), op.problem.out_shape
@@ -152,7 +154,7 @@ def keys_inside(network: Network, most: int, usable: Mapping[str, Collection[Can
             for t, key in ends:
                 if key.home and len(found[t]) < most:
                     found[t][key] = None
-                    if shape[0] == 1 and out == linear:  # of several images, a piece is one run of memory in each
+                    if shape[0] == 1 and out == linear:  # with several images, a piece is contiguous only within each image
                         runs.add(Place(t, key))
     _inside_through_views(network, found, runs, most, usable)
     return {t: tuple(keys) for t, keys in found.items()}
@@ -165,7 +167,8 @@ def _inside_through_views(
     most: int,
     usable: Mapping[str, Collection[CanonicalFormat]],
 ) -> None:
-    """Adds to `found` the keys of inputs of views whose outputs are pieces; `runs`: all places that are one run of memory.
+    """Adds to `found` the keys of inputs of views whose outputs are pieces of a Concat; `runs`: all places whose memory is
+    contiguous.
 
     Kernels access formats with vectors by 16 bytes, so tensors that may begin elsewhere are linear.
     """
@@ -181,7 +184,7 @@ def _inside_through_views(
 
 
 def _askew(network: Network) -> set[str]:
-    """Returns the tensors that may begin between multiples of 16 bytes where they are a piece of a linear FP16 tensor."""
+    """Returns the tensors that may begin between two multiples of 16 bytes where they lie inside a linear FP16 tensor."""
     found: set[str] = set()
     for op in reversed(network.ops):
         if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
@@ -194,8 +197,8 @@ def _askew(network: Network) -> set[str]:
 
 
 def through_views(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[tuple[Key, Key]]:
-    """Yields (key of the input, key of the output) for each way in which a view's output, and so its input, lies in another
-    op's memory.
+    """Yields (key of the input, key of the output) for each way in which a view's output, and with it the view's input, lies in
+    another op's memory.
 
     `inside`: tensor -> its keys that have a home.
     """
@@ -205,9 +208,11 @@ def through_views(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[tup
 
 
 def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
-    """Returns place -> (the place whose strides it has, its first channel there), for all pieces and parts.
+    """Returns place -> (the place whose strides it has, its first channel there), for all pieces of Concats and parts of
+    Splits.
 
-    That place is in no other one, or a view makes it a piece: it then has strides of its own (see `aliases`).
+    The place whose strides it has lies in no other one, or a view makes it a piece: then it has strides of its own (see
+    `aliases`).
     """
     inside: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
@@ -231,11 +236,11 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
 
 
 def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
-    """Returns place -> (the place that contains it, the image at which it begins) for views and transpositions that move
-    nothing, and for pieces of a batch.
+    """Returns place -> (the place that contains it, the image at which it begins), for views and transpositions that move
+    nothing, and for pieces of a batch. Each of these places has strides of its own.
 
-    A view's output is where its input is, but if the output is a piece, the input is where the output is. A piece of a batch is
-    in the place of all images. Each has strides of its own.
+    A view's output lies in its input's memory; but if the output is a piece of a Concat, the input lies in the output's. A
+    piece of a batch lies in the place of all images.
     """
     found: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:

@@ -1,9 +1,9 @@
 """Tells whether the images of a batch are computed independently: then a batch may be filled with copies of an image, and cut
 again.
 
-Every element of a tensor is labelled with the image that it depends on, NONE where on none. Moves carry labels along, so a
-batch that becomes another axis, or a part of one, and comes back stays separate; images meet where an op combines elements of
-two of them. Along an axis of size 1 a label stands for all elements: those of most tensors of ordinary networks are [N,1,1,1].
+Every element of a tensor is labelled with the number of the image that it depends on, or NONE. Moves carry labels along, so
+images stay separate while the batch is another axis, or a part of one; images meet if an op combines elements of two of them.
+Along an axis of size 1 a label stands for all elements: the labels of most tensors of ordinary networks are [N,1,1,1].
 """
 
 import math
@@ -23,23 +23,23 @@ from tactics.problems.protocol import Problem
 
 NONE = -1
 UNKNOWN = "is not known to compute each image by itself"
-EXACT = ("start", "step")  # fields that are no sizes
+EXACT = ("start", "step")  # fields of problems that are not sizes
 LARGEST = 1 << 24  # elements of a tensor that is labelled one by one: FP32 holds their numbers
 Labels = np.ndarray
 Shape = tuple[int, ...]
 
 
 class _Meet(Exception):
-    """Raised where images meet; the message says how."""
+    """Raised if images meet; the message says how."""
 
 
 def meeting(network: Network, *others: Network) -> str | None:
     """Returns None if each image of each output depends only on the image of the same number of the inputs, in the same way;
-    else a sentence about the op where images meet, or that may mix them.
+    else a sentence about the op in which images meet, or that may mix them.
 
-    `network`: as lowered, at a batch above 1. `others`: the same at other batches above 1; inputs of one shape at all of them
-    belong to all images. Without `others`, every input has a batch, and values that a model computes from its size go
-    unnoticed.
+    `network`: as lowered, at a batch above 1. `others`: the same model at other batches above 1; an input with one shape at all
+    batches belongs to all images. Without `others`, every input counts as having a batch, and values that a model computes from
+    its size go unnoticed.
     """
     named = [{t.name: t.shape for t in each.inputs} for each in (network, *others)]
     batched = {t for t, shape in named[0].items() if not others or any(shapes[t] != shape for shapes in named[1:])}
@@ -90,7 +90,7 @@ def _of_output(op: Op[Any], xs: list[Labels]) -> Labels:
 
 
 def _joined(*parts: Labels) -> Labels:
-    """The labels of elements that depend on one element of each part. Raises _Meet."""
+    """Returns the labels of elements that depend on one element of each of `parts`. Raises _Meet."""
     most: Labels = reduce(np.maximum, parts)
     if any(((part != NONE) & (part != most)).any() for part in parts):
         raise _Meet("combines images of the batch")
@@ -98,7 +98,7 @@ def _joined(*parts: Labels) -> Labels:
 
 
 def _over(labels: Labels, *axes: int) -> Labels:
-    """The labels of elements that depend on all elements along these axes, with size 1 there. Raises _Meet."""
+    """Returns the labels of elements that depend on all elements along these axes, with size 1 there. Raises _Meet."""
     most: Labels = labels.max(axes, keepdims=True)
     if ((labels != NONE) & (labels != most)).any():
         raise _Meet("reduces over the batch, or over an axis that holds it")
@@ -106,17 +106,17 @@ def _over(labels: Labels, *axes: int) -> Labels:
 
 
 def _viewed(labels: Labels, shape: Shape, out: Shape) -> Labels:
-    """The labels of the same elements, row-major, under another shape."""
+    """Returns the labels of the same elements, row-major, in another shape."""
     varying = max((a + 1 for a, size in enumerate(labels.shape) if size > 1), default=0)
     flat = np.broadcast_to(labels, (*shape[:varying], *labels.shape[varying:])).reshape(-1)
-    inner, kept, tail = math.prod(shape[varying:]), len(out), 1  # so many neighbours have one label
+    inner, kept, tail = math.prod(shape[varying:]), len(out), 1  # `inner` neighbours share one label
     while kept and inner % (tail * out[kept - 1]) == 0:
         kept, tail = kept - 1, tail * out[kept - 1]
     return _compact(flat.repeat(inner // tail).reshape(*out[:kept], *(1,) * (len(out) - kept)))
 
 
 def _compact(labels: Labels) -> Labels:
-    """Reduces each axis along which the labels are equal to size 1."""
+    """Reduces each axis along which all labels are equal to size 1."""
     for axis in range(labels.ndim):
         if (labels == labels.take([0], axis)).all():
             labels = labels.take([0], axis)
@@ -124,7 +124,7 @@ def _compact(labels: Labels) -> Labels:
 
 
 def _alike(array: np.ndarray, labels: Labels) -> bool:
-    """Whether an array has the same values, in order, for the elements of each image."""
+    """Whether an array has the same values, in the same order, for the elements of each image."""
     varying = [a for a, size in enumerate(labels.shape) if size > 1]
     if all(array.shape[a] == 1 for a in varying):
         return True
@@ -145,7 +145,7 @@ def _whole(labels: Labels, shape: Shape) -> Labels:
 
 
 def _windows(p: Any) -> list[int]:
-    """The axes along which an output element depends on more than one pixel, or on a pixel elsewhere."""
+    """Returns the axes along which an output element depends on more than one pixel, or on a pixel at another place."""
     rows, columns = ((k, s, *pads) for k, s, pads in zip((p.r, p.s), p.stride, (p.pad[::2], p.pad[1::2]), strict=True))
     return [axis for axis, sizes in ((2, rows), (3, columns)) if sizes != (1, 1, 0, 0)]
 
@@ -223,7 +223,7 @@ RULES: Mapping[type[Problem], Callable[..., Labels]] = {
 
 
 def _check_alike(a: Network, b: Network) -> None:
-    """Raises _Meet where the network at another batch computes an image differently."""
+    """Raises _Meet if the network at another batch computes an image differently."""
     n, m = next(((t.shape[0], u.shape[0]) for t, u in zip(a.inputs, b.inputs, strict=True) if t.shape != u.shape), (1, 1))
     for x, y in zip_longest(a.ops, b.ops, fillvalue=a.ops[0]):
         if x.name != y.name or not _scaled((x.problem, *x.weights.values()), (y.problem, *y.weights.values()), n, m):
@@ -231,11 +231,11 @@ def _check_alike(a: Network, b: Network) -> None:
 
 
 def _scaled(a: Any, b: Any, n: int, m: int) -> bool:
-    """Whether two problems, or parts of them, are equal except for sizes that grow with the batch, n and m."""
+    """Whether two problems, or fields of them, are equal except for sizes that grow with the batches n and m."""
     if is_dataclass(a) and type(a) is type(b):
         names = [f.name for f in fields(a)]
         return all(_scaled(getattr(a, f), getattr(b, f), *((n, m) if f not in EXACT else (1, 1))) for f in names)
-    if isinstance(a, np.ndarray):  # it may be repeated for each image
+    if isinstance(a, np.ndarray):  # a constant may be repeated for each image
         return set(np.unique(a)) == set(np.unique(b)) if a.shape != b.shape else np.array_equal(a, b)
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return all(_scaled(s, t, n, m) for s, t in zip(a, b, strict=True))

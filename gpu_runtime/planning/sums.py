@@ -15,18 +15,18 @@ from tactics.problems.problem import Problem
 from tactics.step import Call
 from tactics.tactic import Tactic, Tile
 
-APART = frozenset(("pointwise", "move", "gather"))  # kernels that add nothing up
+APART = frozenset(("pointwise", "move", "gather"))  # kernels that compute no sums
 # Functions in which a library adds in an order of its own.
 SUMS = frozenset("Conv CumSum GlobalLpPool LpNormalization ScatterElements ScatterND".split())
-PIXELS = "P_THREAD"  # compile-time value: pixels of a thread, each with sums of its own
-# Arguments that count images or address them: by name, and all members of a struct.
+PIXELS = "P_THREAD"  # compile-time value that only counts a thread's pixels, each of which has its own sums
+# Launch arguments that count images or address them: single ones, and structs all of whose members do.
 COUNTS = frozenset("n c.n tiles units map y_map r_map im2col batch inner a_outer b_outer rows".split())
 PLACES = ("kept.", "out.", "x.spread.", "added.", "source[", "q_at.", "k_at.", "v_at.", "y_at.", "mask_at.")
 
 
 def order(problem: Problem, tactic: Tactic) -> Hashable | None:
-    """Returns a key of the order in which a tactic adds, equal at each batch with the same order; None where the order always
-    depends on the batch.
+    """Returns a key of the order in which a tactic adds; batches with equal keys add in the same order. None if the order
+    always depends on the batch.
     """
     if isinstance(tactic.tile, Tile) and tactic.tile.stream:
         return None
@@ -46,15 +46,17 @@ def order(problem: Problem, tactic: Tactic) -> Hashable | None:
 
 
 def agreeing(points: Sequence[Iterable[Layer]]) -> list[tuple[int, ...]]:
-    """Groups the numbers of the points, given by the layers of their plans, that compute an image with the same bits."""
+    """Groups the points whose plans compute an image with the same bits: returns tuples of their numbers. `points`: the layers
+    of each point's plan.
+    """
     found: dict[Hashable, list[int]] = {}
     for i, layers in enumerate(points):
         launched = [(layer.op_name, layer.problem, layer.tactic) for layer in layers if layer.problem and layer.tactic]
         rows = ((name, steady(t), i if (how := order(p, t)) is None else how) for name, p, t in launched)
-        found.setdefault(tuple(dict.fromkeys(rows)), []).append(i)  # pieces of a batch are alike
+        found.setdefault(tuple(dict.fromkeys(rows)), []).append(i)  # all pieces of a batch run the same tactic
     return [tuple(alike) for alike in found.values()]
 
 
 def steady(tactic: Tactic) -> Tactic:
-    """Returns the tactic without the number of persistent blocks."""
+    """Returns the tactic without its number of persistent blocks, which does not change the order of sums."""
     return replace(tactic, tile=replace(tactic.tile, persist=0)) if isinstance(tactic.tile, Tile) else tactic

@@ -12,9 +12,11 @@ HALF = 2  # bytes of an element
 
 
 def stays_in_l2(network: Network, device: Device) -> bool:
-    """Whether all weights and activations take less than half the L2, so that a run finds them in L2 from the run before.
+    """Whether all weights and activations together take less than half the L2, so that a run finds them in L2 from the run
+    before.
 
-    Else weights come from DRAM in each run. Of alternatives of a layer the largest weights count, shared ones once.
+    Else each run reads its weights from DRAM. If a layer has alternatives, the largest weights count; shared weights count
+    once.
     """
     weights: dict[object, int] = {}
     for op in network.ops:
@@ -25,7 +27,8 @@ def stays_in_l2(network: Network, device: Device) -> bool:
 
 
 def half_zeros(network: Network) -> Mapping[Problem, tuple[bool, ...]]:
-    """Returns problem -> which of its inputs are outputs of a ReLU; of equal ops the last counts.
+    """Returns problem -> for each input, whether it is the output of a ReLU; of several ops with the problem the last one
+    counts.
 
     A GPU draws less power for zeros, and so runs at another clock.
     """

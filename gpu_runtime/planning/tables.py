@@ -38,17 +38,17 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem, Problem,
 from tactics.reason import Reason
 from tactics.tactic import Tactic
 
-MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
+MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats; one plan is solved for each
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that the planner needs, and the data that explain its choice afterwards.
+    """All data that the planner needs, and the data that explain its choice afterwards.
 
-    `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
-    sparse tactics were considered; `reformats`: the times of those the planner asked for, `hops`: hop -> its problem among
-    these; `scratch`: bytes of workspace that a tactic may use, None: any number; `beside`: the result of places.formats_beside;
-    `risk`: as in `tabulate`.
+    `times`: op index -> tactic -> Time; `io`: network input or output -> its Format outside; `sparse`: whether sparse tactics
+    were considered; `reformats`: the times of the reformats that the planner asked for, `hops`: hop -> its problem among these;
+    `scratch`: the bytes of workspace that a tactic may use, None for any number; `beside`: the result of places.formats_beside;
+    `risk`: as in `Considered`.
     """
 
     network: Network
@@ -66,9 +66,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """Which tactics are. `sparse`: sparse ones, too; `exhaustive`: time also those whose formats are other names for the same
-    addresses (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a
-    sparse kernel must be the faster one, where times are predicted."""
+    """The tactics to consider. `sparse`: sparse ones, too; `exhaustive`: also time those whose formats are other names for the
+    same addresses (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: the least
+    probability that a sparse kernel is the faster one, where times are predicted.
+    """
 
     sparse: bool
     exhaustive: bool = False
@@ -115,7 +116,7 @@ def tabulate(
         tables.append(
             Table(network, device, ends, times, pinned, how.sparse, *asked_for, how.scratch, formats.beside, how.risk)
         )
-    if unsure:  # ops of several decisions: some combinations of options have no plan, or all
+    if unsure:  # with ops of several decisions, some combinations of options, or all, may have no plan
         try:
             plan.solve(tables[0].graph)
         except ValueError:
@@ -137,8 +138,8 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Formats:
-    """The formats of each tensor: `own`, those of kernels; `beside`, from places.formats_beside; `edges`, of the latter and of
-    the requested outer formats those that coincide with no own one.
+    """The formats of each tensor. `own`: the formats of kernels; `beside`: the result of places.formats_beside; `edges`: the
+    formats of `beside`, and the requested formats of inputs and outputs, that place elements otherwise than every own format.
     """
 
     own: Mapping[str, tuple[Format, ...]]
@@ -157,11 +158,11 @@ def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Fo
 
 
 def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str, int, int], None]) -> list[Times]:
-    """Times every tactic of each op."""
+    """Times every tactic of each op; returns each op's times, in the network's order."""
     timed: dict[tuple, Times] = {}  # by everything that decides the times: equal ops are timed once
     found = []
     every = [
-        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.pieces)
+        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.batch_pieces)
         for op in network.ops
     ]
     more = asked.device, asked.how
@@ -169,7 +170,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _of_pieces(*alike, asked) if op.pieces else _timed(*alike[:4], asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(*alike[:4], asked)
         found.append(timed[alike])
     return found
 
@@ -177,7 +178,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
 def _of_pieces(
     problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, pieces: tuple[int, ...], asked: _Asked
 ) -> Times:
-    """Times every tactic that runs all pieces, for all of them together."""
+    """Times every tactic that can run all pieces of a batch, as the sum over the pieces."""
     sizes = {n: pieces.count(n) for n in pieces}
     rows = [(n, _timed(of, dtypes, straight, around, asked)) for n in sizes if (of := at_batch(problem, n)) is not None]
     if len(rows) < len(sizes):
@@ -188,7 +189,7 @@ def _of_pieces(
 
 
 def _in_all(each: list[tuple[int, Time]]) -> Time:
-    """Adds the times of all pieces; `each`: (number of pieces, their time)."""
+    """Adds the times of all pieces; `each`: (number of equal pieces, the time of one)."""
     us = low = high = 0.0
     for n, time in each:
         us, low, high = us + n * time.us, low + n * time.low_us, high + n * time.high_us
@@ -196,10 +197,10 @@ def _in_all(each: list[tuple[int, Time]]) -> Time:
 
 
 def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:
-    """Removes options that need an op that no tactic runs: returns (the network, its times, an error's text).
+    """Removes the options that need an op without a tactic: returns (the network, its times, an error's text).
 
-    The text is "" unless some combinations of options, or all, may have no plan. Raises ModelError where such an op is always
-    needed.
+    The text is "" unless some combinations of options, or all, may have no plan. Raises ModelError if such an op is needed with
+    every option.
     """
     unable = [
         op for op, rows in zip(network.ops, times, strict=True) if not rows and not any((*places.views(op), *places.images(op)))
@@ -211,7 +212,7 @@ def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Net
         reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
         lines.append(f"  {op.name}: {'; '.join(list(map(str, reasons))[:4]) or 'no tactic could be timed'}")
     left = _without(network, unable)
-    if left is not None:  # fused otherwise: an option that no kernel can do is none
+    if left is not None:  # other options remain: an option that no kernel can run is removed
         network = replace(network, ops=tuple(left.values()), groups=_options(network, unable))
         return network, tuple(times[i] for i in left), ""
     if not all(op.when for op in unable):
@@ -220,7 +221,9 @@ def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Net
 
 
 def _keys(network: Network, formats: _Formats, inside: Mapping[str, tuple[Key, ...]]) -> dict[str, tuple[Key, ...]]:
-    """Returns tensor -> all its keys except the network edge's: with memory of its own, then with a home in another tensor."""
+    """Returns tensor -> all its keys inside the network: first those with memory of their own, then those with a home in
+    another tensor.
+    """
     found = {}
     for t, shape in network.tensors.items():
         own = (Key(canonical(f, shape)) for f in (*formats.own[t], *formats.beside.get(t, ())))
@@ -229,7 +232,7 @@ def _keys(network: Network, formats: _Formats, inside: Mapping[str, tuple[Key, .
 
 
 def _pinned(network: Network, graph: plan.Graph, ends: Mapping[str, Format]) -> plan.Graph:
-    """Returns the graph with these formats at the network's edge."""
+    """Returns the graph with these formats of the network's inputs and outputs."""
     pinned = {t: Key(canonical(f, network.tensors[t])) for t, f in ends.items()}
     formats = {t: tuple(dict.fromkeys((*keys, *filter(None, [pinned.get(t)])))) for t, keys in graph.formats.items()}
     return replace(graph, pinned=pinned, formats=formats)
@@ -242,17 +245,17 @@ class _Reformats:
         self.times: dict[ReformatProblem, Times] = {}
         self.problems: dict[Hop, ReformatProblem] = {}
         self._asked, self._shapes = asked, network.tensors
-        self._pieces = {op.output: tuple(Counter(op.pieces).items()) for op in network.ops if op.pieces}
+        self._batch_pieces = {op.output: tuple(Counter(op.batch_pieces).items()) for op in network.ops if op.batch_pieces}
         self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
-        self._alike: dict[tuple, tuple[ReformatProblem, int | None]] = {}  # of tensors with one shape and pieces
+        self._alike: dict[tuple, tuple[ReformatProblem, int | None]] = {}  # shared by tensors with equal shape and pieces
 
     def ps(self, tensor: str, src: Key, dst: Key) -> int | None:
-        """Returns picoseconds of the fastest tactic; None without one."""
+        """Returns the picoseconds of a reformat by its fastest tactic; None if no tactic can do it."""
         hop = tensor, src, dst
         if hop not in self._known:
             ends = self._named[tensor, src.format], self._named[tensor, dst.format]
-            alike = self._shapes[tensor], self._pieces.get(tensor), ends
+            alike = self._shapes[tensor], self._batch_pieces.get(tensor), ends
             if alike not in self._alike:
                 self._alike[alike] = self._timed(*alike)
             self.problems[hop], self._known[hop] = self._alike[alike]
@@ -283,7 +286,7 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
         alike = id(rows), homes, own
         if alike not in found:
             if id(rows) not in best:
-                best[id(rows)] = fastest(op.problem, rows, partial(cost, pieces=True) if op.pieces else cost)
+                best[id(rows)] = fastest(op.problem, rows, partial(cost, pieces=True) if op.batch_pieces else cost)
             found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
         made.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
     return tuple(made)
@@ -293,7 +296,7 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
 
 
 def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
-    """Returns (the op with weights that have the 2:4 pattern, the sparse tactics that could then run it in this table)."""
+    """Returns (the op as if its weights had the 2:4 pattern, the sparse tactics that could then run it in this table)."""
     if not isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) or table.network.dtypes(op):
         return op, []
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
@@ -304,8 +307,8 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
-    """Returns the formats that coincide with no kernel's own format: kernels that can use them do, the others need a
-    reformat.
+    """Returns the formats of `formats` that place elements otherwise than every kernel's own format: the kernels that can use
+    them do, the others need a reformat.
     """
     shape = network.tensors[tensor]
     own = {canonical(f, shape) for f in network.formats(tensor)}
@@ -313,7 +316,7 @@ def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[
 
 
 def format_of(table: Table, tensor: str, key: Key) -> Format:
-    """Returns the name of a key on a tensor: the kernels' name, else the name at the network's edge."""
+    """Returns the format's name for a key of a tensor: the kernels' name, else the name at the network's edge."""
     shape = table.network.tensors[tensor]
     for fmt in (*table.network.formats(tensor), table.io.get(tensor), *table.beside.get(tensor, ())):
         if fmt is not None and canonical(fmt, shape) == key.format:
@@ -322,7 +325,9 @@ def format_of(table: Table, tensor: str, key: Key) -> Format:
 
 
 def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
-    """Returns tactics that could run `op` and got no time -> why they need none (the timer reports those that failed)."""
+    """Returns tactics that could run `op` but got no time -> the reason why they need none (the timer reports tactics that
+    failed).
+    """
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
     tactics = runnable(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
     same = namesakes(op.problem, tactics, times)
@@ -342,8 +347,8 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
 
 
 def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
-    """Returns, for each tensor of the op, the output last: the formats that it may have, only FP32 where required; and further
-    formats that kernels accept.
+    """Returns, for each input of the op, then the output: (the formats that it may have, only FP32 ones if it must be FP32;
+    further formats that kernels accept).
     """
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
@@ -385,8 +390,8 @@ def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[s
 
 
 def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
-    """Returns position -> op of all ops that remain without the options that need an op of `unable`; None where one is always
-    needed.
+    """Returns position -> op for all ops that remain without the options that need an op of `unable`; None if such an op is
+    needed with every option.
     """
     groups = dict(_options(network, unable))
     if not all(groups.values()) or any(len({group for group, _ in op.when}) != 1 for op in unable):

@@ -25,6 +25,7 @@ from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
 from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
 from gpu_runtime.pruning.result import Pruned, Result, Shared
 
+Found = tuple[list[Pruned], list[Weight]]  # a row for each weight, and the weights to prune
 AUTO = "auto"  # as `layers`
 NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect-sparsity gives the reason for each"
 
@@ -110,7 +111,7 @@ def prune(
     if auto:
         found = _rows(checked.graph, replace(choice, paying=paying(gain)))
     with named(source):
-        result = _pruned(whole, checked, found, reference, permute, separate, shapes or {}, progress)
+        result = _pruned(whole, checked, found, reference, _Ways(permute, separate, shapes or {}, progress))
     result = replace(result, forecast=gain)
     result = replace(result, text=wording.forecast(gain, auto) + wording.text(result))
     report(result.__str__)
@@ -137,21 +138,20 @@ def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
     return checked
 
 
-def _pruned(
-    whole: onnx.ModelProto,
-    checked: onnx.ModelProto,
-    found: tuple[list[Pruned], list[Weight]],
-    reference: Reference | None,
-    permute: bool,
-    separate: bool,
-    shapes: Mapping[str, tuple[int, ...]],
-    progress: Listener,
-) -> Result:
-    rows, chosen = found
-    if permute and chosen:
-        rows, chosen = _ordered(checked, rows, chosen, shapes, progress)
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How weights are pruned: arguments of `prune`."""
+
+    permute: bool
+    separate: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    progress: Listener
+
+
+def _pruned(whole: onnx.ModelProto, checked: onnx.ModelProto, found: Found, reference: Reference | None, ways: _Ways) -> Result:
+    rows, chosen = _ordered(checked, found, ways) if ways.permute and found[1] else found
     dense = {w.name: _values(w).copy() for w in chosen} if reference else {}
-    added = sums.find(checked, shapes) if chosen and not separate else sums.Found()
+    added = sums.find(checked, ways.shapes) if chosen and not ways.separate else sums.Found()
     patterns = _patterns(added.sums, chosen, sums.own_weights(checked.graph))
     by_itself = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen if w.node.name in patterns.masks}
     before = {w.name: was for w in chosen if (was := prune_one(w, patterns.masks.get(w.node.name)))}
@@ -160,9 +160,11 @@ def _pruned(
     accuracy = None
     if reference:
         units, able = {r.weight: r.sum for r in rows if r.sum}, [w for w in chosen if w.name in before]
-        accuracy = calibrate(reference, checked, able, dense, units, progress)
+        accuracy = calibrate(reference, checked, able, dense, units, ways.progress)
         rows = [_measured(r, accuracy) for r in rows]
-    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, added.unknown, separate)
+    return Result(
+        _with_weights(whole, checked), tuple(rows), ways.permute, accuracy, patterns.shared, added.unknown, ways.separate
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +193,13 @@ def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, 
     return _Patterns(masks, sum_of, tuple(shared))
 
 
-def _ordered(
-    checked: onnx.ModelProto,
-    rows: list[Pruned],
-    chosen: list[Weight],
-    shapes: Mapping[str, tuple[int, ...]],
-    progress: Listener,
-) -> tuple[list[Pruned], list[Weight]]:
+def _ordered(checked: onnx.ModelProto, found: Found, ways: _Ways) -> Found:
     """Reorders channels in place; returns the rows with the effect, and the new weights."""
+    rows, chosen = found
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
     fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # reordering must not destroy existing 2:4 patterns
     moving = [w for w in chosen if w.name not in fixed]
-    unmoved = channels.unmoved(channels.permute(checked, moving, shapes, fixed, progress), moving)
+    unmoved = channels.unmoved(channels.permute(checked, moving, ways.shapes, fixed, ways.progress), moving)
     rows = [replace(r, unpermuted=unpermuted.get(r.weight), unmoved=unmoved.get(r.weight, "")) for r in rows]
     return rows, [w for w in _distinct(checked.graph) if w.name in unpermuted]
 
@@ -218,7 +215,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
     return list({w.name: w for w in reversed(weights(graph))}.values())[::-1]
 
 
-def _rows(graph: onnx.GraphProto, choice: Choice) -> tuple[list[Pruned], list[Weight]]:
+def _rows(graph: onnx.GraphProto, choice: Choice) -> Found:
     """Returns a row for each weight, as if all chosen weights were pruned; and the chosen weights. Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
     layers: dict[str, list[str]] = {}

@@ -1,16 +1,15 @@
 """The result of `prune`: a row for each weight, the effect on the outputs, and the model."""
 
-import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_kernels import files
+from gpu_runtime.accuracy.errors import finite
 from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
-from gpu_runtime.runtime.fields import Shown
-from tactics import codec
+from gpu_runtime.runtime.fields import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result(Shown):
+class Result(Told):
     """The result of `prune`; `print` shows all of it as `gpu-runtime prune` does.
 
     `model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one convolution;
@@ -74,14 +73,54 @@ class Result(Shown):
     unknown: str = ""
     separate: bool = False
     forecast: Forecast = Forecast()
-    text: str = field(default="", metadata=codec.DERIVED)
-
-    def __str__(self) -> str:
-        return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """The data that `gpu-runtime prune --json` prints."""
-        return _data(self)
+        """The data that `gpu-runtime prune --json` prints; null stands for an infinite SNR, without any difference."""
+        rows = [
+            {
+                "weight": r.weight,
+                "layers": r.layers,
+                "shape": r.shape,
+                "verdict": r.verdict,
+                "reason": r.reason,
+                "lost_energy": r.lost_energy,
+                "lost_energy_unpermuted": r.unpermuted,
+                "channels_in_place": r.unmoved or None,
+                "sum": r.sum or None,
+                "lost_energy_by_itself": r.by_itself,
+                "snr_db": finite(r.snr_db),
+                "agreement": r.agreement,
+                "score": r.score,
+            }
+            for r in self.rows
+        ]
+        a = self.accuracy
+        found = (
+            None
+            if a is None
+            else {
+                "samples": a.samples,
+                "restored": a.restored,
+                "reached": a.reached,
+                "metric": a.judge.name if a.judge else None,
+                "score": a.score,
+                **{
+                    k: {"snr_db": finite(v.snr_db), "agreement": v.agreement, "score": v.score}
+                    for k, v in (("kept", a.kept), ("all", a.all))
+                },
+            }
+        )
+        return {
+            "schema_version": 1,
+            "forecast": self.forecast.data(),
+            "lost_energy": self.lost_energy,
+            "lost_energy_unpermuted": self.unpermuted,
+            "branches": "separate" if self.separate else "common",
+            "branches_unknown": self.unknown or None,
+            "sums": [asdict(s) for s in self.sums],
+            "accuracy": found,
+            "weights": rows,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the pruned model."""
@@ -98,56 +137,3 @@ class Result(Shown):
         found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
         total = sum(energy for _, energy in found)
         return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0
-
-
-def _data(result: Result) -> dict[str, Any]:
-    """The result as JSON; null stands for an infinite SNR, without any difference."""
-    rows = [
-        {
-            "weight": r.weight,
-            "layers": r.layers,
-            "shape": r.shape,
-            "verdict": r.verdict,
-            "reason": r.reason,
-            "lost_energy": r.lost_energy,
-            "lost_energy_unpermuted": r.unpermuted,
-            "channels_in_place": r.unmoved or None,
-            "sum": r.sum or None,
-            "lost_energy_by_itself": r.by_itself,
-            "snr_db": _finite(r.snr_db),
-            "agreement": r.agreement,
-            "score": r.score,
-        }
-        for r in result.rows
-    ]
-    a = result.accuracy
-    found = (
-        None
-        if a is None
-        else {
-            "samples": a.samples,
-            "restored": a.restored,
-            "reached": a.reached,
-            "metric": a.judge.name if a.judge else None,
-            "score": a.score,
-            **{
-                k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement, "score": v.score}
-                for k, v in (("kept", a.kept), ("all", a.all))
-            },
-        }
-    )
-    return {
-        "schema_version": 1,
-        "forecast": result.forecast.data(),
-        "lost_energy": result.lost_energy,
-        "lost_energy_unpermuted": result.unpermuted,
-        "branches": "separate" if result.separate else "common",
-        "branches_unknown": result.unknown or None,
-        "sums": [asdict(s) for s in result.sums],
-        "accuracy": found,
-        "weights": rows,
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -15,6 +15,7 @@ import onnx
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.explain.figures import span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend import importer, pattern
 from gpu_runtime.frontend.weights import Stored, as_stored, checked, weights
@@ -194,10 +195,10 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     curable, others = [m for m in rows if m.lost is not None], [m for m in rows if m.lost is None]
     lines = []
     if curable:
-        span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
+        span = span_text([m.lost for m in curable], lost_text)
         which = "" if len(curable) == 1 else f" of {len(curable)} of these sums"
         line = f"Prune with gpu-runtime prune or --sparsity=force: the branches{which} get one pattern, so the merged "
-        lines += wrap(f"{line}convolution is 2:4 and loses {' to '.join(span)} of its energy")
+        lines += wrap(f"{line}convolution is 2:4 and loses {span} of its energy")
     if others:
         more = f" (this applies to {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))

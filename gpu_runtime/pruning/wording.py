@@ -3,7 +3,7 @@
 import math
 
 from gpu_runtime.accuracy.errors import Accuracy
-from gpu_runtime.explain.figures import library_text
+from gpu_runtime.explain.figures import library_text, span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend.pattern import astray
 from gpu_runtime.frontend.weights import together
@@ -110,10 +110,10 @@ def _sums(result: Result) -> list[str]:
         rows = [r for r in result.rows if r.sum and r.verdict == "pruned" and r.stored]
         whole = together(r.stored for r in rows if r.stored)
         alone = sum((r.by_itself or 0.0) * r.stored.energy for r in rows if r.stored) / (whole.energy or 1.0)
-        span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
+        span = span_text([s.lost_energy for s in done], lost_text)
         line = (
             f"{len(rows)} of these layers are parallel branches of {several(len(done), 'sum')} that can run as one "
-            f"convolution. They share one pattern, so the merged convolution is 2:4 and loses {' to '.join(span)} of its "
+            f"convolution. They share one pattern, so the merged convolution is 2:4 and loses {span} of its "
             f"energy. The branches lose {lost_text(whole.lost_energy)} of theirs, with --branches=separate {lost_text(alone)}"
         )
         lines += wrap(line)

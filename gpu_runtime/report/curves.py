@@ -6,43 +6,26 @@ from collections.abc import Sequence
 from itertools import chain
 
 from gpu_runtime.report.outlooks import Get, by_device, legend, series, text
-from gpu_runtime.report.page import HERE, sha256_of
+from gpu_runtime.report.page import HERE, filled
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # of a page of so many pixels; names at the right
 LINE, NUMBER = 14, 32  # pixels that two names keep apart; of a number's width
 NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
-STYLE = """
-main { display: block; }
-pre { white-space: pre; overflow-x: auto; }
-svg { display: block; width: 100%; height: auto; font-size: 12px; fill: var(--text); }
-svg .grid { stroke: var(--line); }
-svg .value { font-size: 11px; paint-order: stroke; stroke: var(--card); stroke-width: 3px; }
-svg polyline { fill: none; stroke-width: 2; }
-.series0 { stroke: var(--sparse); } .series1 { stroke: var(--dense); }
-.series2 { stroke: var(--text); } .series3 { stroke: var(--soft); stroke-dasharray: 5 4; }
-circle.series0 { fill: var(--sparse); } circle.series1 { fill: var(--dense); }
-circle.series2 { fill: var(--text); } circle.series3 { fill: var(--soft); stroke-dasharray: none; }
-"""
 
 
 def page(plans: Sequence[Outlook]) -> bytes:
     """The HTML file: a plot for each device, then the table. `plans`: as pipeline.plan returns them."""
-    style = (HERE / "style.css").read_text(encoding="utf-8") + STYLE
     devices = by_device(plans)
-    title = html.escape(printable(f"{plans[0].model.name} on {', '.join(devices)}"))
-    lines = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{sha256_of(style)}'\">",
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{title}</title><style>{style}</style></head><body><header><h1>{title}</h1></header><main>",
-        f"<section><p>All times are predicted; none was measured. {html.escape(legend(plans))}.</p></section>",
-        *(_panel(of, series(plans)) for of in devices.values()),
-        f"<section><pre>{html.escape(text(plans, [p.batch for p in plans]))}</pre></section>",
-        "</main></body></html>",
-    ]
-    return "\n".join(lines).encode()
+    parts = {
+        "title": html.escape(printable(f"{plans[0].model.name} on {', '.join(devices)}")),
+        "style": "\n".join((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "batches.css")),
+        "legend": html.escape(legend(plans)),
+        "plots": "\n".join(_panel(of, series(plans)) for of in devices.values()),
+        "table": html.escape(text(plans, [p.batch for p in plans])),
+    }
+    return filled("batches.html", parts)
 
 
 def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.explain.facts import LayerFacts, facts_of
-from gpu_runtime.explain.figures import proof_text, pruned_costs, pruned_text, range_text, sureness_text
+from gpu_runtime.explain.figures import network_lines, proof_text, pruned_costs, pruned_text, range_text, sureness_text
 from gpu_runtime.explain.plan_facts import NOTED, ORIGIN, plan_facts
-from gpu_runtime.explain.wording import layer_facts, network_lines
+from gpu_runtime.explain.wording import layer_facts
 from gpu_runtime.report.drawing import draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
-from gpu_runtime.text import printable
+from gpu_runtime.text import printable, sizes_option
 from tactics.planner.graph import to_us
 from tactics.tactic import Tactic
 
@@ -260,8 +260,7 @@ def command(record: EngineRecord) -> str:
     if not record.device.measured:
         words.append(f"--device={printable(record.device.name)}")
     if flags.shapes:
-        sizes = (f"{printable(name)}:{'x'.join(map(str, dims))}" for name, dims in flags.shapes.items())
-        words.append(f"--shapes={','.join(sizes)}")
+        words.append(f"--shapes={sizes_option(flags.shapes)}")
     if flags.pools:
         words.append(f"--memPoolSize={flags.pools}")
     if flags.risk is not None and record.timing.is_predicted:

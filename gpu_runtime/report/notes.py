@@ -95,8 +95,7 @@ def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[di
 def annotated(record: EngineRecord, path: str | Path) -> bytes:
     """The ONNX model that the engine was built from, each node with the notes of the layer that computes it: it computes what
     it did. Raises ModelError where it cannot be read, ValueError where it is another model."""
-    from gpu_runtime.frontend.load import load_whole, named
-    from gpu_runtime.frontend.weights import name_nodes
+    from gpu_runtime.frontend import load, weights
 
     with files.open_regular(path) as file:
         found = hashlib.sha256(file.read()).hexdigest()
@@ -105,14 +104,14 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
             f"{path}: its sha256 is {found[:16]}..., expected {record.model.sha256[:16]}...: the engine was built from another "
             "model; give that one"
         )
-    with named(Path(path)):
-        proto = load_whole(Path(path))
+    with load.named(Path(path)):
+        proto = load.load_whole(Path(path))
     own = {
         node: note | {"nodes": ", ".join(map(printable, layer.nodes))}
         for layer, note in zip(record.plan.layers, notes(record), strict=True)
         for node in layer.nodes
     }
-    name_nodes(proto.graph.node)
+    weights.name_nodes(proto.graph.node)
     for node in proto.graph.node:
         note = own.get(node.name, {"verdict": "no layer", "why": "It was folded into constants or into other nodes."})
         _put(node.metadata_props, {PREFIX + key: value for key, value in note.items()})

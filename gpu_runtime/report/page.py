@@ -11,6 +11,7 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,16 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
     script = '"use strict";\n' + "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     style = (HERE / "style.css").read_text(encoding="utf-8")
     encoding, text = _encoded(shown)
-    parts = {
-        "title": html.escape(title),
-        "style": style,
-        "script": script,
-        "encoding": encoding,
-        "data": text,
-        "style_sha256": sha256_of(style),
-        "script_sha256": sha256_of(script),
-    }
-    template = (HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template).encode()
+    return filled(
+        "page.html", {"title": html.escape(title), "style": style, "script": script, "encoding": encoding, "data": text}
+    )
+
+
+def filled(template: str, parts: Mapping[str, str]) -> bytes:
+    """A template of this folder with these parts, and with the hashes of `style` and `script` for the page's policy."""
+    hashes = {f"{name}_sha256": _sha256_of(parts[name]) for name in ("style", "script") if name in parts}
+    known, text = {**parts, **hashes}, (HERE / template).read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: known[found[1]], text).encode()
 
 
 def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
@@ -61,5 +61,5 @@ def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
     return "plain", re.sub("[<>&]", lambda found: ESCAPES[found[0]], text)
 
 
-def sha256_of(text: str) -> str:
+def _sha256_of(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

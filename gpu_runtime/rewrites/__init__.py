@@ -5,12 +5,12 @@ All options of a group compute the same outputs; where options of two groups lea
 has both.
 
 A rewrite asks the network for ops in a row, or for readers that can take a tensor (`Network.row`, `takers`, `alone`), makes one
-op of several (`network.joined`), and offers it (`network.Options.either`); a rewrite that makes another form of the whole
-network offers the form's differences (drafts).
+op of several (`network.joined`), and offers it (`network.Options.either`). A rewrite that makes another form of the network
+offers the form's differences (drafts).
 
 blocks: space-to-depth as taps of weights; windows: windows that do not overlap as products; transposed: transposed convolutions
 as one with depth-to-space; channels: shuffles as columns of weights; upsampling: residuals read at their small size;
-shared_concats; siblings: convolutions of one input as one; pieces: convolutions of pieces of one input; squeeze_excite and
+shared_concats; siblings: convolutions of one input as one; pieces: convolutions of slices of one input; squeeze_excite and
 back_to_back: layers as one launch, products in front of convolutions, and squeeze-excite with the convolution ahead; chained:
 stages in the launch before them; norms: normalizations in front of convolutions; attention: attention with the moves of its
 operands.

@@ -20,15 +20,16 @@ from tactics.problems.problem import MatmulProblem, PointwiseProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-MOST_ELEMENTS = 1 << 25  # limit of an operand, or of all scores, for following elements
-_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # the one op, the ops that it replaces, the last of these
-UNBOUNDED = 1e30  # an upper end of a Clip from here on counts as none
+MOST_ELEMENTS = 1 << 25  # the most elements of an operand, or of all scores, that are followed
+_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # (new op, the ops that it replaces, their last one)
+UNBOUNDED = 1e30  # an upper end of a Clip this large counts as no upper end
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An operand: its elements `index` in `tensor`; its `factor`; `unit`: epsilon, if its rows have length 1; the ops from
-    there to the product.
+    """An operand of a product. `index`: the numbers, in `tensor`, of the operand's elements; `factor`: a number that multiplies
+    it; `unit`: the epsilon with which its rows were normalized to length 1, if they were; `through`: the ops from the tensor to
+    the product.
     """
 
     tensor: str
@@ -40,7 +41,9 @@ class _Side:
 
 @dataclass(slots=True)
 class _Scores:
-    """The operations on the scores between product and softmax, with all indices in their order (batch, head, row, column)."""
+    """The operations on the scores between product and softmax. All arrays have the scores' indices in their order (batch,
+    head, row, column); `through`: the ops that compute them.
+    """
 
     scale: np.ndarray
     bias: np.ndarray | None = None
@@ -63,8 +66,8 @@ def offer(network: Network) -> Network:
 
 
 def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
-    """Finds the attention whose second product is `second`: (the one op, the ops that it replaces, the last of these); None
-    without one.
+    """Returns (the one op, the ops that it replaces, the last of these) of the attention whose second product is `second`; None
+    if there is no such attention.
     """
     found = _weights_of(network, second)
     if found is None:
@@ -86,7 +89,7 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
         return any(_operand(0, index, split, network.tensors[tensor]) for split in splits)
 
     q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), fits, unit=True) for i in (0, 1))
-    if q.unit != k.unit:  # one alone is left where it is
+    if q.unit != k.unit:  # no other ops: two products and a softmax alone are not replaced
         q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), fits, unit=False) for i in (0, 1))
     v = _moved(network, _Side(values[0], values[1].reshape(*sizes[:2], sizes[3], -1)), fits)[0]
     out, y, after = forwards(network, second.output, y.reshape(*sizes[:3], -1), fits)
@@ -107,13 +110,17 @@ def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProb
 
 
 def _splits(batch: int, heads: int) -> list[tuple[int, int]]:
-    """Lists all (batch, heads), since a model may have both in one dimension: unchanged first, then the most heads first."""
+    """Lists all ways to split a model's batch dimension into (batch, heads), as it may contain both: unchanged first, then the
+    most heads first.
+    """
     both = batch * heads
     return list(dict.fromkeys([(batch, heads), *((both // h, h) for h in range(both, 0, -1) if both % h == 0)]))
 
 
 def _operand(tensor: int, index: np.ndarray, split: tuple[int, int], shape: Shape4) -> Operand | None:
-    """Makes an operand with this batch and heads; None unless its indices have steps along the axes of its tensor."""
+    """Returns an operand with this split into batch and heads; None unless each of its indices has a constant step along an
+    axis of its tensor.
+    """
     index = index.reshape(*split, *index.shape[2:])
     found = fitted(index)
     operand = None if found is None else Operand(tensor, *found)
@@ -127,7 +134,9 @@ def _problem(
     result: tuple[str, np.ndarray],
     split: tuple[int, int],
 ) -> Op[AttentionProblem] | None:
-    """Makes the one op with this batch and heads; None if impossible. `result`: the output tensor, and its elements."""
+    """Returns the one op with this split into batch and heads; None if it is impossible. `result`: (output tensor, numbers of
+    its elements).
+    """
     (q, k, v), out = sides, result[0]
     placed = {name: (side.tensor, side.index) for name, side in zip("qkv", sides, strict=True)} | {"y": result}
     placed |= {"mask": scores.mask} if scores.mask else {}
@@ -165,8 +174,8 @@ def _problem(
 
 
 def _spanned(bias: np.ndarray | None, split: tuple[int, int], columns: int) -> tuple[str, dict[str, np.ndarray]]:
-    """Returns (the axes along which a constant varies, at least one, as "" means no constant; the constant along these as a
-    weight).
+    """Returns (the axes along which a constant varies, at least one since "" means no constant; the constant along these axes
+    as a weight).
     """
     if bias is None:
         return "", {}
@@ -178,7 +187,9 @@ def _spanned(bias: np.ndarray | None, split: tuple[int, int], columns: int) -> t
 
 
 def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Problem]]:
-    """Returns the ops of `core` that only the one op's region reads, in the network's order: they are not needed beside it."""
+    """Returns the ops of `core` whose results only other ops of `core`, or `out`, need: they do not exist beside the one op.
+    They are in the network's order.
+    """
     inside = {id(op) for op in core}
     found: dict[int, Op[Problem]] = {}
     for op in reversed(network.ops):
@@ -194,7 +205,7 @@ def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Prob
 
 
 def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
-    """Numbers the elements of operand i: (*batch, rows or columns, inner)."""
+    """Returns the numbers of the elements of operand i, of shape (*batch, rows or columns, inner)."""
     shape, turned = p.in_shapes[i], (p.trans_a, not p.trans_b)[i]
     index = np.arange(prod(shape), dtype=INDEX).reshape(shape)
     index = index.swapaxes(2, 3) if turned else index
@@ -204,8 +215,9 @@ def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
 def _weights_of(
     network: Network, second: Op[MatmulProblem]
 ) -> tuple[Op[NormalizeProblem], list[Op[Problem]], tuple[str, np.ndarray], np.ndarray] | None:
-    """Returns (softmax, ops between it and the product, (the values' tensor, its elements (*batch, column, width)), the
-    output's (*batch, row, width)); None if no operand of the product is a softmax's result, perhaps transposed.
+    """Returns (softmax, the ops between it and the product, (the values' tensor, the numbers of its elements (*batch, column,
+    width)), the numbers of the output's elements (*batch, row, width)); None if no operand of the product is a softmax's
+    result, perhaps transposed.
     """
     p = second.problem
     if prod(p.batch) * max(p.m * p.k, p.k * p.n, p.m * p.n) > MOST_ELEMENTS:
@@ -225,8 +237,8 @@ def _weights_of(
 
 
 def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[MatmulProblem], list[Op[Problem]]] | None:
-    """Returns (the product whose elements, in order, the softmax normalizes, the ops between them in that order); None without
-    one.
+    """Returns (the product whose elements, in order, the softmax normalizes; the ops between the two, in order); None if there
+    is no such product.
     """
     p, between = softmax.problem, list[Op[Problem]]()
     row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == p.groups == 1 else 0
@@ -257,8 +269,8 @@ def _leads_to_product(network: Network, tensor: str) -> bool:
 
 
 def _scored(before: str, between: list[Op[Problem]], sizes: tuple[int, int, int, int]) -> _Scores | None:
-    """Collects the operations between product and softmax: factors of heads, addends. `before`: the scores' tensor at first.
-    None for others.
+    """Collects the operations between product and softmax, factors of heads and addends; None if there are others. `before`:
+    the tensor of the scores at first.
     """
     scores = _Scores(np.ones(sizes[1]))
     for op in between:
@@ -276,7 +288,7 @@ def _scored(before: str, between: list[Op[Problem]], sizes: tuple[int, int, int,
 
 
 def _staged(scores: _Scores, op: Op[PointwiseProblem], stage: Stage, sizes: tuple[int, int, int, int]) -> bool:
-    """Adds a stage to the scores; returns whether it is one that scores may have."""
+    """Adds a stage to the scores; returns whether attention supports it."""
     if stage.op not in ("mul", "div", "add", "sub"):
         return False
     p = op.problem
@@ -314,7 +326,9 @@ def _constant(op: Op[PointwiseProblem], stage: Stage) -> np.ndarray:
 
 
 def _moved(network: Network, side: _Side, fits: Fits) -> tuple[_Side, _Side]:
-    """Follows moves of an operand backwards: (the farthest tensor in which it lies at steps, the farthest of all)."""
+    """Follows moves of an operand backwards: returns (the operand in the farthest tensor in which its elements are at constant
+    steps, the operand in the farthest of all).
+    """
     best = now = side
     for tensor, index, through in backwards(network, side.tensor, side.index):
         now = replace(side, tensor=tensor, index=index, through=(*side.through, *through))
@@ -323,8 +337,8 @@ def _moved(network: Network, side: _Side, fits: Fits) -> tuple[_Side, _Side]:
 
 
 def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit: bool) -> _Side:
-    """Follows an operand of the scores backwards to the farthest tensor in which it lies at steps; `unit`: rows may be
-    normalized.
+    """Follows an operand of the scores backwards to the farthest tensor in which its elements are at constant steps; `unit`:
+    its rows may be normalized on the way.
     """
     best = now = _Side(tensor, index)
     while True:
@@ -343,12 +357,12 @@ def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit:
 
 
 def _by_number(op: Op[PointwiseProblem]) -> tuple[str, float] | None:
-    """Returns (operation, number) of an op that applies one operation with one number to one tensor.
+    """Returns (operation, number) of an op that applies one operation with one number to one tensor; None for other ops.
 
-    A Clip without an upper end is "max" with its lower end. None for other ops.
+    A Clip without an upper end is "max" with its lower end.
     """
     p = op.problem
-    if len(p.stages) != 1 or p.tensors != ("nchw",):  # one tensor: no operand is one
+    if len(p.stages) != 1 or p.tensors != ("nchw",):  # one input: the operand is no tensor
         return None
     (stage,) = p.stages
     if stage.op == "clip":
@@ -358,15 +372,15 @@ def _by_number(op: Op[PointwiseProblem]) -> tuple[str, float] | None:
 
 
 def _factor(op: Op[PointwiseProblem]) -> float | None:
-    """Returns the number that an op multiplies by (or whose inverse it divides by); None for other ops."""
+    """Returns the number by which an op multiplies, or the inverse of the number by which it divides; None for other ops."""
     name, value = _by_number(op) or ("", 0.0)
     return (value if name == "mul" else 1 / value) if name in ("mul", "div") and value else None
 
 
 def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tuple[float, tuple[Op[Problem], ...]] | None:
-    """Returns (epsilon, ops) if the op divides x by the length of its rows, or by epsilon if that is longer; else None.
+    """Returns (epsilon, ops) if the op divides x by the length of its rows, or by epsilon if that is larger; else None.
 
-    These rows must be the operand's: all elements that differ in its last index, and no others.
+    The rows must be the operand's: all elements that differ in its last index, and no others.
     """
     p = op.problem
     if [s.op for s in p.stages] != ["div"] or p.stages[0].operand != "t1" or p.tensors[0] != "nchw":

@@ -14,11 +14,11 @@ from tactics.problems.protocol import Problem
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added; their `Op.layers` names both layers, and no layer is in two pairs."""
+    """Returns the network with the alternatives added; `Op.layers` of a new op names both layers. No layer is in two pairs."""
     options, taken = Options(network), {""}
     alternatives: dict[str, list[Op[Problem]]] = {}
     for op in network.ops:
-        if not op.problem.only_dense:  # such ops have a group of their own
+        if not op.problem.only_dense:  # an op with several layers has a group already
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
     for first in network.ops:

@@ -31,7 +31,7 @@ IN_WEIGHTS = "in weights"
 class Blocks:
     """A tensor of the blocks of `image`: its channel `order[i][j][c]` is the image's channel c at pixel (i, j) of each block.
 
-    `op` makes it; `only`: ops that only `op` reads.
+    `op` makes it; `only`: the ops whose results only `op` needs; `nodes`: the ONNX nodes of all of them.
     """
 
     op: Op[Problem]
@@ -42,7 +42,7 @@ class Blocks:
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with both alternatives, where only convolutions read such blocks."""
+    """Returns the network with both alternatives, if only convolutions read such a tensor of blocks."""
     options = Options(network)
     for blocks in _blocks(network):
         if readers := network.takers(blocks.op.output, partial(_takes, blocks.op.output)):
@@ -55,7 +55,7 @@ def offer(network: Network) -> Network:
 
 
 def _offer_apart(options: Options, op: Op[ConvProblem]) -> None:
-    """Offers the convolution and depth-to-space as two launches; a residual of the larger size keeps them together."""
+    """Offers the convolution and its depth-to-space as two launches; not if a residual has the larger size."""
     end, group, whole = op.problem.epilogue, f"depth to space of {op.name}", f"{op.output} (before depth to space)"
     if end.residual:
         return
@@ -75,7 +75,7 @@ def _blocks(network: Network) -> Iterator[Blocks]:
 
 
 def _of(network: Network, op: Op[Problem], image: str, passed: Ops) -> Blocks | None:
-    """Returns the op's output as Blocks, if it contains every corner of an image's blocks once; else None."""
+    """Returns the op's output as Blocks, if it contains every pixel of each block of an image once; else None."""
     n, c, h, w = shape = network.tensors[image]
     k, high, wide = op.problem.out_shape[1:]
     b = h // high

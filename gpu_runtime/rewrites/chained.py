@@ -19,7 +19,7 @@ SUM, STAGES = "with the sum", "with the stages"
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added. Ops that exist under some options only are left alone."""
+    """Returns the network with the alternatives added. Ops that exist only under some options are left alone."""
     options, taken = Options(network), set[int]()
     for first in network.ops:
         before, chain = _free(network, _sum_of(network, first), taken), _free(network, _chain_of(network, first), taken)
@@ -41,7 +41,7 @@ def offer(network: Network) -> Network:
 
 
 def _free(network: Network, op: Op[P] | None, taken: set[int]) -> Op[P] | None:
-    """Returns the op, or None if it exists under some options only, is `taken` by another group or has FP32 tensors."""
+    """Returns the op; None if it exists only under some options, is `taken` by another group, or has FP32 tensors."""
     if op is None or op.when or id(op) in taken or any(map(network.is_fp32, (*op.inputs, op.output))):
         return None
     return op
@@ -54,8 +54,8 @@ def _sum_of(network: Network, first: Op[Problem]) -> Op[Problem] | None:
 
 
 def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | None:
-    """Returns the elementwise chain that is the only reader of a pool's or a normalization's whole output, as its tensor 0;
-    else None.
+    """Returns the elementwise chain that is the only reader of a pool's or a normalization's output, if its tensor 0 is that
+    whole output; else None.
     """
     p, chain = first.problem, network.only_reader(first.output)
     if not isinstance(p, (PoolProblem, NormalizeProblem)) or (isinstance(p, PoolProblem) and p.is_global):
@@ -67,7 +67,7 @@ def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | No
 
 
 def _summed(before: Op[Problem] | None, first: Op[Problem]) -> Op[Problem]:
-    """Returns the normalization that computes the sum itself; without a sum unchanged."""
+    """Returns the normalization that also computes the sum `before` it; unchanged without a sum."""
     if before is None or not computes(first, NormalizeProblem):
         return first
     return joined(before, first, problem=replace(first.problem, added=True), inputs=before.inputs)

@@ -33,8 +33,8 @@ IN_WEIGHTS, DEPTHWISE_TOO = "in weights", "in weights, depthwise too"
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with each order as one op and, where a convolution can take it, as the alternative without this
-    op.
+    """Returns the network in which each order of channels is one op, and with the alternative without this op if a convolution
+    can take the order into its weights.
     """
     network, orders = composed(network)
     if all(order.is_run for order in orders.values()):
@@ -44,7 +44,9 @@ def offer(network: Network) -> Network:
 
 
 def of_channels(p: Problem, channels: int) -> Problem | None:
-    """Returns the same pool, resize or window of rows and columns for `channels`; None for problems that mix channels."""
+    """Returns the same pool, resize or window of rows and columns with this number of channels; None for problems that mix
+    channels.
+    """
     if isinstance(p, (PoolProblem, ResizeProblem)):
         return replace(p, c=channels)
     if isinstance(p, MoveProblem) and p.kind in ("window", "upsample") and (p.start[0], p.step[0], p.out[0]) == (0, 1, p.c):
@@ -53,10 +55,11 @@ def of_channels(p: Problem, channels: int) -> Problem | None:
 
 
 class _Weights:
-    """Builds the form of a network without its orders, op by op.
+    """Builds the form of a network without orders of channels, op by op.
 
-    `known`: tensor that need not exist -> its Order over a tensor that does. `instead`: op that then does not exist -> the ops
-    in its place. `depthwise`: whether ops that compute channel by channel may compute more channels than are read.
+    `known`: a tensor that need not exist -> its Order, a selection of channels of a tensor that does. `instead`: an op that
+    then does not exist -> the ops in its place. `depthwise`: whether ops that compute channel by channel may compute more
+    channels than are read.
     """
 
     def __init__(self, network: Network, orders: Mapping[str, Order], *, depthwise: bool = False) -> None:
@@ -80,19 +83,19 @@ class _Weights:
         return drafts.completed(self.network, ops, {})
 
     def _is(self, op: Op[Problem], order: Order, new: Sequence[Op[Problem]] = ()) -> None:
-        """Records that the op's output is `order`, once `new` has made its source; adds a copy if some reader needs the tensor
-        itself.
+        """Records that the op's output is `order`, once the ops `new` have made its source; adds a copy if some reader needs
+        the output itself.
         """
         self.known[op.output] = order
         readers = self.network.readers[op.output]
         if op.output in self.network.output_names or not all(self._takes(reader, op.output) for reader in readers):
             problem = GatherProblem(self.tensors[order.source], index=((), order.index, (), ()))
             new = *new, Op(f"{op.name} (in order)", problem, (order.source,), op.output, nodes=op.nodes)
-            del self.known[op.output]  # all read the copy
+            del self.known[op.output]  # all readers read the copy
         self.instead[op.name] = new
 
     def _takes(self, op: Op[Problem], tensor: str) -> bool:
-        """Whether the op can read an order's source instead of the tensor."""
+        """Whether the op can read the source of an order instead of the tensor."""
         if self.network.is_fp32(op.output):  # its replacement would have to be FP32 as well
             return False
         if computes(op, ConvProblem):
@@ -122,8 +125,8 @@ class _Weights:
             self._is(op, order)
 
     def _join(self, op: Op[ConcatProblem]) -> None:
-        """Rewrites a Concat with orders among its pieces: it joins the pieces' sources, each once, and its output is an order
-        of the result.
+        """Rewrites a Concat of which some inputs are orders: it joins the sources of its inputs, each once, and its output is
+        an order of the result.
         """
         p = op.problem
         if p.axis != 1 or op.when or not any(t in self.known for t in op.inputs):

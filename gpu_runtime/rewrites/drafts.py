@@ -1,7 +1,7 @@
 """Offers other forms of a network part by part: connected differences of a form are one option of a group.
 
-A form computes the same outputs. Tensors with equal names hold equal values in both networks; so two changes of a form are
-connected where one reads or makes a tensor that exists in only one of the two networks.
+A form computes the network's outputs in another way; tensors with equal names hold equal values in both. Two changes of a form
+are connected if both read or make a tensor that only one of the two networks has.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
-ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
+ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # weights with an axis of output channels; of input channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Placed:
 
     @property
     def first(self) -> int | None:
-        """The channel of `source` at which the tensor begins, if its channels are contiguous there; else None."""
+        """The channel of `source` at which the tensor begins, if its channels are contiguous in the source; else None."""
         start = self.index[0]
         return start if self.index == tuple(range(start, start + len(self.index))) else None
 
     def of(self, shape: Shape4) -> Problem:
-        """Returns the problem that extracts a tensor of this shape from the source: a contiguous part, or a gather."""
+        """Returns the problem that extracts the tensor, of this shape, from the source: a contiguous part, or a gather."""
         n, c, h, w = shape
         if self.first is not None:
             return MoveProblem(n, self.channels, h, w, "window", (c, h, w), (self.first, 0, 0))
         return GatherProblem((n, self.channels, h, w), index=((), self.index, (), ()))
 
     def padded(self, shape: Shape4) -> Problem:
-        """Returns the problem that makes the source from a tensor of this shape, with zeros in the other channels."""
+        """Returns the problem that makes the source from the tensor, of this shape, with zeros in all other channels."""
         n, c, h, w = shape
         if self.first is not None:
             return MoveProblem(n, c, h, w, "window", (self.channels, h, w), (-self.first, 0, 0))
@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One form. `at`: name of an op -> position, in the original network, of the op that it replaces."""
+    """A form of a network. `at`: name of an op -> the position, in the original network, of the op that it replaces."""
 
     network: Network
     at: Mapping[str, int]
@@ -64,7 +64,7 @@ def unchanged(network: Network) -> Draft:
 
 
 class Together(Generic[H]):
-    """Sets of connected things; each set has one of its things as its root."""
+    """Disjoint sets of things; each set has one of its things as its root."""
 
     def __init__(self) -> None:
         self._parent: dict[H, H] = {}
@@ -94,7 +94,7 @@ def is_dense(network: Network, op: Op[Problem] | None) -> bool:
 
 
 def has_own_type(network: Network, op: Op[Problem]) -> bool:
-    """Whether a tensor of the op has another type than HALF, which a replacement would have."""
+    """Whether a tensor of the op is not HALF, which a replacement of it would be."""
     return any(t in network.types for t in (*op.inputs, op.output))
 
 
@@ -120,7 +120,7 @@ def with_columns(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[Co
 
 
 def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
-    """Returns the output of rows of zeros, [1,n,1,1], for the n values of a residual, or one value without one."""
+    """Returns the output of rows of zeros, [1,n,1,1], for n values of a residual, or [1,1,1,1] without a residual."""
     none = np.zeros(1 if residual is None else residual.size, np.float32)
     added = None if residual is None else residual.reshape(1, -1, 1, 1)
     affine = (none, none) if p.epilogue.affine else (None, None)
@@ -131,9 +131,9 @@ def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
 
 
 def completed(network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing: Mapping[str, tuple[str, Problem]]) -> Draft:
-    """Makes the form of these ops at their positions, with a copy for each tensor that is read but not made.
+    """Returns the form with these (position, op) pairs, and with a copy for each tensor that is read but not made.
 
-    `missing`: such a tensor -> (its source, the problem that makes it).
+    `missing`: such a tensor -> (its source, the problem that makes it from the source).
     """
     made = list(ops)
     given = {t.name for t in network.inputs} | {op.output for _, op in made}
@@ -156,15 +156,16 @@ def completed(network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing:
 
 
 def _when(givers: Sequence[Op[Problem]]) -> tuple[Literal, ...]:
-    """The options under which one of the ops exists, of groups that all of them depend on."""
+    """Returns the options under which one of the ops exists, of the groups on which all of them depend."""
     common = set.intersection(*({group for group, _ in op.when} for op in givers)) if givers else set()
     return tuple(dict.fromkeys(pair for op in givers for pair in op.when if pair[0] in common))
 
 
 def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convolutions: bool = False) -> Network:
-    """Returns the network with each form's changes as options.
+    """Returns the network with the changes of each form as options.
 
-    `title`: begins the groups' names, before a tensor's name. `convolutions`: offers only changes of layers with weights.
+    `title`: the beginning of the groups' names, before a tensor's name. `convolutions`: offers only changes of layers with
+    weights.
     """
     options, changes, named = Options(network), _Changes(network, forms), {op.name for op in network.ops}
     for ops in changes.components():
@@ -188,7 +189,7 @@ def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convoluti
 def _by_position(
     asked: Sequence[str], made: Mapping[str, Sequence[Op[Problem]]], forms: Mapping[str, Draft]
 ) -> dict[int, list[tuple[Op[Problem], list[str]]]]:
-    """Returns position -> the new ops there, each with its options, producers before readers."""
+    """Returns position -> (new op, its options) of all new ops there, producers before readers."""
     found: dict[int, dict[tuple, tuple[Op[Problem], list[str]]]] = {}
     for option in asked:
         for op in made[option]:
@@ -204,7 +205,7 @@ def _by_position(
 
 
 def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:
-    """Returns the options, of equal ones only the first."""
+    """Returns the names of the options; of options with equal ops only the first."""
     found: dict[frozenset, str] = {}
     for option, ops in made.items():
         found.setdefault(frozenset(map(_key, ops)), option)
@@ -212,14 +213,14 @@ def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:
 
 
 def _key(op: Op[Problem]) -> tuple:
-    """A key that is equal for equal ops."""
+    """Returns a key of the op, equal for ops that compute the same."""
     weights = tuple((name, a.tobytes()) for name, a in op.weights.items())
     return op.name, op.inputs, op.output, op.problem, op.nodes, op.when, weights
 
 
 class _Changes:
-    """The differences of the forms. `gone`: option -> names of the network's ops that its form lacks; `new`: option -> ops that
-    only the form has.
+    """The differences of the forms. `gone`: option -> names of the network's ops that its form lacks; `new`: option -> the ops
+    that only its form has.
     """
 
     def __init__(self, network: Network, forms: Mapping[str, Draft]) -> None:

@@ -22,14 +22,16 @@ from tactics.problems.reductions import NormalizeProblem
 
 IN_FRONT = "in front"
 NOT_BESIDE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT, Feature.MAX_POOL})
-MOST_ERROR = 2.0**-11  # the largest error from rounding to FP16, as a part of the norm of a row of weights with the scale
+MOST_ERROR = 2.0**-11  # the largest rounding error of a row of weights times the scale, relative to the row's norm
 Conv = Op[ConvProblem]
 Norm = Op[NormalizeProblem]
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A convolution that can normalize its input, the moves between the norm and it, and its weights for that."""
+    """A convolution that can normalize its input. `moves`: the moves between the norm and the convolution; `weights`: its
+    weights with the norm's scale and shift.
+    """
 
     conv: Conv
     moves: strides.Passed
@@ -37,10 +39,10 @@ class Taker:
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added. Norms that exist under some options only are left alone.
+    """Returns the network with the alternatives added. Norms that exist only under some options are left alone.
 
-    Where a convolution reads the norm in some options of a group and an op that cannot normalize reads it in the others, as one
-    launch for the convolution and the next, that group has the norm in front as a further option.
+    A group may decide whether a convolution reads the norm, or one launch for this convolution and the next one, which cannot
+    normalize. Such a group gets a further option, with the norm in the convolution.
     """
     options = Options(network)
     for norm in network.ops:
@@ -52,7 +54,7 @@ def offer(network: Network) -> Network:
             continue
         between = {id(move): move for taker in takers for move in taker.moves}
         made: list[tuple[Op[Problem], Op[Problem]]] = []
-        for move in between.values():  # of the norm's input instead of its output
+        for move in between.values():  # the moves, applied to the norm's input instead of its output
             x = norm.inputs[0] if move.inputs[0] == norm.output else _renamed(move.inputs[0], norm)
             made.append((move, replace(move, inputs=(x,), output=_renamed(move.output, norm))))
         made += [(taker.conv, _in_front(norm, taker)) for taker in takers]
@@ -73,12 +75,12 @@ def _in_front(norm: Norm, taker: Taker) -> Conv:
 
 
 def _renamed(tensor: str, norm: Norm) -> str:
-    """The name of a moved tensor between norm and convolution, when the move moves the norm's input."""
+    """Returns the name of a tensor between norm and convolution if the move moves the norm's input."""
     return f"{tensor} before {norm.name}"
 
 
 def _plain(network: Network, norm: Norm) -> bool:
-    """Whether it is a layer norm of an FP16 tensor along one axis, which exists in every plan."""
+    """Whether the op is a layer norm of an FP16 tensor along one axis that exists in every plan."""
     p = norm.problem
     alone = network.producer(norm.output) is norm and norm.output not in network.output_names
     layer = p.kind == "standard" and len(p.axes) == 1 and p.groups == 1 and p.affine in ("", p.axes) and not p.added
@@ -86,7 +88,7 @@ def _plain(network: Network, norm: Norm) -> bool:
 
 
 def _takers(network: Network, norm: Norm) -> tuple[list[Taker], list[Op[Problem]]]:
-    """Returns all readers of the norm, behind moves: those that can take it in, and the others."""
+    """Returns (the readers of the norm, behind moves, that can take it in; the other readers)."""
     found, others, left = list[Taker](), list[Op[Problem]](), [norm.output]
     while left:
         tensor = left.pop()
@@ -105,13 +107,15 @@ def _takers(network: Network, norm: Norm) -> tuple[list[Taker], list[Op[Problem]
 
 
 def _taker(conv: Conv, network: Network, norm: Norm, tensor: str) -> Taker | None:
-    """Returns the convolution as a taker, if a pixel's channels are a row of the norm and FP16 can hold its weights."""
+    """Returns the convolution as a taker; None unless the channels of a pixel are a row of the norm and FP16 can hold its
+    weights.
+    """
     moves, weights = _moves(network, norm, tensor), _folded(conv, norm)
     return None if moves is None or weights is None else Taker(conv, moves, weights)
 
 
 def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -> TypeGuard[Conv]:
-    """Whether it is a convolution whose kernel can normalize the tensor."""
+    """Whether the op is a convolution whose kernel can normalize the tensor."""
     if not computes(op, ConvProblem) or op.inputs[0] != tensor or op.inputs.count(tensor) > 1:
         return False
     p = op.problem
@@ -120,7 +124,7 @@ def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -
 
 
 def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
-    """Returns the moves from the norm to a tensor, the last first; None unless a pixel's channels there are a row of the
+    """Returns the moves from the norm to a tensor, the last first; None unless the channels of a pixel there are a row of the
     norm.
     """
     _, c, _, _ = shape = network.tensors[tensor]

@@ -1,9 +1,13 @@
-"""Offers convolutions of the pieces of one tensor whose results are joined again as one, instead of as many launches.
+"""Offers convolutions of channel slices of one tensor, whose results are joined again, as one convolution instead of as many
+launches.
 
-Equal convolutions (a grouped one, spelled out) become one with as many groups; depthwise ones become one whose kernel is as
-large as the largest, with zeros around the others (MixNet's kernels of several sizes). Then neither the pieces nor their
-results are tensors. A sum behind the join may be its residual. Separate or as one is a choice of the plan: zeros are multiplied
-too.
+Equal convolutions (a grouped one, written as many) become one with as many groups. Depthwise ones become one whose kernel is as
+large as the largest, with zeros around the others (MixNet's kernels of several sizes). Then neither the slices nor their
+results are tensors. A sum behind the join may become the residual. Separate or as one is a choice of the plan, because zeros
+are multiplied too.
+
+Example: x has 8 channels, a = conv(x[:, :4]), b = conv(x[:, 4:]), y = concat(a, b). If both convolutions have equal sizes, y is
+one convolution of x with two groups.
 """
 
 from collections.abc import Sequence
@@ -23,8 +27,10 @@ Conv = Op[ConvProblem]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Convolutions of pieces: `convs[i]` reads `parts[i]`, consecutive parts of `source` that together are all of it."""
+class _SlicedConvs:
+    """Convolutions of channel slices: `convs[i]` reads `parts[i]`; the parts are consecutive slices of `source` and together
+    all of it.
+    """
 
     source: str
     parts: tuple[Op[MoveProblem], ...]
@@ -32,24 +38,26 @@ class _Pieces:
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added, with a gate in front too; their `Op.layers` names the layers in them."""
+    """Returns the network with the alternatives added, also with a gate in front; `Op.layers` of the new ops names their
+    layers.
+    """
     options = Options(network)
     for concat in network.ops:
-        if not computes(concat, ConcatProblem) or (pieces := _pieces(network, concat)) is None:
+        if not computes(concat, ConcatProblem) or (sliced := _sliced_convs(network, concat)) is None:
             continue
-        if (problem := _grouped(pieces.convs) or _depthwise(pieces.convs)) is None:
+        if (problem := _grouped(sliced.convs) or _depthwise(sliced.convs)) is None:
             continue
-        group, one = f"pieces {' || '.join(op.layer for op in pieces.convs)}", _one(pieces, concat, problem)
-        options.either(group, (*pieces.parts, *pieces.convs, concat), [(concat, one)])
+        group, one = f"pieces {' || '.join(op.layer for op in sliced.convs)}", _one(sliced, concat, problem)
+        options.either(group, (*sliced.parts, *sliced.convs, concat), [(concat, one)])
         if (total := _sum(network, concat)) is not None and (added := _added(one, concat, total)) is not None:
             options.either(group, [total], [(total, added)], ADDED)
             options.limit(total, group, ONE)
     return squeeze_excite.gates(options.network(), decided=True)
 
 
-def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
-    """Returns the pieces behind a Concat, if it joins convolutions of all pieces of a tensor, in order, without other readers;
-    else None.
+def _sliced_convs(network: Network, concat: Op[ConcatProblem]) -> _SlicedConvs | None:
+    """Returns the convolutions that a Concat joins, if they read all slices of one tensor, in order, and nothing else reads
+    slices or results; else None.
     """
     if concat.problem.axis != 1 or concat.when or len(set(concat.inputs)) < max(2, len(concat.inputs)):
         return None
@@ -68,11 +76,11 @@ def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
         convs.append(ops[1])
     source = parts[0].inputs[0]
     whole = first == parts[0].problem.c and not network.is_fp32(source) and not network.is_fp32(concat.output)
-    return _Pieces(source, tuple(parts), tuple(convs)) if whole else None
+    return _SlicedConvs(source, tuple(parts), tuple(convs)) if whole else None
 
 
 def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
-    """Makes equal convolutions the groups of one; None if they differ."""
+    """Returns one convolution whose groups are these equal convolutions; None if they differ."""
     p, count = convs[0].problem, len(convs)
     if len({replace(with_epilogue(op.problem, bias=True), sparse24=False) for op in convs}) > 1:
         return None
@@ -80,8 +88,8 @@ def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
 
 
 def _depthwise(convs: Sequence[Conv]) -> ConvProblem | None:
-    """Makes depthwise convolutions that differ in kernels and pads one convolution with a kernel that contains all; None if
-    impossible.
+    """Returns one depthwise convolution whose kernel contains the kernels of all these depthwise ones, which may differ in size
+    and pads; None if that is impossible.
     """
     ps = [op.problem for op in convs]
     alike = {(p.n, p.h, p.w, p.stride, p.p, p.q, p.epilogue.act, p.c == p.k == p.groups and p.dilation == (1, 1)) for p in ps}
@@ -104,25 +112,25 @@ def _whole(convs: Sequence[Conv], problem: ConvProblem) -> ConvProblem:
     return replace(with_epilogue(problem, bias=bias), sparse24=sparse)
 
 
-def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
-    convs = pieces.convs
+def _one(sliced: _SlicedConvs, concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
+    convs = sliced.convs
     weights = stacked(convs, [_placed(op, problem) for op in convs])
     if "slope" in convs[0].weights:
         weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
-    whole, layers = joined(*pieces.parts, *convs, concat), tuple(op.layer for op in convs)
+    whole, layers = joined(*sliced.parts, *convs, concat), tuple(op.layer for op in convs)
     name, layer = " || ".join(op.name for op in convs), " || ".join(layers)
-    return Op(name, problem, (pieces.source,), concat.output, weights, whole.nodes, (), layer, layers)
+    return Op(name, problem, (sliced.source,), concat.output, weights, whole.nodes, (), layer, layers)
 
 
 def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
-    """Pads the weights to their position in the kernel of the whole."""
+    """Returns the weights of `op`, padded with zeros to their position in the kernel of `whole`."""
     p, w = op.problem, op.weights["w"]
     top, left = whole.pad[0] - p.pad[0], whole.pad[1] - p.pad[1]
     return np.pad(w, ((0, 0), (0, 0), (top, whole.r - p.r - top), (left, whole.s - p.s - left)))
 
 
 def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
-    """Returns the sum with a whole tensor that is the only reader of the Concat's output; else None."""
+    """Returns the op that adds a whole tensor to the Concat's output and is its only reader; else None."""
     total = network.only_reader(concat.output)
     if not computes(total, PointwiseProblem) or total.when or any(map(network.is_fp32, (*total.inputs, total.output))):
         return None
@@ -130,7 +138,9 @@ def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | 
 
 
 def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem]) -> Conv | None:
-    """Returns the one convolution with the sum, and the activation that may follow it, in its epilogue; None if impossible."""
+    """Returns the one convolution with the sum, and the activation that may follow it, in its epilogue; None if that is
+    impossible.
+    """
     after = [Activation(s.op, s.params) for s in total.problem.stages[1:] if s.op in ACTIVATIONS and s.op != "prelu"]
     before = one.problem.epilogue.act
     if len(after) < len(total.problem.stages) - 1 or len(after) + (before != NONE) > 1:

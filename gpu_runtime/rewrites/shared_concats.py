@@ -10,12 +10,12 @@ from dataclasses import replace
 from gpu_runtime.network import Network, Options, computes
 from tactics.problems.problem import ConcatProblem, MoveProblem
 
-Parts = Mapping[str, tuple[str, int, int, int]]  # part -> tensor, first channel, end, channels of the tensor
-Joined = Mapping[str, Mapping[tuple[str, ...], str]]  # first input of a Concat -> all of its inputs -> its output
+Parts = Mapping[str, tuple[str, int, int, int]]  # part -> (tensor, first channel, end channel, channels of the tensor)
+Joined = Mapping[str, Mapping[tuple[str, ...], str]]  # first input of a Concat -> {all of its inputs: its output}
 
 
 def share(network: Network) -> Network:
-    """Returns the network in which Concats that contain others have these as one piece.
+    """Returns the network in which a Concat that contains the inputs of another one reads that one's output instead.
 
     A run of inputs that an earlier Concat joins is replaced by its output (the blocks of a DenseNet become prefixes of one
     memory), and a run of all parts of one tensor, in order, by that tensor. Parts without readers are dropped.
@@ -41,7 +41,9 @@ def share(network: Network) -> Network:
 def _shortest(
     inputs: tuple[str, ...], sizes: tuple[int, ...], joined: Joined, parts: Parts
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the pieces of a Concat after all replacements, and their sizes; the longest run first, of equals the first."""
+    """Returns (the inputs of a Concat after all replacements, their sizes); the longest run is replaced first, of equal ones
+    the first.
+    """
     while runs := [*_runs(inputs, joined, parts)]:
         length, at, whole = max(runs, key=lambda run: (run[0], -run[1]))
         sizes = (*sizes[:at], sum(sizes[at : at + length]), *sizes[at + length :])
@@ -50,7 +52,7 @@ def _shortest(
 
 
 def _runs(inputs: tuple[str, ...], joined: Joined, parts: Parts) -> Iterator[tuple[int, int, str]]:
-    """Yields (length, position, tensor) of each run of at least two inputs that makes up a whole tensor."""
+    """Yields (length, position, tensor) of each run of at least two inputs that together are one tensor."""
     for at, first in enumerate(inputs):
         for run, whole in joined.get(first, {}).items():
             if len(run) > 1 and inputs[at : at + len(run)] == run:

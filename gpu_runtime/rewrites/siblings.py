@@ -31,14 +31,14 @@ SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
     "leaky_relu": lambda alpha: alpha,
 }
 HWC8 = Type(layout="hwc8")
-MOST_MERGED = 32  # more make several merges: each part's name and options name all, and larger products gain no more
+MOST_MERGED = 32  # siblings of one merge: each part's name lists all of them, and larger products gain no more
 VECTOR = 8  # parts begin at multiples of this many channels
 MERGED = "merged"
 Conv = Op[ConvProblem]
 
 
 def merge(network: Network) -> Network:
-    """Returns the network with the alternatives added; `Op.layers` of a merged convolution names the layers in it."""
+    """Returns the network with the alternatives added; `Op.layers` of a merged convolution names its layers."""
     options, around = Options(network), set[str]()
     for ops in _siblings(network):
         layers = tuple(op.layer for op in ops)
@@ -61,8 +61,8 @@ def merge(network: Network) -> Network:
 
 
 def _concat(network: Network, ops: list[Conv], used: set[str]) -> tuple[Op[ConcatProblem] | None, list[Conv]]:
-    """Returns the first Concat whose memory may hold all of the siblings, and their order in it; else None, and their present
-    order.
+    """Returns (the first Concat whose memory may hold all of the siblings, or None; the siblings' order in it, or their present
+    order).
     """
     readers = {id(reader) for op in ops for reader in network.readers[op.output]}
     for op in network.ops:
@@ -104,7 +104,7 @@ def _around(
     inputs = (merged, *rest) if leads else (*rest, merged)
     sizes = dict(zip(concat.inputs, concat.problem.sizes, strict=True)) | {merged: sum(op.problem.k for op in order)}
     problem = replace(concat.problem, sizes=tuple(sizes[t] for t in inputs))
-    output = f"{concat.output} with {merged}"  # in FP16: no reader needs it exact
+    output = f"{concat.output} with {merged}"  # both are FP16: no reader needs them exact
     whole = replace(concat, problem=problem, inputs=inputs, output=output, when=(literal,), exact=False)
     n, c, h, w = problem.out_shape
     kept = concat.problem.out_shape[1]
@@ -113,7 +113,7 @@ def _around(
 
 
 def _siblings(network: Network) -> Iterator[list[Conv]]:
-    """Yields lists of at least two convolutions that may be merged."""
+    """Yields lists of two or more convolutions that may be merged."""
     found: dict[tuple[str, ConvProblem], dict[str, list[Conv]]] = {}
     reads: dict[str, set[str]] = {}
     for op in network.ops:
@@ -136,7 +136,7 @@ def _siblings(network: Network) -> Iterator[list[Conv]]:
 
 
 def stacked(ops: Sequence[Conv], kernels: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Stacks the kernels of convolutions, and their biases if some have one, to the weights of one."""
+    """Returns the weights of one convolution: the kernels stacked, and the biases too if one of the convolutions has a bias."""
     weights = {"w": np.concatenate(kernels)}
     if any(op.problem.epilogue.bias for op in ops):
         weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
@@ -144,15 +144,15 @@ def stacked(ops: Sequence[Conv], kernels: Sequence[np.ndarray]) -> dict[str, np.
 
 
 def _slope(op: Conv) -> np.ndarray:
-    """Returns the activation as PRelu's slope per channel."""
+    """Returns the activation as PRelu's slope per channel, [K]."""
     act = op.problem.epilogue.act
     slope = op.weights["slope"] if act == PRELU else SLOPES[act.name](*act.params)
     return np.broadcast_to(np.asarray(slope, np.float32), op.problem.k)
 
 
 def _merged(ops: list[Conv], layers: tuple[str, ...], literals: tuple[Literal, ...]) -> tuple[Conv | Op[MoveProblem], ...]:
-    """Makes the one convolution with the output channels of all `ops`, and a part of its output for each; `layers` in their
-    order.
+    """Returns the one convolution with the output channels of all `ops`, then the op that takes each original output from its
+    output; `layers`: the layers in the order of the channels.
     """
     problems = [op.problem for op in ops]
     ends = [0, *accumulate(p.k for p in problems)]

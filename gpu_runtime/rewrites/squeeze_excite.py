@@ -18,8 +18,8 @@ from tactics.problems.prologue import GATED_ACTS, Prologue
 from tactics.problems.protocol import Feature, Problem
 
 IN_FRONT, SCALED = "in front", "scaled"
-TWIN = ", gated"  # ends the name of an option that differs only by a gate in front
-NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # features that exclude a gate
+TWIN = ", gated"  # the end of the name of an option that differs from another only by a gate in front
+NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # they exclude a gate
 Conv = Op[ConvProblem]
 
 
@@ -48,15 +48,16 @@ def offer(network: Network) -> Network:
 
 
 def gates(network: Network, decided: bool = False) -> Network:
-    """Returns the network with products in front of the convolutions that read them, as alternatives.
+    """Returns the network in which convolutions may multiply their input by the gate themselves, as alternatives to reading the
+    product.
 
-    `decided`: only where a group decides whether these read the product.
+    `decided`: only if a group decides whether these convolutions read the product.
     """
     options, extended = Options(network), set[str]()
     for op in network.ops:
         if not computes(op, PointwiseProblem) or (act := _act(op.problem)) is None or op.output in network.output_names:
             continue
-        if network.is_fp32(op.output) or len(network.producers[op.output]) > 1:  # the product must exist wherever it is read
+        if network.is_fp32(op.output) or len(network.producers[op.output]) > 1:  # the product must exist with all options
             continue
         readers = network.readers[op.output]
         takers = [reader for reader in readers if _takes(reader, op.output)]
@@ -79,7 +80,7 @@ def _has_twins(network: Network, group: str) -> bool:
 
 
 def _act(p: PointwiseProblem) -> Activation | None:
-    """Returns the activation behind the product of a tensor and a value per image and channel; None if the chain computes
+    """Returns the activation behind the product of a tensor and one value per image and channel; None if the chain computes
     something else.
     """
     spans = {"c", "nc"} if p.n == 1 else {"nc"}
@@ -93,7 +94,7 @@ def _act(p: PointwiseProblem) -> Activation | None:
 
 
 def _takes(reader: Op[Problem], tensor: str) -> TypeGuard[Conv]:
-    """Whether the reader can multiply while it loads."""
+    """Whether the reader is a convolution that can multiply its input by the gate while it loads."""
     if not computes(reader, ConvProblem) or reader.inputs[0] != tensor or reader.inputs.count(tensor) > 1:
         return False
     p = reader.problem
@@ -110,9 +111,7 @@ def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tup
 
 
 def scaled(network: Network) -> Network:
-    """Returns the network with convolutions, squeeze-excites of their outputs, and the products of both as one operator
-    each.
-    """
+    """Returns the network in which a convolution, the squeeze-excite of its output and the product of both may be one op."""
     options = Options(network)
     for product in network.ops:
         if not computes(product, PointwiseProblem) or (act := _act(product.problem)) is None:
@@ -125,7 +124,7 @@ def scaled(network: Network) -> Network:
         conv = next((op for op in makers if computes(op, ConvProblem) and not _against(op, excite, act)), None)
         if conv is None:
             continue
-        decided = {g for g, _ in product.when}  # where a gate may be in front of the same readers, one group decides
+        decided = {g for g, _ in product.when}  # if a gate may be in front of the same readers, one group decides about both
         gate_of = next((g for g in decided if dict(network.groups)[g] == (APART, IN_FRONT) and len(decided) == 1), "")
         group, before = gate_of or f"scale {product.name}", (APART, IN_FRONT) if gate_of else (APART,)
         options.group(group, *((SCALED,) if gate_of else (APART, SCALED)))
@@ -144,7 +143,7 @@ def _against(conv: Op[ConvProblem], excite: Op[SqueezeExciteProblem], act: Activ
 
 
 def _only_for(network: Network, product: Op[PointwiseProblem], x: str, gate: str) -> tuple[Op[Problem], ...]:
-    """Returns the ops between x and the gate, if only they and the product read x and their outputs; else ()."""
+    """Returns the ops between x and the gate, if only they and the product read x and these ops' outputs; else ()."""
     found, tensors = list[Op[Problem]](), [gate]
     for tensor in tensors:
         for op in network.producers.get(tensor, ()):

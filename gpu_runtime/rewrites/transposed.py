@@ -19,7 +19,7 @@ from gpu_runtime.rewrites.drafts import has_own_type
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem
 
-MOST_ZEROS = 4  # the largest factor of products over the model's: more outweighs the saved launches
+MOST_ZEROS = 4  # the most products, as a multiple of the model's: more would outweigh the saved launches
 
 
 def offer(network: Network) -> Network:
@@ -29,14 +29,14 @@ def offer(network: Network) -> Network:
     for op in network.ops:
         if computes(op, ConvTransposeProblem):
             layers.setdefault(op.layer, []).append(op)
-    for layer, forms in layers.items():  # of one layer alone, or with the Add behind it
+    for layer, forms in layers.items():  # the alternatives of one layer: alone, or with the Add behind it
         if all(_fits(op.problem) and not has_own_type(network, op) for op in forms):
             options.either(f"phases of {layer}", forms, [(op, new) for op in forms for new in _form(op)], ONE)
     return options.network()
 
 
 def _fits(p: ConvTransposeProblem) -> bool:
-    """Whether the form exists and has no more products than may pay."""
+    """Whether the form exists and has no more products than MOST_GROWTH allows."""
     b = p.stride[0]
     if p.groups > 1 or p.dilation != (1, 1) or p.stride != (b, b) or not 1 < b <= min(p.out):
         return False
@@ -46,8 +46,8 @@ def _fits(p: ConvTransposeProblem) -> bool:
 
 
 def _taps(p: ConvTransposeProblem, axis: int) -> tuple[np.ndarray, int]:
-    """Returns (the tap of each phase at each place of the window, -1 for none: [places, b]; the pixels in front of the
-    first).
+    """Returns (the tap of each phase at each place of the window, -1 for none, [places, b]; the number of pixels in front of
+    the first).
     """
     b, pad, taps = p.stride[axis], p.pad[axis], np.arange((p.r, p.s)[axis])
     phase = (taps - pad) % b
@@ -58,18 +58,18 @@ def _taps(p: ConvTransposeProblem, axis: int) -> tuple[np.ndarray, int]:
 
 
 def _padding(p: ConvTransposeProblem) -> tuple[int, int, int, int]:
-    """The padding of the form: top, left, bottom, right."""
+    """Returns the padding of the form: top, left, bottom, right."""
     (rows, top), (columns, left) = _taps(p, 0), _taps(p, 1)
     high, wide = (-(-o // p.stride[0]) for o in p.out)
     return top, left, high - p.h - top + len(rows) - 1, wide - p.w - left + len(columns) - 1
 
 
 def _form(op: Op[Any]) -> tuple[Op[Any], ...]:
-    """Returns the convolution, and the cut of its output where that is larger."""
+    """Returns the convolution with depth-to-space and, if its output is larger than the model's, the op that cuts it."""
     p: ConvTransposeProblem = op.problem
     b = p.stride[0]
     rows, columns = _taps(p, 0)[0], _taps(p, 1)[0]
-    padded = np.pad(op.weights["w"], ((0, 0), (0, 0), (0, 1), (0, 1)))  # tap -1 is the zero behind the last
+    padded = np.pad(op.weights["w"], ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1 selects the zeros behind the last tap
     w = padded[:, :, rows][..., columns]  # [k, c, places, b, places, b]
     w = np.ascontiguousarray(w.transpose(0, 3, 5, 1, 2, 4)).reshape(p.k * b * b, p.c, len(rows), len(columns))
     ends = replace(p.epilogue, d2s=b, d2s_mode="crd")

@@ -52,7 +52,7 @@ def _repeats(op: Op[MoveProblem]) -> bool:
 
 
 def _only_group(readers: Sequence[Op[Problem]]) -> str:
-    """Returns the one fusion group that decides about every one of a tensor's readers; "" if there is none."""
+    """Returns the one fusion group that decides about every reader of a tensor; "" if there is none."""
     deciding = [{group for group, _ in reader.when} for reader in readers]
     common = set.intersection(*deciding) if deciding else set()
     return min(common, default="")

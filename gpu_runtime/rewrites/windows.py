@@ -21,7 +21,7 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
 
-UNFIT = {Feature.MAX_POOL, Feature.SCALED_INPUT, Feature.GATED_INPUT}  # features with a value per channel or pixel of the image
+UNFIT = {Feature.MAX_POOL, Feature.SCALED_INPUT, Feature.GATED_INPUT}  # they have a value per channel or pixel of the image
 
 
 def offer(network: Network) -> Network:
@@ -50,7 +50,7 @@ def _is_tiled(network: Network, op: Op[Problem], tensor: str) -> bool:
 
 
 def _rows(p: ConvProblem) -> Problem:
-    """The problem that makes the elements of each window the channels of one pixel."""
+    """Returns the problem that makes the elements of each window the channels of one pixel."""
     if (p.p, p.q) == (1, 1):
         return ViewProblem((p.n, p.c, p.h, p.w), (p.n, p.c * p.r * p.s, 1, 1))
     return MoveProblem(p.n, p.c, p.h, p.w, "s2d_crd", (p.c * p.r * p.s, p.p, p.q), step=(1, p.r, p.s))

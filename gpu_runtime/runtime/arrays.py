@@ -22,6 +22,7 @@ NUMBERS = (bool, int, float, list, tuple)
 UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # from a library that refuses to export its array
 CONVERT, ALLOCATE = "convert it with .astype(np.{})", "allocate it with dtype np.{}"
 SHOWN = 8  # names in a message
+ON_ANOTHER = "make the context with device='cuda:{}'"
 
 
 class Given(NamedTuple):
@@ -237,8 +238,8 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
     return given
 
 
-def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
-    """Views a GPU array as a CuPy array; None for a host array."""
+def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, cure: str = ON_ANOTHER) -> Given | None:
+    """Views a GPU array as a CuPy array; None for a host array. `cure`: of an array of another GPU, with its number."""
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -251,11 +252,9 @@ def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
         found = _interface(gpu, what, a, writes)
     else:
         return None
-    if found.array.device.id != gpu.number:
-        raise ValueError(
-            f"{what}: it lies on GPU {found.array.device.id}, this context runs on GPU {gpu.number}: copy it "
-            f"there, or make the context with device='cuda:{found.array.device.id}'"
-        )
+    if (other := found.array.device.id) != gpu.number:
+        cure = f"copy it there, or {cure.format(other)}"
+        raise ValueError(f"{what}: it lies on GPU {other}, expected GPU {gpu.number}: {cure}")
     return found
 
 

@@ -5,7 +5,7 @@ short text, plain data on request, and the shape and type of an input or output.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -62,11 +62,11 @@ class Shown:
         """Shows the first fields whose values are not their defaults; collections by their size."""
         assert is_dataclass(self)
         parts = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            default = field.default_factory() if field.default_factory is not MISSING else field.default
-            if value != default and "derived" not in field.metadata:
-                parts.append(f"{field.name}={_short(value)}")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            if value != default and "derived" not in f.metadata:
+                parts.append(f"{f.name}={_short(value)}")
         more = ", ..." if len(parts) > MOST_FIELDS else ""
         return printable(f"{type(self).__name__}({', '.join(parts[:MOST_FIELDS])}{more})")
 
@@ -74,6 +74,16 @@ class Shown:
         """The record as JSON has it: dictionaries, lists, texts and numbers."""
         found: dict[str, Any] = codec.to_json(type(self), self, defaults=True)
         return found
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Told(Shown):
+    """The base of results with an account in words, `text`, which `print` shows."""
+
+    text: str = field(default="", metadata=codec.DERIVED, kw_only=True)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _short(value: object) -> str:

@@ -24,12 +24,12 @@ from tactics.format import DTYPES, LAYOUTS, CanonicalFormat, Format, canonical, 
 from tactics.kernels import KERNELS
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.problem import AnyProblem, ConvProblem, ConvTransposeProblem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.protocol import Feature, Problem
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
-_launches = lru_cache(maxsize=4096)(launches)
+_launches, _tables = lru_cache(maxsize=4096)(launches), lru_cache(maxsize=1024)(tables)
 
 
 Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares memory
@@ -199,11 +199,6 @@ def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.nda
         s = sections[f"{layer.name}.{name}"]
         if not np.array_equal(weights[s.offset : s.end], table.view(np.uint8)):
             raise Fault(f"section '{s.name[:60]}' differs from the table of its problem")
-
-
-@lru_cache(maxsize=1024)
-def _tables(problem: AnyProblem, tactic: Tactic) -> dict[str, np.ndarray]:
-    return tables(problem, tactic)
 
 
 # ---- memory

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels import extras
-from gpu_runtime.commands.targets import TooLargeError, arrays_in, npz
+from gpu_runtime.commands.reading import TooLargeError, arrays_in, npz
 from gpu_runtime.engine import load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.fields import TensorSpec

@@ -5,16 +5,17 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from cuda_kernels import device as devices
+from cuda_kernels.compile import source_hash
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import quiet_option
-
-if TYPE_CHECKING:
-    from gpu_runtime.engine import Engine
-    from gpu_runtime.runtime.fields import Batch, TensorSpec
+from gpu_runtime.engine import Engine, load
+from gpu_runtime.runtime.compatibility import check_device, check_source
+from gpu_runtime.runtime.fields import Batch, TensorSpec
+from gpu_runtime.serving.rows import sizes
 
 OURS = "# Written by gpu-runtime triton-repo, which does not change it again: edit the settings below the outputs.\n"
 TYPES = {"float32": "FP32", "float16": "FP16"}  # where it is not NumPy's name in capitals
@@ -35,7 +36,7 @@ parameters {{ key: "emulate" value {{ string_value: "{emulate}" }} }}
 """
 
 
-@click.command("triton-repo", short_help="Write a model of NVIDIA Triton that runs an engine.")
+@click.command("triton-repo")
 @click.argument("engine", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="REPO", help="Triton's model repository.")
 @click.option("--name", required=True, help="The model's name in Triton.")
@@ -52,9 +53,6 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise click.UsageError(f"--name: expected letters, digits, '_', '-' and '.', got {name!r}")
-    from gpu_runtime.engine import load
-    from gpu_runtime.serving.rows import sizes
-
     loaded = load(engine)
     size = sizes(loaded)
     _check_runs_here(loaded, kind)
@@ -72,7 +70,7 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
     say(f"Wrote {model}, version {version}{f': {_served(size)}' if version == 1 else ''}")
 
 
-def _served(size: "Batch") -> str:
+def _served(size: Batch) -> str:
     """Which requests the model will answer, in words."""
     if not size.exact:
         return f"requests of 1 to {size.max} rows, joined into runs of {size} rows"
@@ -80,18 +78,14 @@ def _served(size: "Batch") -> str:
     return f"only requests of exactly {counts} rows, each run alone; an engine of a range of batches answers and joins others"
 
 
-def _check_runs_here(engine: "Engine", kind: str) -> None:
+def _check_runs_here(engine: Engine, kind: str) -> None:
     """Raises EngineError for an engine of other kernels, or, where a GPU is visible, of another architecture."""
-    from cuda_kernels import device as devices
-    from cuda_kernels.compile import source_hash
-    from gpu_runtime.runtime.compatibility import check_device, check_source
-
     check_source(engine.record, source_hash())
     if kind == "gpu" and devices.has_gpu():
         check_device(engine.record.device, devices.current().sm)
 
 
-def _tensor(spec: "TensorSpec") -> str:
+def _tensor(spec: TensorSpec) -> str:
     name, dims = json.dumps(spec.name, ensure_ascii=False), list(spec.shape[1:])
     kind = f"TYPE_{TYPES.get(spec.dtype.name, spec.dtype.name.upper())}"
     return f"{{ name: {name} data_type: {kind} dims: {dims or '[1] reshape { shape: [] }'} }}"

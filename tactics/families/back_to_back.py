@@ -111,8 +111,8 @@ def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts the first as conv_dense; its blocks then multiply again: weights from L2 into registers, pixels from shared
-    memory.
+    """Counts the first convolution as conv_dense does; its blocks then multiply by the second one's weights, which come from L2
+    into registers, with pixels in shared memory.
     """
     t, dense = tactic.gemm, on_kernel("conv_dense", tactic)
     of_first = replace(dense, ins=tactic.ins[:1], out=tactic.ins[0])

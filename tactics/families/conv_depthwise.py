@@ -41,25 +41,25 @@ from tactics.step import (
 )
 from tactics.tactic import Only, Patch, Tactic, restrict, tactic_of
 
-STATIC_SMEM = 48 * 1024  # of weights, at most
+STATIC_SMEM = 48 * 1024  # bytes of weights, at most
 # The most columns of input that registers hold at once, and the most taps of a channel that fit shared memory with its vectors.
 MOST_COLUMNS, MOST_TAPS = 32, 12_000
 SLICE = {8: 8, 1: 16}  # columns of a larger filter at once, by a thread's channels
 # Registers of staged tactics by the most sums and input columns, bounded so that other blocks hide a block's latency.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # of an SM's issue slots, at most, and by each of its warps
+ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # the share of an SM's issue slots that is used at most; by each of its warps
 L1_BYTES_PER_CLK = 128
 # Instructions of a thread that copies 8 columns of 8 channels, transposed, to shared memory, by its machine code.
 COPY_INSTRUCTIONS = 121
 STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
-# Fitted to an H200's times of one half of the timed problems (benchmarks/our_times.py); of other GPUs nothing is known.
-# Of staged tactics, issue slots of an SM at most, and by each of its warps that are there, without and with a stride; by the
-# root of few. Without one a block waits for slots and for shared memory in turn (root of the sum of squares), for memory once
-# a launch. Of blocks that load straight from memory, latencies so many times.
-MEASURED_ON, STAGED_ISSUE, STAGED_OF_FEW, SCALAR_LATENCY = ("sm_90a",), ((1.0, 0.045), (0.85, 0.057)), 0.18, 1.4
+# Fitted to half of an H200's times (benchmarks/our_times.py); of other GPUs nothing is known. Without a stride a staged block
+# waits for issue slots and for shared memory in turn (root of the sum of squares), and for memory once a launch.
+MEASURED_ON, SCALAR_LATENCY = ("sm_90a",), 1.4  # the latter: factor on latencies of blocks that load straight from memory
+STAGED_ISSUE = ((1.0, 0.045), (0.85, 0.057))  # (issue slots of an SM at most, by each warp), without and with a stride
+STAGED_OF_FEW = 0.18  # times the root of the number of warps: the issue slots that a few warps use at least
 
 # Small patches for small images and many blocks, large ones where the window's reach would make a small one's halo costly;
 # multiples of 7 fit the images of networks that began at 224.
@@ -137,7 +137,7 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {whole} bytes of shared memory, a block has at most {device.smem_per_block}"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
-    if staged(tactic):  # what is read again comes from L2 by copies that no thread waits for
+    if staged(tactic):  # halos come again from L2, by copies that no thread waits for
         limit = 4 * limit - 3
     often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # then arithmetic takes longer
     if often and halo(p, patch) > limit:
@@ -146,7 +146,7 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
 
 
 def vector(tactic: Tactic) -> int:
-    """Channels per access."""
+    """Returns the channels per access."""
     if staged(tactic):
         return 4 if tactic.patch.th * tactic.patch.tw <= 8 else 2
     return 1 if linear(tactic.ins[0]) else 8
@@ -157,7 +157,7 @@ def staged(tactic: Tactic) -> bool:
 
 
 def sliced(p: ConvProblem, tactic: Tactic) -> int:
-    """Columns of the filter that a thread takes at once, with weights from L1, if the whole does not fit; else 0."""
+    """Returns the filter columns that a thread takes at once, with weights from L1, if the whole does not fit; else 0."""
     fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
     return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
@@ -170,7 +170,7 @@ def threads(tactic: Tactic) -> int:
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     """Splits a dilated convolution into interleaved ones without dilation: returns ((step along h, w), (stride E along h, w)).
-    The outputs of each lie `step` apart; E is its stride, in input pixels that lie a dilation apart."""
+    Their outputs lie `step` apart; E is in pixels a dilation apart. Dilation 2, stride 1 (even and odd rows): step 2, E 1."""
     (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
     h, w = math.gcd(stride_h, dil_h), math.gcd(stride_w, dil_w)
     return (dil_h // h, dil_w // w), (stride_h // h, stride_w // w)
@@ -206,13 +206,13 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
 
 
 def halo(p: ConvProblem, patch: Patch) -> float:
-    """Pixels that blocks read and write, over those of the tensors (of the input, those that some output needs)."""
+    """Returns the pixels that blocks read and write, over the tensors' pixels (of the input, those that some output needs)."""
     (covered, once), y = _read(p, patch), p.p * p.q * p.k / p.c
     return (covered + y) / (once + y)
 
 
 def halo_limit(p: ConvProblem) -> float:
-    """The most that `halo` may be: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7; if no patch reaches this, the least of all."""
+    """Returns the largest allowed `halo`: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7, or the least of all patches if larger."""
     reach = max(p.r, p.s)
     return max(1.15 if reach <= 3 else 1.2 if reach <= 5 else 1.25, min(halo(p, patch) for patch in VECTOR_PATCHES))
 
@@ -245,8 +245,8 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache
 def _band(least: int, rows: int, columns: int) -> int:
-    """The least distance, from `least` on, between rows of tiles in units of 16 bytes that puts eight neighbouring tiles in
-    different banks, as eight lanes address them at once."""
+    """Returns the least distance between rows of tiles, `least` or more units of 16 bytes, that puts eight neighbouring tiles
+    into different banks, as eight lanes address them at once."""
 
     def apart(band: int) -> bool:
         begin = [(row * band + column) % 8 for row, column in product(range(rows), range(columns))]
@@ -315,13 +315,13 @@ def launches(
 
 
 def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
-    """Blocks of an image."""
+    """Returns the number of blocks per image."""
     counts, phases = tiles(p, tactic.patch)
     return -(-padded_channels(tactic.out.layout, p.k) // tactic.patch.channels) * math.prod(counts) * math.prod(phases)
 
 
 def _pitch(p: ConvProblem) -> int:
-    """Channels of a row of packed weights, padded to whole sectors."""
+    """Returns the number of channels in a row of packed weights, padded to whole sectors."""
     return padded_channels("hwc16", p.k)
 
 

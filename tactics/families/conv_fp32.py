@@ -31,29 +31,29 @@ CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epil
 
 
 def _channels(p: ConvProblem) -> int:
-    """Output channels of a thread, all of one group."""
+    """Returns how many output channels, all of one group, a thread computes."""
     mine = p.k // p.groups
     return 1 if mine == 1 else 4 if mine <= 4 else 8
 
 
 def _tiles(p: ConvProblem) -> int:
-    """Tiles of one group's output channels."""
+    """Returns the number of tiles of one group's output channels."""
     return -(-(p.k // p.groups) // _channels(p))
 
 
 def _pixels(p: ConvProblem) -> int:
-    """Output pixels of a thread."""
+    """Returns how many output pixels a thread computes."""
     return PIXELS if _threads(p) >= PIXELS * ENOUGH else 1
 
 
 def _threads(p: ConvProblem) -> int:
-    """The number of threads with one output pixel and tile of channels each."""
+    """Returns the number of threads if each has one output pixel and one tile of channels."""
     return p.n * p.p * p.q * p.groups * _tiles(p)
 
 
 def _split(p: ConvProblem) -> int:
-    """Threads that share an output pixel: enough that ENOUGH are at work, but each has at least 4 input channels and one final
-    sum.
+    """Returns how many threads share an output pixel: enough that ENOUGH threads are at work, but each has at least 4 input
+    channels and one final sum.
     """
     usable = [split for split in SPLITS if split == 1 or (4 * split <= p.c // p.groups and split >= _channels(p))]
     return next((split for split in usable if split * _threads(p) >= ENOUGH), usable[-1])

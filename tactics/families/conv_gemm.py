@@ -67,7 +67,7 @@ MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels
 GATE_BYTES = 128  # of a stage, for gates
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# Of weights from DRAM, behind those of all other blocks: fits to products on an A100 give 361 clocks for each of three stages.
+# Latency of weights from DRAM, behind all other blocks': fits to products on an A100 give 361 clocks for each of three stages.
 LOADED_LATENCY_CLK = 1080
 FILL_CLK = 1300  # fitted to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
@@ -133,7 +133,7 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """The tile with split-K where this may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
+    """Returns the tile with split-K values that may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
@@ -142,7 +142,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """The tile with stream-K where this may pay: the last round idles a tenth of the GPU's time, and blocks keep two stages."""
+    """Returns the tile with stream-K values that may pay: the last round idles a tenth of the time, blocks keep two stages."""
     m, t = merged(p), tactic.gemm
     tiles, stages = num_tiles(p, tactic), m.k // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
@@ -225,7 +225,7 @@ def launches(
 
 
 def own_store(p: ConvProblem) -> Store | None:
-    """The store of a depth-to-space or an upsampled residual; None where GEMM pixels are y's pixels in order."""
+    """Returns the store of a depth-to-space or an upsampled residual; None if the GEMM's pixels are y's pixels in order."""
     end = p.epilogue
     return Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None
 
@@ -310,13 +310,13 @@ def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
 
 
 def num_rows(p: ConvProblem, layout: str) -> int:
-    """Rows of the GEMM, len(row_order())."""
+    """Returns the number of rows of the GEMM: len(row_order())."""
     b = p.epilogue.d2s
     return b**2 * padded_channels(layout, p.k // b**2) if b > 1 and LAYOUTS[layout].vector >= 8 else p.k
 
 
 def _first_channel(s: Strides, c: int) -> int:
-    """Elements from a tensor's start to channel c, which starts a vector or lies in a pixel with all channels before it."""
+    """Returns the elements from a tensor's start to channel c, which starts a vector or whose pixel lies together."""
     return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
 
 
@@ -337,8 +337,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def matrix(
     p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Weights [K,C/g,R,S] of the merged groups as [count][rows][(r, s, c)], and the epilogue's weights in the same rows. Rows
-    are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
+    """Returns (weights of the merged groups as [count][rows][(r, s, c)], the epilogue's weights in the same rows) of weights
+    [K,C/g,R,S]. Rows are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
     m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
     one = m.one
     order = np.array(row_order(one, tactic.out.layout))
@@ -378,14 +378,14 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
-    """Returns one tactic for all that take the same time: formats equally linear, with equal padding."""
+    """Returns one tactic for all that take the same time: formats equally linear, with equal padding of channels."""
     ins = tuple(_plain(x, shape[1]) for x, shape in zip(tactic.ins, p.in_shapes, strict=True))
     return tactic_of(tactic.kernel, tactic.tile, ins, _plain(tactic.out, p.out_shape[1]))
 
 
 @lru_cache(maxsize=4096)
 def _plain(fmt: Format, channels: int) -> Format:
-    """A format in which a block takes the same time: equally linear, with as much padding of this many channels."""
+    """Returns a format with which a block takes the same time: equally linear, with equal padding for this many channels."""
     same = (f for f in HALF_FORMATS if (f.dtype, linear(f)) == (fmt.dtype, linear(fmt)) and fmt.layout != "hwc")
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
@@ -433,7 +433,7 @@ def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_
 
 
 def scattered_clk(p: ConvProblem, tactic: Tactic) -> float:
-    """Clocks that a tile's stores take longer where neighbouring pixels lie apart: up to 16 sectors for a plane's 2."""
+    """Returns the clocks by which a tile's stores are slower if pixels lie apart: up to 16 sectors for a plane's 2."""
     t = tactic.gemm
     return min(t.m, p.k) * t.n * min(16, p.k) / 32 if tactic.out.layout == "hwc" else 0.0
 
@@ -445,6 +445,6 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache(maxsize=16384)
 def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
-    """Blocks that one SM holds at a time. A norm compiles to twice the registers that it keeps, if there are as many."""
+    """Returns the blocks that one SM holds at a time. A norm compiles to twice the registers that it keeps, if available."""
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return resident(device, tactic.gemm.threads, regs, conv_smem(tactic, prologue))

@@ -59,9 +59,10 @@ CASES = {"conv_grouped": (CASE,)}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`groups` packed together: `c` input and `k` output channels; `count` units in all, the last may be partial.
+    """`groups` groups packed together, with `c` input and `k` output channels; the problem has `count` such units, of which the
+    last may have fewer groups.
 
-    `chunks`: 8-channel chunks that a unit touches per tap; `steps`: k16 steps over all taps.
+    `chunks`: the 8-channel chunks that a unit touches per tap; `steps`: its k16 steps over all taps.
     """
 
     groups: int
@@ -78,9 +79,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A tactic's cut of a problem: `per_block` units in each of `blocks` blocks per pixel tile, touching at most `span` chunks.
-
-    Tile and patch are in pixels.
+    """The division of a problem among blocks. Per tile of pixels, each of `blocks` blocks has `per_block` units, which touch at
+    most `span` chunks. `tile`, `patch`: (height, width) in pixels of the output tile and its input; `tiles`: their number along
+    both axes; `phase`, `pitch`: of the patch in shared memory.
     """
 
     per_block: int
@@ -140,7 +141,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
 
 
 def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
-    """Returns `geometry` of a tactic that runs the problem. Raises ValueError for another tactic."""
+    """Returns `geometry` for a tactic that can run the problem. Raises ValueError for another tactic."""
     found = geometry(p, tactic)
     if isinstance(found, str):
         raise ValueError(f"{tactic}: {found}")
@@ -149,7 +150,7 @@ def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
 
 @lru_cache(maxsize=4096)
 def _best(p: ConvProblem, t: Tile) -> Cut:
-    """The cheapest cut for a tile."""
+    """Returns the cut with the least cost for a tile."""
     return min((_tile(p, t, width) for width in _widths(p, t)), key=lambda found: found[0])[1]
 
 

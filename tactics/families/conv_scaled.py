@@ -26,12 +26,13 @@ from tactics.step import Launch, Share, floats, ints, linear
 from tactics.tactic import Only, Tactic, Tile, on_kernel
 
 AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
-LINE, WIDEST = 64, 128  # channels that a row of the first layer's weights is padded to, and the most that a block has
-MOST_PIXELS = 64 * MAX_GRID[2]  # of the output: a block of the second launch has as many, or more
+LINE, WIDEST = 64, 128  # channels to which a row of the first layer's weights is padded; the most channels of a block
+MOST_PIXELS = 64 * MAX_GRID[2]  # pixels of the output: a block of the second launch has 64 or more
 ROWS_AT_ONCE = 4  # rows that a thread has in flight, as in hidden_share.cuh
-# Instructions of a warp in sm_90a's machine code: before the outputs, hidden where launches begin early; behind them, with
-# the first turn of rows, and of each further one. Clocks: of two barriers, shared memory and shuffles; of a further turn.
-EARLY, ONCE, OF_STEP, OF_TURN, WAIT_CLK, TURN_CLK = 65, 235, 28, 225, 250, 300
+# Instructions of a warp in sm_90a's machine code.
+EARLY, ONCE = 65, 235  # before the outputs (hidden where launches begin early); behind them, with the first turn of rows
+OF_STEP, OF_TURN = 28, 225  # of a row, by which a first turn of fewer rows is shorter; of each further turn
+WAIT_CLK, TURN_CLK = 250, 300  # clocks of two barriers, shared memory and shuffles; clocks of a further turn
 _EXCITE = SqueezeExciteProblem(
     PoolProblem(2, 40, 9, 11, "avg", 9, 11, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),

@@ -78,14 +78,13 @@ TILES = tuple(
         ((128, 128), (2, 4)),
     )
 )
-MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, one after the other
+MMA_EFFICIENCY = 0.8  # share of the rate of long main loops: operands come element by element, one after the other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
-# For IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed. PORT_CLK: clocks
-# of the port of shared memory beside the steps; INSTRUCTIONS: of a warp beside the steps; BUSY: the share of a tile's time in
-# which the busiest unit works; START_CLK: of a block's start and end.
-PORT_CLK, INSTRUCTIONS, BUSY, START_CLK = 880, 750, 0.92, 4000
-SMS = 132  # that blocks of tiles without `persist` are made for
+# For IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed.
+PORT_CLK, INSTRUCTIONS = 880, 750  # beside the steps of a tile: clocks of the port of shared memory; a warp's instructions
+BUSY, START_CLK = 0.92, 4000  # the share of a tile's time in which the busiest unit works; clocks of a block's start and end
+SMS = 132  # the number of SMs for which blocks of tiles without `persist` are made
 _CASE = ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU)
 CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=(3, 3, 2, 2, 1, 1, 6, 6))))}
 
@@ -106,7 +105,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
-    """The tactic with as many blocks as this GPU holds at once: one more would need a second round."""
+    """Returns the tactic with as many blocks as this GPU holds at once: one more block would need a second round."""
     held = device.num_sms * _held(p, tactic, device)
     if held == SMS * _min_blocks(p, tactic.gemm):
         return tactic
@@ -114,7 +113,7 @@ def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
 
 
 def _held(p: ConvProblem, tactic: Tactic, device: Device) -> int:
-    """Blocks that an SM holds at a time, with the registers to which the compiler is bound."""
+    """Returns how many blocks an SM holds at a time, with the registers to which the compiler is bound."""
     t = tactic.gemm
     registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8
     return resident(device, t.threads, registers, shared_bytes(p, tactic))
@@ -176,9 +175,9 @@ POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
 
 
 def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
-    """Tiles along rows and columns of an image, where each repeats `carried` rows of the one above.
+    """Returns the number of tiles along rows and columns of an image, if each repeats `carried` rows of the one above.
 
-    Raises ValueError where a pool's window does not fit the tile.
+    Raises ValueError if a pool's window does not fit the tile.
     """
     tile = outputs(p, (1 << g.log2_th) + carried, 1 << g.log2_tw)
     if tile is None:
@@ -188,7 +187,9 @@ def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
 
 
 def _min_blocks(p: ConvProblem, t: Tile) -> int:
-    """Blocks per SM for which the kernel's registers leave room: accumulators, and the epilogue's reads by channel or pixel."""
+    """Returns the blocks per SM for which the kernel's registers leave room: accumulators, and the epilogue's reads by channel
+    or pixel.
+    """
     mmas, end = t.m // t.warps_m // 16 * (t.n // t.warps_n // 8), p.epilogue
     reads = end.residual or end.affine or end.act.name == "prelu"
     warps = (12 if reads else 16) if mmas >= 16 else (16 if reads else 20) if mmas >= 8 else 24 if reads else 32
@@ -196,7 +197,8 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
 
 
 def _carried(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows that a pool's windows share with those above and that a block keeps from tile to tile; 0 without.
+    """Returns the rows that a pool's windows share with the windows above, and that a block keeps from tile to tile; 0 if it
+    keeps none.
 
     Blocks then go down whole images, of which there must be enough for all resident blocks.
     """
@@ -209,8 +211,8 @@ def _carried(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
-    """Blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than others, but no two of an
-    SM have more than their share.
+    """Returns the number of blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than
+    others, but no two on an SM have more than their share.
     """
     return min(tiles, max(1, (t.persist or SMS * _min_blocks(p, t)) // m_tiles))
 
@@ -298,7 +300,7 @@ def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 
 def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
-    """Microseconds by unit where wgmma reads the patch: loads of the next patch overlap with its products."""
+    """Returns unit -> microseconds if wgmma reads the patch: loads of the next patch overlap with the products."""
     t, g, carried = tactic.gemm, _geometry(p, tactic), _carried(p, tactic)
     rows, columns = _sizes(p, g, carried)
     columns *= p.n * _rows(p, tactic) // t.m
@@ -310,8 +312,8 @@ def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, fl
 
 
 def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, tiles: int) -> dict[str, float]:
-    """Microseconds by unit where lanes gather the pixels: an SM's blocks convert their patches, then multiply; resident blocks
-    overlap one's loads with another's products.
+    """Returns unit -> microseconds if lanes gather the pixels: an SM's blocks convert their patches, then multiply; the loads
+    of a resident block overlap with another's products.
     """
     t, g = tactic.gemm, _geometry(p, tactic)
     patch, warps, mt, nt = g.rows * g.pairs, t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8

@@ -56,7 +56,9 @@ CASES = {
 
 @lru_cache(maxsize=1024)
 def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
-    """Returns (convolution, its store, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
+    """Returns (convolution, its store, its taps along r, its taps along s; -1 for a tap of zeros) for every phase with output
+    pixels.
+    """
     rows, columns = (
         [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
         for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
@@ -86,7 +88,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
 
 
 class _Axis(NamedTuple):
-    """Sizes along the rows or the columns; `size`: the filter's."""
+    """The sizes along the rows or the columns; `size`: the filter's number of taps."""
 
     stride: int
     pad: int
@@ -97,10 +99,10 @@ class _Axis(NamedTuple):
 
 
 def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
-    """Returns (taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None
-    without outputs.
+    """Returns (taps, dilation, padding before, padding after) of the convolution that computes outputs phase, phase + stride,
+    ...; None if there are no such outputs. Negative padding leaves pixels out.
 
-    Padding may be negative: pixels left out.
+    With 4 taps, stride 2 and padding 1, phase 0 has taps 3 and 1 on input pixels -1 and 0.
     """
     stride, pad, dilation, size, image, out = axis
     count = -(-(out - phase) // stride)
@@ -126,7 +128,7 @@ def reason(p: ConvTransposeProblem) -> str:
 
 
 def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Candidates:
-    """Yields (tactic or family, reason against it or None) of the tiles that every phase can run. `only`: restricts the
+    """Yields (tactic or family, reason against it or None) for the tiles that every phase can run. `only`: restricts the
     tiles.
     """
     if why := reason(p):

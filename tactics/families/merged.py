@@ -14,7 +14,7 @@ K_STAGE = 64  # packed weights are padded along K to this, so that every tile of
 class Merged:
     """A grouped convolution as `count` ordinary ones like `one`, each with `groups` of its groups side by side.
 
-    `parts`: the number of products of matrices, each with its own tiles: one per group, times images where there is a gate. Of
+    `parts`: the number of matrix products, each with its own tiles: one per convolution, times images if there is a gate. For
     each product: `k`, the padded K; `pixels`; output `channels`, before padding.
     """
 
@@ -29,7 +29,9 @@ class Merged:
 
 @lru_cache(maxsize=4096)
 def merged(p: ConvProblem) -> Merged:
-    """Packs groups block-diagonally until their channels start and end at multiples of 8, and as long as MMAs get fewer."""
+    """Packs groups block-diagonally, until their channels start and end at multiples of 8, and further as long as the number of
+    MMAs falls.
+    """
     found, b = [], p.epilogue.d2s
     images = p.n if p.prologue.gated else 1
     for groups in _divisors(p.groups):
@@ -50,5 +52,5 @@ def _divisors(n: int) -> list[int]:
 
 
 def padded_k(problem: ConvProblem) -> int:
-    """Logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
+    """Returns the logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
     return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE

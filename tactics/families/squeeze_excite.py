@@ -41,19 +41,22 @@ from tactics.tactic import Only, Parts, Tactic, restrict, tactic_of
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
 FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32  # groups of 8 pixels in flight; many need more turns than one, and few blocks
 TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
-# Instructions of a warp in sm_90a's machine code, beside those of pixels and tiles. Before it waits for the launch ahead: of
-# both layers, the first, the second. Then: of the first; to sum a block's or a cluster's; to join stored sums, further turns.
-BEFORE, FIRST, MEET, JOIN, JOIN_TURN = (200, 135, 75), 105, 130, 200, 55
+# Instructions of a warp in sm_90a's machine code, without the ones for pixels and tiles.
+BEFORE_BOTH, BEFORE_FIRST, BEFORE_SECOND = 200, 135, 75  # before it waits for the launch ahead, by the layers of its launch
+FIRST, MEET = 105, 130  # of the first layer behind that wait; to sum the shares of a block's warps, or of a cluster's blocks
+JOIN, JOIN_TURN = 200, 55  # to join the sums that blocks stored; of each further turn of it
 JOINED = 8  # blocks whose sums a thread has in flight
-# Of a second launch that scales a tensor: warps of a block, of few and of many hidden values; the same; pixels of a thread, 8
-# channels each; instructions of a warp for these, once, and for each.
-SCALED_WARPS, SCALED_JOINED, SCALED_PIXELS, SCALE = (4, 8), 16, 4, (90, 38)
-# Numbers of an image's blocks that are tried: of a cluster; in one launch; in the first of two, with the factor of those that
-# share the hidden values. Predicted, the best of these takes 1.3 % longer than of all powers of 2 (benchmarks/NOTES.md).
+# A second launch that scales a tensor.
+SCALED_WARPS, SCALED_JOINED = (4, 8), 16  # warps of a block with few and with many hidden values; as JOINED
+SCALED_PIXELS = 4  # pixels of a thread, with 8 channels each
+SCALE_ONCE, SCALE_PIXEL = 90, 38  # instructions of a warp to scale pixels: once, and for each pixel of a thread
+# Numbers of an image's blocks that are tried: CLUSTERS in a cluster; up to MOST_TICKETS in one launch; APART, (blocks of the
+# first of two launches, factor of the blocks that share the hidden values). The best of these is predicted to take 1.3 % longer
+# than the best of all powers of 2 (benchmarks/NOTES.md).
 CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
-MOST_BLOCKS = 512  # of an image: bounds the kernel's divisor
+MOST_BLOCKS = 512  # blocks of an image: bounds the kernel's divisor
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
-MMA_CLK = 33  # between products of one sum
+MMA_CLK = 33  # clocks between two products of one sum
 CLUSTER_CLK, TICKET_CLK = 300, 2000  # sums meet: sent, by an H200's 2, 4, 8 blocks in 274, 292, 320; stored, a fence, counted
 # For a launch of no more blocks than SMs: its code is not cached, as 12 layers of NFNet-L0 on an H200 show, of two
 # launches each (2.3 us a launch beyond what they take alone, where one binary is repeated). Further blocks find the code.
@@ -99,7 +102,7 @@ def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Ca
 
 @lru_cache(maxsize=4096)
 def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
-    """The ways in which blocks may share an image: one block alone, a cluster, or more.
+    """Returns the ways in which blocks may share an image: one block alone, a cluster, or more.
 
     A thread has at least one vector to load, and the blocks of all images are neither few nor too many, where possible.
     """
@@ -122,7 +125,9 @@ def _power(number: int) -> int:
 
 
 def _shared(c8: int, blocks: int) -> Parts:
-    """Splits `blocks` into slices of at least 8 vectors (a line of 128 bytes), then into runs of pixels."""
+    """Splits `blocks` blocks into slices of channels, of at least 8 vectors each (a line of 128 bytes), then into runs of
+    pixels.
+    """
     slices = 1
     while slices < blocks and -(-c8 // (2 * slices)) >= 8:
         slices *= 2
@@ -242,22 +247,22 @@ class _Sizes:
 
     @property
     def tiles_out(self) -> int:
-        """Tiles of 16 output channels."""
+        """The number of tiles of 16 output channels."""
         return -(-self.k_wide // 16)
 
     @property
     def groups(self) -> int:
-        """Groups of 8 pixels that a warp has of 32 channels."""
+        """The number of groups of 8 pixels, of 32 channels, that a warp has."""
         return -(-self.run // (8 * self.near))
 
     @property
     def own_chunks(self) -> int:
-        """Chunks of 32 channels of a warp."""
+        """The number of chunks of 32 channels that a warp has."""
         return -(-self.chunks * self.near * self.near_rows // WARPS)
 
     @property
     def own_rows(self) -> int:
-        """Rows of 16 hidden values of a warp."""
+        """The number of rows of 16 hidden values that a warp has."""
         return -(-self.rows // self.near_rows)
 
     @property
@@ -286,7 +291,7 @@ class _Sizes:
 
     @property
     def down(self) -> float:
-        """The factor that makes such a sum of pixels fit FP16."""
+        """The factor that makes a sum of pixels fit FP16."""
         return 1 / _power(self.groups) if self.summed else 1.0
 
 
@@ -359,8 +364,9 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     in_a_row = -(-min(sizes.groups, sizes.ahead) // (1 if apart else 2))  # products
     products = sizes.own_chunks if sizes.summed else sizes.turns * in_a_row
     first = sizes.turns * LATENCY_CLK + sizes.own_rows * products * MMA_CLK
-    early = (0, 0, 0) if device.dependent_launch else BEFORE  # hidden where launches overlap
-    issue = early[not alone] + FIRST + MEET * alone + 110 * (sizes.turns - 1) + sizes.instructions[sizes.summed]
+    shown = not device.dependent_launch  # overlapping launches hide the instructions before the wait
+    issue = shown * (BEFORE_BOTH if alone else BEFORE_FIRST) + sizes.instructions[sizes.summed]
+    issue += FIRST + MEET * alone + 110 * (sizes.turns - 1)
     of_tile, tile = _tile_clk(sizes, WARPS // sizes.each if apart else 1, WARPS, L2_LATENCY_CLK)
     rate, at_once = sm_l2(device, n * blocks) / per_sm, device.num_sms * resident_blocks
     if tactic.parts.cluster:
@@ -369,7 +375,7 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     last = max(32 * sizes.each * sizes.wide / sm_l2(device, n), tiles * tile)
     meet: float = CLUSTER_CLK if tactic.parts.cluster else 0
     if not alone:
-        join = _join_clk(sizes, shares, (early if apart else BEFORE)[2], WARPS, JOINED)
+        join = _join_clk(sizes, shares, BEFORE_SECOND * (shown or not apart), WARPS, JOINED)
         rounds = math.ceil(n * (-(-sizes.tiles_out // sizes.each) if apart else 1) / at_once)
         last, meet = 0.0, (0 if apart else TICKET_CLK) + rounds * (last + join)
     together = per_sm * (each * issue + (tiles * of_tile if alone else 0))
@@ -392,20 +398,24 @@ def _tile_clk(sizes: _Sizes, near: int, warps: int, least: float) -> tuple[float
 
 
 def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int) -> float:
-    """Clocks of a block that joins the sums of `shares` blocks; `before`: instructions that nothing hides."""
+    """Returns the clocks of a block that joins the sums of `shares` blocks; `before`: instructions that no wait hides;
+    `joined`: shares whose sums a thread has in flight.
+    """
     turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (joined * 32 * warps))
     of_turn = JOIN_TURN * joined / JOINED
     return warps / 4 * (before + JOIN - JOIN_TURN + of_turn * turns) + turns * L2_LATENCY_CLK
 
 
 def scaled_counts(p: SqueezeExciteProblem, fmt: Format, blocks: int, device: Device) -> Counts:
-    """Counts `scale_launch`: its blocks join the hidden values, load behind load, then multiply the pixels loaded meanwhile."""
+    """Counts `scale_launch`: its blocks join the hidden values, load behind load, then multiply the pixels that they loaded
+    meanwhile.
+    """
     tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
-    (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE[2]
+    (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE_SECOND
     warps, registers = _scaled_warps(p), device.regs_per_sm // (WITH_PARTIAL * THREADS) // 8 * 8
     at_once, share = resident(device, 32 * warps, registers, _smem(p, 1, warps)), warps / 4
     issue, tile = _tile_clk(sizes, warps // sizes.each, warps, 0)
-    scale = SCALE[0] + SCALE[1] * -(-min(sizes.run, p.average.h * p.average.w) // (sizes.run // SCALED_PIXELS))
+    scale = SCALE_ONCE + SCALE_PIXEL * -(-min(sizes.run, p.average.h * p.average.w) // (sizes.run // SCALED_PIXELS))
     alone = _join_clk(sizes, blocks, before, warps, SCALED_JOINED) + tile + share * scale
     per_sm = -(-p.average.n * across * runs // device.num_sms)
     together = per_sm * (share * (before + JOIN + scale) + issue)

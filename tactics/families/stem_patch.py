@@ -82,8 +82,8 @@ def pool_of(p: ConvProblem) -> tuple[int, ...]:
 
 
 def outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
-    """Rows and columns of the output from a tile of th x tw results: all of them, or the pool's windows inside; None where no
-    window fits.
+    """Returns (rows, columns) of the output that a tile of th x tw results gives: all of the results, or the pool's windows
+    inside; None if no window fits.
     """
     r, s, stride_h, stride_w = pool_of(p)[:4]
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
@@ -119,8 +119,8 @@ def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) ->
 
 
 def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
-    """The taps that one load reads: [slots, 2 halfs], -1 for none. Paired loads read a word, those with two taps first; others
-    one tap.
+    """Returns the taps that one load reads: [slots, 2 halfs], -1 for none. Paired loads read a word, the words with two taps
+    first; other loads read one tap.
     """
     if not paired:
         return np.stack([np.arange(len(halfs)), np.full(len(halfs), -1)], axis=1)
@@ -144,7 +144,8 @@ def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts slots into fours without clashes, first fit -> (slot, whether it counts), both [steps, loads, 4 lanes].
+    """Groups slots (taps that one load reads) into fours whose loads clash in no bank, by first fit; returns (slot, whether it
+    counts), both [steps, loads, 4 lanes].
 
     Empty places repeat the first slot of their four.
     """

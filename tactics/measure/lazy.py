@@ -10,12 +10,13 @@ correction they count as 7.4 and 10.4 us. The first is timed, 9 us; the other on
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from cuda_kernels.device import Device
-from tactics.measure.timing import Time, Timer
+from tactics.measure.racing import cell_of
+from tactics.measure.timing import Around, Time, Timer
 from tactics.predict import predict, regime, sigmas
 from tactics.problems.problem import Problem
 from tactics.roofline import least_us
@@ -50,7 +51,7 @@ class _Estimate:
     least: float
 
 
-class Lazy:
+class Lazy(Around):
     """A timer that has another one, `timer`, time what `refine` is asked for, and bounds the rest from below.
 
     `ended` says that no more is to be timed: from then on what is not timed counts with its corrected estimate. `told` hears
@@ -65,9 +66,8 @@ class Lazy:
         ended: Callable[[], bool] = lambda: False,
         told: Callable[[int, int, int], None] = lambda done, total, expected: None,
     ):
-        self._timer, self._device, self.level, self._ended, self._told = timer, device, level, ended, told
-        self.driver, self.failures, self.zeros = timer.driver, timer.failures, timer.zeros
-        self.early = False  # whether it has ended before all of a plan was timed
+        super().__init__(timer)
+        self._device, self.level, self._ended, self._told = device, level, ended, told
         self._errors = sigmas(device)
         self._stale = False  # whether bounds were given before times that correct them were known
         self._times: dict[Problem, dict[Tactic, Time]] = {}
@@ -81,7 +81,7 @@ class Lazy:
         times, untimed = self._times.setdefault(problem, {}), self._open.setdefault(problem, {})
         if new := [t for t in tactics if t not in times and t not in untimed and not self._failed(problem, t)]:
             untimed.update((t, self._estimate(problem, t)) for t in new)
-            self._learn(problem, known := self._timer.known(problem, new))
+            self._learn(problem, known := self.timer.known(problem, new))
             self._stale |= bool(known)
             for t in filter(partial(self._failed, problem), new):  # as the timer has just told
                 untimed.pop(t, None)
@@ -100,7 +100,7 @@ class Lazy:
         if not wanted or self.early:
             return False
         left = sum(map(len, wanted.values()))
-        self._timer.prepare((p, tuple(tactics)) for p, tactics in wanted.items())
+        self.timer.prepare((p, tuple(tactics)) for p, tactics in wanted.items())
         for problem, tactics in wanted.items():
             if self._ended():
                 self.early = True
@@ -108,7 +108,7 @@ class Lazy:
             done, total = self.counts
             self._told(done, total, max(round(USUAL * total), done + left))
             left -= len(tactics)
-            self._learn(problem, self._timer(problem, tactics))
+            self._learn(problem, self.timer(problem, tactics))
             for tactic in tactics:  # those that failed
                 self._open[problem].pop(tactic, None)
         self._corrections.clear()
@@ -120,17 +120,8 @@ class Lazy:
         timed = sum(map(len, self._times.values()))
         return timed, timed + sum(map(len, self._open.values()))
 
-    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
-        return self._timer.known(problem, tactics)
-
-    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
-        return self._timer.remembered(what, name, measure)
-
     def prepare(self, work: Iterable[tuple[Problem, Iterable[Tactic]]]) -> None:
         """Nothing: what is to be timed is found step by step."""
-
-    def close(self) -> None:
-        self._timer.close()
 
     def _failed(self, problem: Problem, tactic: Tactic) -> bool:
         return bool(self.failures) and (str(problem), tactic.name) in self.failures
@@ -166,6 +157,6 @@ class Lazy:
 
     def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
         """Those of the same formats and kind that are not timed and have the lowest bounds."""
-        cell = tactic.ins, tactic.out, tactic.sparse
-        same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if (t.ins, t.out, t.sparse) == cell]
+        cell = cell_of(tactic)
+        same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if cell_of(t) == cell]
         return [t for _, _, t in sorted(same) if t != tactic][: self.level.nearest]

@@ -8,6 +8,7 @@ near is judged by the noise of the samples at hand, so a quiet GPU is asked less
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 STEPS: tuple[int, ...] = (1, 2, 4, 7, 12, 20, 30, 45, 70, 120)  # samples that a tactic has after each request
 MOST_IN_CELL = 30  # samples of a tactic that may be the best of its cell, but not of the problem
@@ -28,6 +29,11 @@ def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
     low, ends = int(0.2 * (len(s) - 1)), (len(s) + 1) // 4
     middle = s[ends : len(s) - ends]
     return s[low], min(max(statistics.fmean(middle), middle[0]), middle[-1]), s[-1 - low]
+
+
+def times_of(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """The quantiles by the names that results have for them."""
+    return dict(zip(("low_us", "us", "high_us"), (round(v, digits) for v in quantiles(samples)), strict=True))
 
 
 class Race:

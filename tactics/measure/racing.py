@@ -19,7 +19,7 @@ from tactics.launches import binaries
 from tactics.measure.cache import are_times, is_over
 from tactics.measure.child import Child, command_of
 from tactics.measure.compiling import Compiling
-from tactics.measure.race import Race, quantiles
+from tactics.measure.race import Race, quantiles, times_of
 from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.sampling import faults
@@ -196,8 +196,7 @@ class _Run:
         lines, over = {}, dict.fromkeys(self.race.settle())
         for name in dict.fromkeys((*names, *over)):
             samples = self.race.samples[name]
-            low, us, high = (round(v, 4) for v in quantiles(samples))
-            values = {"us": us, "low_us": low, "high_us": high, "n": len(samples), "over": name in over, **self.facts[name]}
+            values = times_of(samples) | {"n": len(samples), "over": name in over} | self.facts[name]
             lines[name] = values | ({} if name in over else {"samples": samples})
         self.keep(lines)
 

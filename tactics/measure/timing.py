@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import DRIVER, Device
 from tactics.measure.cache import POLICY, Cache, Key, is_over, source_key
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
 from tactics.predict import alike, like, predict_alike, regime, sigmas
@@ -39,6 +39,11 @@ class Time:
     low_us: float
     high_us: float
     timed: bool = True
+
+
+def _time_of(line: Mapping[str, Any]) -> Time:
+    """The time on a line of the cache."""
+    return Time(line["us"], line["low_us"], line["high_us"])
 
 
 @lru_cache(maxsize=1)
@@ -81,48 +86,71 @@ def is_emulated() -> bool:
     return names_emulated(driver_version())
 
 
-class Timer(Protocol):
-    """What times tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) -> why it has no
-    time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a ReLU, to be set
-    before it is asked for."""
+class Timer:
+    """The base of the timers of tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) ->
+    why it has no time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a
+    ReLU, to be set before it is asked for."""
 
-    driver: str
-    failures: dict[tuple[str, str], str]
-    early: bool
-    zeros: dict[Problem, tuple[bool, ...]]
+    driver: str = ""
+    early: bool = False
+
+    def __init__(self) -> None:
+        self.failures: dict[tuple[str, str], str] = {}
+        self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The time of each tactic that could be timed."""
-        ...
+        raise NotImplementedError
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         """The times of those that need no measuring."""
-        ...
+        return self(problem, tactics)
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
         """Time what has only a bound so far, if any has; whether that changed a time."""
-        ...
+        return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
         """The time of something else than a tactic, whose samples `measure` returns where it is not known."""
-        ...
+        raise ValueError(f"{what}: nothing can be measured where times are predicted")
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Begin what these problems' tactics need before they can be timed; returns at once."""
-        ...
+        """Begin what these problems' tactics need before they can be timed, if anything; returns at once."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what timing needs."""
 
 
-class Predicted:
-    """A timer that computes; see tactics.predict. Its times are never written anywhere."""
+class Around(Timer):
+    """A timer that has another one, `timer`, do what it does not do itself."""
 
-    driver, early = "", False
+    def __init__(self, timer: Timer):
+        self.timer, self.driver, self.early = timer, timer.driver, timer.early
+        self.failures, self.zeros = timer.failures, timer.zeros
+
+    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        return self.timer.known(problem, tactics)
+
+    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
+        return self.timer.refine(pairs)
+
+    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
+        return self.timer.remembered(what, name, measure)
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        self.timer.prepare(work)
+
+    def close(self) -> None:
+        self.timer.close()
+
+
+class Predicted(Timer):
+    """A timer for a named device, without a GPU, that computes times and their error bands; see tactics.predict. Its times are
+    never written anywhere."""
 
     def __init__(self, device: Device):
+        super().__init__()
         self.device = device
-        self.failures: dict[tuple[str, str], str] = {}
-        self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
@@ -140,26 +168,16 @@ class Predicted:
             times[tactic] = time
         return times
 
-    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        return self(problem, tactics)
 
-    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return False
-
-    def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
-        raise ValueError(f"{what}: nothing can be measured where times are predicted")
-
-    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Nothing to compile."""
-
-    def close(self) -> None:
-        pass
+class NotTimed(ValueError):
+    """The cache lacks a time, and nothing is to be measured."""
 
 
-class Measured:
-    """A timer that measures what the cache does not hold. `waits` is called once, when another process holds the GPU (`gpu`
-    names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise ValueError for what the
-    cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`: options of Racing.
+class Measured(Timer):
+    """A timer for the GPU at hand that measures what the cache does not hold. `waits` is called once, when another process
+    holds the GPU (`gpu` names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise
+    NotTimed for what the cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`:
+    options of Racing.
 
     To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
     `zeros`, problem -> which of its inputs are half zeros, as behind a ReLU.
@@ -167,8 +185,6 @@ class Measured:
     `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
-
-    early = False
 
     def __init__(
         self,
@@ -183,13 +199,13 @@ class Measured:
         spread: "Spread | None" = None,
         **racing: Any,
     ):
+        super().__init__()
         self.device, self.cache = device, cache
         self.driver = driver if driver is not None else spread.driver if spread is not None else driver_version()
-        self.failures: dict[tuple[str, str], str] = {}
         late = "" if device.launches_early == device.dependent_launch else "|no early launches"
         self._key = f"{device.key}|{self.driver}{late}"
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
-        self.warm_l2, self.zeros = False, dict[Problem, tuple[bool, ...]]()
+        self.warm_l2 = False
         self.racing, self._spread = Racing(device, **racing), spread
         self._slow = False  # whether it was told that samples count though their clock stayed low
         self._seen: dict[Problem, dict[str, Tactic]] = {}  # whatever was asked for
@@ -199,7 +215,7 @@ class Measured:
         tactics = tuple(tactics)
         if todo := self._missing(problem, tactics):
             if self._only_known:
-                raise ValueError(self._lacks(todo[0].name, str(problem)))
+                raise NotTimed(self._lacks(todo[0].name, str(problem)))
             (self._measure if self._spread is None else self._finish)(problem, todo)
         return self._found(problem, tactics)
 
@@ -209,21 +225,16 @@ class Measured:
         self._missing(problem, over)
         return self._found(problem, over)
 
-    def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return False
-
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
         key = Key(self._key, source_hash()[:24], what, name)
         if self.cache.get(key) is None:
             if self._only_known:
-                raise ValueError(self._lacks(name, what))
+                raise NotTimed(self._lacks(name, what))
             with self._turn():
                 if self.cache.get(key) is None:
                     samples = measure()
-                    low, us, high = (round(v, 4) for v in quantiles(samples))
-                    self.cache.add(key, us=us, low_us=low, high_us=high, n=len(samples), over=True)
-        record = self.cache.get(key) or {}
-        return Time(record["us"], record["low_us"], record["high_us"])
+                    self.cache.add(key, **times_of(samples), n=len(samples), over=True)
+        return _time_of(self.cache.get(key) or {})
 
     def key(self, problem: Problem, tactic: Tactic) -> Key:
         zeros = "".join(str(int(zero)) for zero in self.zeros.get(problem, ()))
@@ -269,7 +280,7 @@ class Measured:
             if record and "error" in record:
                 self.failures[str(problem), tactic.name] = record["error"]
             elif record:
-                times[tactic] = Time(record["us"], record["low_us"], record["high_us"])
+                times[tactic] = _time_of(record)
         return times
 
     def _missing(self, problem: Problem, tactics: Iterable[Tactic]) -> list[Tactic]:
@@ -345,13 +356,3 @@ class Measured:
             f"the clock of {self.device.title} stayed below its median for some samples, which count nevertheless (`slow` in "
             "the timing cache): is it hot, at its power limit, or in use by others? Build again with another --timingCacheFile"
         )
-
-
-def predicted(device: Device) -> Predicted:
-    """A timer for a named device, without a GPU: the analytical model, with its error band."""
-    return Predicted(device)
-
-
-def measured(device: Device, cache: Cache, **options: Any) -> Measured:
-    """A timer for the GPU at hand (cuda_kernels.device.current()); see Measured for the options."""
-    return Measured(device, cache, **options)

@@ -1,8 +1,8 @@
-"""Large tables whose cells are mostly NEVER: finds boxes that contain the other cells, and stores these boxes alone.
+"""Large tables whose cells are mostly NEVER: finds a few boxes that contain all other cells, and stores only these boxes.
 
-A tensor that an option does not make is absent. So of six tensors, two of each of three options, four are absent in any
-possible cell: with nine formats each, 3 * 81 cells of a million. `Supports` knows which states of two variables go together
-where both stand in one table, or an eliminated variable stood between them.
+A tensor is absent under the options that do not make it. With three options, of which each makes two tensors, four of the six
+tensors are absent in any possible cell: with nine formats each, 3 * 81 of a million cells are possible. `Supports` knows which
+states of two variables go together if one table has both variables, or an eliminated variable connected them.
 
 An example: variable 0 picks one of two options, variables 1 and 2 are in their state 0, absent, where the option is not theirs.
 
@@ -31,17 +31,18 @@ Box = Mapping[int, np.ndarray]  # variable -> states
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A table of this `shape` that is NEVER outside some boxes.
+    """A table of this `shape`, stored as boxes; every cell outside of all boxes is NEVER.
 
-    `boxes`: for each box, per axis the index in its cells of each state (-1: not in the box), and its cells. Where boxes
-    overlap, the least cell counts.
+    A box is (places, cells): `places[axis][state]` is the index of a state along that axis of `cells`, or -1 for a state that
+    is not in the box. Where boxes overlap, the least cell counts. A table of 3 x 3 whose only possible cell is [1, 2] = 7 is
+    one box: ([-1, 0, -1], [-1, -1, 0]), [[7]].
     """
 
     shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[np.ndarray, ...], np.ndarray], ...]
 
     def cells(self, at: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the cells at these states of each axis, as an array."""
+        """Returns the cells at all combinations of these states: `at[axis]` lists the states of an axis."""
         found = np.full([len(states) for states in at], NEVER)
         for places, table in self.boxes:
             into, source = list[np.ndarray](), list[np.ndarray]()
@@ -76,7 +77,7 @@ def within(scope: Sequence[int], table: Table, box: Box) -> Factor:
 
 
 def joined(sizes: Sequence[int], scope: Sequence[int], found: Sequence[tuple[Box, np.ndarray]], dense: int) -> Table:
-    """Joins parts, (box, its cells), to the table over `scope`; an array if it has at most `dense` cells."""
+    """Joins (box, its cells) pairs to one table over `scope`: an array if it has at most `dense` cells, else Parts."""
     shape = tuple(sizes[v] for v in scope)
     if len(found) == 1 and found[0][1].shape == shape:
         return found[0][1]
@@ -91,7 +92,7 @@ def joined(sizes: Sequence[int], scope: Sequence[int], found: Sequence[tuple[Box
 
 
 def count(box: Box) -> int:
-    """Cells of a box."""
+    """Returns the number of cells in a box."""
     return math.prod(map(len, box.values()))
 
 
@@ -100,7 +101,7 @@ class Supports:
 
     def __init__(self, sizes: Sequence[int], factors: Iterable[Factor]):
         self._sizes, self._done = sizes, 0
-        self._near: list[dict[int, np.ndarray]] = [{} for _ in sizes]  # a variable, another: [state, state of the other]
+        self._near: list[dict[int, np.ndarray]] = [{} for _ in sizes]  # [u][v]: bool [state of u, state of v]
         for scope, table in factors:
             finite = table < NEVER
             for i, j in itertools.combinations(range(len(scope)), 2):
@@ -108,7 +109,9 @@ class Supports:
                 self._add(scope[i], scope[j], np.asarray(finite.any(axis=others)))
 
     def _add(self, u: int, v: int, both: np.ndarray) -> None:
-        """Adds the relation `both` [state of u, state of v]; one that rules out nothing is not kept."""
+        """Adds the relation `both` [state of u, state of v]: true where the two states are possible together. A relation that
+        is true everywhere is not kept.
+        """
         if not both.all():
             if v in self._near[u]:
                 both = np.logical_and(both, self._near[u][v])
@@ -138,7 +141,9 @@ class Supports:
         return found
 
     def _split(self, box: dict[int, np.ndarray]) -> list[dict[int, np.ndarray]] | None:
-        """Splits the box by the states of the variable that leaves the fewest cells; None where that is not worth it."""
+        """Splits the box by the states of the variable whose split leaves the fewest cells; returns None if more than the share
+        WORTH of the cells would be left.
+        """
         whole = count(box)
         left, best = WORTH * whole, None
         for v in (v for v, states in box.items() if len(states) <= MOST):
@@ -151,7 +156,7 @@ class Supports:
 
 
 def _by_state(box: Box, v: int, both: Mapping[int, np.ndarray]) -> Iterable[dict[int, np.ndarray]]:
-    """Splits the box by the states of variable v; states that go with the same states of all other variables stay together."""
+    """Yields one box for each set of states of variable v that go with the same states of all other variables."""
     alike: dict[tuple[bytes, ...], list[int]] = {}
     for state in range(len(box[v])):
         alike.setdefault(tuple(able[state].tobytes() for able in both.values()), []).append(state)

@@ -15,10 +15,11 @@ Cells = Mapping[Cell, Entry]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference of a plan from another: `options`, group -> the option taken; `entries`, op -> its entry, or None where it
-    no longer exists; `gone`, `new`: the reformats that only one of the two has.
+    """The difference of a changed plan from another one.
 
-    `total_ps`: the time of the changed plan.
+    `options`: group -> the option that the changed plan takes, where it differs; `entries`: op -> its entry in the changed
+    plan, or None for an op that no longer exists; `gone`: reformats that only the other plan has; `new`: reformats that only
+    the changed plan has; `total_ps`: the time of the changed plan.
     """
 
     options: Mapping[str, str]
@@ -37,9 +38,9 @@ class Changes:
         self.plan = formulation.read(graph, model, states, "elimination", width)
         self.value = [model.domains[v][s] for v, s in enumerate(states)]
         self.names = {v: name for name, (v, _) in model.groups.items()}
-        self.entry: list[Entry | None] = []  # per choice
+        self.entry: list[Entry | None] = []  # by choice: its entry in the plan, None where it does not exist
         self.made: dict[str, Key] = {t: graph.pinned[t] for t in graph.inputs}
-        self.wanted: dict[str, Counter[Key]] = {t: Counter() for t in model.copies}  # tensor -> formats read, how often
+        self.wanted: dict[str, Counter[Key]] = {t: Counter() for t in model.copies}  # tensor -> format -> number of its readers
         self.near: dict[int, list[int]] = {}  # variable -> the choices that depend on it
         self.hops: dict[str, list[Hop]] = {}
         for t in graph.outputs:
@@ -58,8 +59,9 @@ class Changes:
             self.hops.setdefault(hop[0], []).append(hop)
 
     def of(self, states: Mapping[int, int], cells: Mapping[int, Cells]) -> Change:
-        """Returns the change. `states`: variable -> state, where it differs; `cells`: of the choices whose cells differ from
-        the model's.
+        """Returns the change of the plan that these states make.
+
+        `states`: variable -> its new state; `cells`: choice -> its cells, for choices whose entries are restricted.
         """
         graph, model = self.graph, self.model
         value = {v: model.domains[v][s] for v, s in states.items()}
@@ -77,7 +79,11 @@ class Changes:
     def _entries(
         self, states: Mapping[int, int], value: Mapping[int, Any], taken: Mapping[str, str], cells: Mapping[int, Cells]
     ) -> dict[int, Entry | None]:
-        """Returns choice -> its entry with these values of variables and options, where it differs from the plan's."""
+        """Returns choice -> its entry in the changed plan, for the choices whose entry changes; None for an op that no longer
+        exists.
+
+        `value`: variable -> its new value; `taken`: group -> option of the changed plan.
+        """
         changed: dict[int, Entry | None] = {}
         for i in dict.fromkeys((*cells, *(i for v in states for i in self.near.get(v, ())))):
             entry = None
@@ -89,8 +95,8 @@ class Changes:
         return changed
 
     def _formats(self, changed: Mapping[int, Entry | None]) -> tuple[dict[str, Key | None], dict[str, Counter[Key]]]:
-        """Returns, for tensors near a changed entry: (tensor -> the format it is made in, tensor -> formats read, how
-        often).
+        """Returns (tensor -> the format in which it is made now, or None; tensor -> how many ops read each of its formats now),
+        for the tensors of the changed entries.
         """
         made: dict[str, Key | None] = {}
         wanted: dict[str, Counter[Key]] = {}
@@ -105,7 +111,7 @@ class Changes:
         return made, wanted
 
     def _hops(self, made: Mapping[str, Key | None], wanted: Mapping[str, Counter[Key]]) -> tuple[list[Hop], list[Hop]]:
-        """Returns (the reformats that only the plan has, those that only the changed plan has)."""
+        """Returns (the reformats that only the present plan has, the reformats that only the changed plan has)."""
         gone: list[Hop] = []
         new: list[Hop] = []
         for t in dict.fromkeys((*made, *wanted)):

@@ -1,11 +1,10 @@
-"""Minimises a sum of small integer tables exactly: takes variables with a few states and tables over some of them, gives the
-best state of every variable. Bucket elimination where its tables stay small; HiGHS for the rest.
-
-Knows nothing of networks, formats or kernels; `formulation` writes the planner's question in these terms.
+"""Minimises a sum of small integer tables exactly: takes variables with a few states each, and tables of costs over some of
+these variables; returns the best state of every variable. The method is bucket elimination, and HiGHS where its tables would be
+too large. `formulation` writes the planner's question in these terms.
 
 An example: variable 0 costs 3 or 5, by its state, variable 1 costs 6 or 1, and 4 more where their states differ. Eliminating
-variable 0 leaves a message over variable 1: min(3 + 0, 5 + 4) = 3 where that is in state 0, min(3 + 4, 5 + 0) = 5 in state 1.
-Added to its own table this is 9 or 6, so variable 1 is in state 1, and then variable 0, whose 5 + 0 was the minimum, too:
+variable 0 leaves a message over variable 1: min(3 + 0, 5 + 4) = 3 for its state 0, min(3 + 4, 5 + 0) = 5 for its state 1.
+Added to its own table: 9 or 6, so variable 1 is in state 1, and then variable 0, whose 5 + 0 was the minimum, too:
 
 >>> alone = [((0,), np.array([3, 5])), ((1,), np.array([6, 1]))]
 >>> found = minimise([2, 2], [*alone, ((0, 1), np.array([[0, 4], [4, 0]]))])
@@ -14,7 +13,6 @@ Added to its own table this is 9 or 6, so variable 1 is in state 1, and then var
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,20 +23,21 @@ from tactics.planner import integer_program
 from tactics.planner.boxes import Box, Supports, Table, count, joined, within
 from tactics.planner.elimination_order import order
 from tactics.planner.factors import NEVER, Factor, added, summed
+from tactics.planner.substitution import Leaders, leader, substitute
 
-SLICES = 4  # of a table, minimised one after the other: so many times the cells that are built at once
+SLICES = 4  # parts into which a large table is cut along its first variable, to be minimised one after the other
 SLICED_CELLS = 1 << 16  # tables of more cells than this are minimised in slices
-BOXED_CELLS = 1 << 21  # from the first table of more cells than this on, work goes box by box: finding the boxes takes time too
-BOX_CELLS = 1 << 15  # a box of no more cells stays one
+BOXED_CELLS = 1 << 21  # the first table of more cells begins work box by box: finding boxes takes time too
+BOX_CELLS = 1 << 15  # a box of at most this many cells is not split
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
-
-Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best assignment: `states[v]` of variable v, or None if nothing was found, with its `cost`; no assignment costs less
-    than `bound`. `cost >= NEVER`: none is possible. `width`: variables in the largest table, less one.
+    """The best assignment: `states[v]` is the state of variable v, `cost` the sum; `states` is None if nothing was found.
+
+    No assignment costs less than `bound`; a `cost` of NEVER or more: no assignment is possible. `width`: the number of
+    variables in the largest table, less one.
     """
 
     states: tuple[int, ...] | None
@@ -56,11 +55,12 @@ def minimise(
     max_cells: int = 20_000_000,
     seconds: float | None = 60.0,
 ) -> Solution | None:
-    """Returns the assignment with the least sum, and the first such one in a fixed order of variables and states.
+    """Returns the assignment with the least sum; among equal ones the first in a fixed order of variables and states.
 
-    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost below one
-    quantum only breaks ties; elimination honours it, HiGHS ignores it. At most `max_cells` cells are built at once, of a table
-    of at most SLICES times as many: else HiGHS gets `seconds`, and `bound` may stay below `cost`; with None there is no answer.
+    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: differences
+    below one quantum only break ties; elimination honours them, HiGHS ignores them. Elimination builds at most `max_cells`
+    cells at once, of a table with at most SLICES times as many. If that does not suffice, HiGHS gets `seconds`, and `bound` may
+    stay below `cost`; with `seconds` None the result is None.
     """
     factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
     found = _eliminated(sizes, factors, max_cells)
@@ -70,8 +70,10 @@ def minimise(
 
 
 def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> Solution | None:
-    """`minimise` by elimination alone; None: it would need a table of more than SLICES times `max_cells`."""
-    placed, leaders = _substitute(sizes, factors)
+    """Does the work of `minimise` by elimination; returns None if a table would have more cells than SLICES times
+    `max_cells`.
+    """
+    placed, leaders = substitute(factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
@@ -81,15 +83,15 @@ def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int)
 
 
 def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> list[int]:
-    """Returns the variables that elimination could not eliminate."""
-    placed, _ = _substitute(sizes, factors)
+    """Returns the variables that elimination leaves, because their tables would have more than `max_cells` cells."""
+    placed, _ = substitute(factors)
     gone = set(order(sizes, [scope for scope, _ in placed], max_cells)[0])
     return [v for v in range(len(sizes)) if v not in gone]
 
 
 def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
-    """`minimise` by HiGHS, after elimination of the variables that take small tables."""
-    placed, leaders = _substitute(sizes, factors)
+    """Does the work of `minimise` by HiGHS, after elimination of the variables with small tables."""
+    placed, leaders = substitute(factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
     some, bound = integer_program.solve(
@@ -107,17 +109,19 @@ def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, m
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The elimination tree. Variables are numbered by rank: the eliminated ones in their order, then the others; axes of tables
-    are in this order too.
+    """The elimination tree. A variable's number in it is its rank: eliminated variables in the order of their elimination, then
+    the others; axes of tables follow the ranks.
 
-    `place[v]`: the rank that stands for variable v, and v's state for each state of it (None: the same). `buckets[b]`: the
-    tables that name rank b and none before it, as (scope, table, name): a factor's name is its number; `messages` + c names the
-    message of bucket c, which is the minimum of its sum over its variable. `home[name]`: the bucket that a table is in.
-    `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has the tables without any eliminated rank.
-    `boxes[b]`: of a bucket whose tables have a large sum, all possible cells of this sum. Only `calibrate` fills the others:
-    `rest[b]`, the least cost of all tables that the message of b does not include, over the message's ranks; `best[r]`, the
-    state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names rank r; `stands[r]`, the
-    variables that it stands for.
+    `place[v]`: (the rank that stands for variable v, the state of v for each state of that rank, or None if the states are
+    equal). `buckets[b]`: the tables that name rank b and no earlier rank, as (scope, table, name). A factor's name is its
+    number; `messages` + c is the name of bucket c's message, the minimum of the bucket's sum over rank c. The last bucket holds
+    the tables that name no eliminated rank. `home[name]`: the bucket that holds a table. `scopes[b]`: the ranks that the tables
+    of bucket b name, b first. `boxes[b]`: boxes that contain all possible cells of the bucket's sum, for a bucket with a large
+    sum.
+
+    Only `calibrate` fills these: `rest[b]`, the least cost of all tables that are not part of bucket b's message, over the
+    message's ranks; `best[r]`, the state of rank r in the best assignment; `near[r]`, the earlier buckets whose scope names
+    rank r; `stands[r]`, the variables for which rank r stands.
     """
 
     place: list[tuple[int, np.ndarray | None]]
@@ -145,21 +149,23 @@ class Tree:
 
     @property
     def cost(self) -> int:
-        """The least sum, where all variables are eliminated."""
+        """The least sum, if all variables are eliminated."""
         return _total(np.asarray(table) for _, table, _ in self.buckets[-1])
 
     def boxes_of(self, b: int) -> list[Box]:
-        """All possible cells of the sum of a bucket's tables."""
+        """Returns boxes that contain all possible cells of the sum of a bucket's tables."""
         return self.boxes[b] if b in self.boxes else [{v: np.arange(self.sizes[v]) for v in self.scopes[b]}]
 
     def receiver(self, b: int) -> int:
-        """The bucket that gets the message of bucket b."""
+        """Returns the bucket that holds the message of bucket b."""
         return min((*self.scopes[b][1:], len(self.buckets) - 1))
 
 
 def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int = 20_000_000) -> Tree | None:
-    """Prepares `replaced`: one pass up, one down; None if a table, or a box of one, would have more than `max_cells` cells."""
-    placed, leaders = _substitute(sizes, factors)
+    """Returns the tree that `replaced` needs, after a pass from its first bucket to the last and one back; None if a table, or
+    a box of one, would have more than `max_cells` cells.
+    """
+    placed, leaders = substitute(factors)
     sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells, SLICES)
     if len(sequence) < len(sizes):
         return None
@@ -175,7 +181,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     for v, (rank, _) in enumerate(made.place):
         made.stands[rank].append(v)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
-    for to in reversed(range(len(made.buckets))):  # tables that a message excludes: the others in the bucket that receives it
+    for to in reversed(range(len(made.buckets))):  # a message excludes the other tables of the bucket that receives it
         found: dict[int, list[tuple[Box, np.ndarray]]] = {}
         for box in made.boxes_of(to):
             own = [within(s, t, box) for s, t, name in made.buckets[to] if name < made.messages]
@@ -193,8 +199,10 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
 def _without_each(
     sizes: Mapping[int, int], scope: tuple[int, ...], items: list[tuple[int, Factor]], known: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (name, the sum over `scope` of `known` and all other tables) for each (name, table) of `items`: by halves, so that
-    a table is added log2(n) times rather than n.
+    """Yields (name, the sum over `scope` of `known` and of all other items) for each (name, table) of `items`.
+
+    The items are halved again and again, so that each table is added log2(n) times, not n times. Of items a, b, c, d: c + d is
+    added once for a and b, then b for a, and a for b.
     """
     if len(items) <= 1:
         yield from ((name, known) for name, _ in items)
@@ -206,12 +214,12 @@ def _without_each(
 
 
 def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[dict[int, int], int] | None:
-    """Returns the best assignment with other factors, number -> factor over the same variables, in place of the tree's.
+    """Returns the best assignment if these factors, number -> factor over the same variables, replace the tree's.
 
-    It is (variable -> state where it differs from the best assignment, cost), or None if no cost is `below` this. A cell that
-    was NEVER must stay so. Among equals, the states of the best assignment win. Only the messages between the replaced factors
-    and the first bucket that knows them all are made anew; the rest is known from the pass down (min-marginals). States are
-    sought from there on, as far as they differ.
+    The result is (variable -> its state, where that differs from the tree's best assignment; cost), or None if no cost is
+    `below` the limit. A cell that was NEVER must stay NEVER. Among equal costs, the states of the tree's best assignment win.
+    Only the messages between the replaced factors and the first bucket that all of these reach are computed again; the rest is
+    known from the pass back (min-marginals). States are sought from there on, as far as they differ.
     """
     new: dict[int, Table] = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
     b, remade = _remade(tree, new, {tree.home[i] for i in swaps})
@@ -229,7 +237,9 @@ def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tup
 
 
 def _remade(tree: Tree, new: dict[int, Table], changed: set[int]) -> tuple[int, set[int]]:
-    """Adds to `new` the messages of `changed` buckets up to the first that receives all; returns (it, the buckets before)."""
+    """Adds to `new` the messages of the `changed` buckets, up to the first bucket that receives all of them; returns (that
+    bucket, the buckets before it).
+    """
     todo: set[int] = set()
     while len(changed) > 1:
         b = min(changed)
@@ -240,8 +250,8 @@ def _remade(tree: Tree, new: dict[int, Table], changed: set[int]) -> tuple[int, 
 
 
 def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[dict[int, int], int] | None:
-    """Returns (rank -> best state, cost) of bucket b, then towards the last bucket until nothing differs; None: cost not
-    `below`.
+    """Returns (rank -> best state, cost), from bucket b towards the last bucket until no state differs from the tree's best;
+    None if the cost is not `below` the limit.
     """
     states: dict[int, int] = {}
     cost = None
@@ -259,8 +269,8 @@ def _climbed(tree: Tree, new: Mapping[int, Table], b: int, below: int) -> tuple[
 def _least_cell(
     tree: Tree, items: Sequence[tuple[tuple[int, ...], Table]], b: int, states: Mapping[int, int]
 ) -> tuple[int, dict[int, int]]:
-    """Returns (the least sum of a bucket's tables with these states, the states of its other variables there). Among equals,
-    the states of the best assignment, or the first.
+    """Returns (the least sum of a bucket's tables where these ranks have these `states`, the best states of the bucket's other
+    ranks). Among equal sums the states of the tree's best assignment win, then the first ones.
     """
     free = [v for v in tree.scopes[b] if v not in states]
     usual = tuple(tree.best[v] for v in free)
@@ -284,7 +294,9 @@ def _least_cell(
 
 
 def _descended(tree: Tree, new: Mapping[int, Table], remade: set[int], states: dict[int, int]) -> None:
-    """Adds to `states` those of the earlier buckets that depend on a state that differs or on a remade message."""
+    """Adds to `states` the best states of the earlier buckets that depend on a state that differs or on a message that was
+    computed again.
+    """
     heap = [-b for b in remade.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
     heapq.heapify(heap)
     while heap:
@@ -301,26 +313,28 @@ def _descended(tree: Tree, new: Mapping[int, Table], remade: set[int], states: d
 
 
 def _column(table: Table, states: Sequence[int]) -> np.ndarray:
-    """A table's cells over its first variable, the others in these states."""
+    """Returns a table's cells along its first variable, with the other variables in these states."""
     found: np.ndarray = table[(slice(None), *states)]  # type: ignore[arg-type]  # numpy's stubs know no such index
     return found
 
 
 def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the index of a least cell: `usual` if that cell is one."""
+    """Returns the index of a least cell: `usual` if the cell at `usual` is one."""
     if table[usual] == table.min():
         return usual
     return tuple(int(k) for k in np.unravel_index(table.argmin(), table.shape))
 
 
 def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, sequence: Sequence[int]) -> Tree:
-    """Eliminates the variables in sequence: each message replaces a variable, and the minimum of the sum stays."""
+    """Eliminates the variables in sequence: a message, the minimum of all tables that name a variable, replaces these
+    tables.
+    """
     first = set(sequence)
     by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
     rank = dict(zip(by_rank, range(len(sizes)), strict=True))
     place = []
     for v in range(len(sizes)):
-        last, states = _leader(v, leaders) if v in leaders else (v, None)
+        last, states = leader(v, leaders) if v in leaders else (v, None)
         place.append((rank[last], states))
     buckets: list[list[tuple[tuple[int, ...], Table, int]]] = [[] for _ in range(len(sequence) + 1)]
     made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], {}, len(factors), [], [], [], [])
@@ -346,7 +360,7 @@ def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, seque
 
 
 def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
-    """Returns the least sum of a bucket's tables over its variable; `new`: tables in place of those with their number."""
+    """Returns the least sum of a bucket's tables over its first rank; `new`: name -> the table that replaces the tree's."""
     scope, items = tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]]
     if b not in tree.boxes:
         return _least_sum(tree.sizes, scope, [(s, np.asarray(t)) for s, t in items])
@@ -358,7 +372,9 @@ def _message(tree: Tree, b: int, new: Mapping[int, Table]) -> Table:
 
 
 def _least_sum(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], items: Sequence[Factor]) -> np.ndarray:
-    """The least sum over the first variable of `scope`, which all tables name first; a large sum is built state by state."""
+    """Returns the least sum over the first variable of `scope`, which all tables name first; a large sum is built state by
+    state.
+    """
     if math.prod(sizes[v] for v in scope) <= SLICED_CELLS:
         return np.minimum(summed(sizes, scope, items).min(axis=0), NEVER)
     least = np.full([sizes[v] for v in scope[1:]], NEVER, np.int64)
@@ -378,70 +394,8 @@ def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
 
 
 def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Returns the states of all variables, from the states of the ranks that stand for them."""
+    """Returns the states of all variables, from the states of the ranks."""
     return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
-
-
-def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[Factor], Leaders]:
-    """Replaces each variable v that a table ties to one state per state of u (a join of equal formats) by u in all tables: so
-    wide tables of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u).
-    """
-    made: list[Factor] = []
-    leaders: Leaders = {}
-    # id of a table -> (the result of `_follows`, the table, which many factors may share)
-    known: dict[int, tuple[tuple[int, int, np.ndarray] | None, np.ndarray]] = {}
-    for factor in factors:
-        while True:
-            scope, table = factor = _led(factor, leaders)
-            if id(table) not in known:
-                known[id(table)] = _follows(table), table
-            found = known[id(table)][0]
-            if found is None:
-                break
-            leaders[scope[found[0]]] = scope[found[1]], found[2]
-        made.append(factor)
-    return [_led(factor, leaders) for factor in made], leaders
-
-
-def _led(factor: Factor, leaders: Leaders) -> Factor:
-    """Rewrites a table with the leaders of its variables in their place."""
-    scope, table = factor
-    for v in scope:
-        if v not in leaders:
-            continue
-        u, state = _leader(v, leaders)
-        table = table.take(state, axis=scope.index(v))
-        if u in scope:
-            table = table.diagonal(0, scope.index(v), scope.index(u))
-            scope = (*(w for w in scope if w not in (u, v)), u)
-        else:
-            scope = tuple(u if w == v else w for w in scope)
-    return scope, table
-
-
-def _leader(v: int, leaders: Leaders) -> tuple[int, np.ndarray]:
-    """Returns the last leader of a variable, and shortens the path to it: chains of a thousand are walked once."""
-    path = [v]
-    while leaders[path[-1]][0] in leaders:
-        path.append(leaders[path[-1]][0])
-    for w in reversed(path[:-1]):
-        u, state = leaders[w]
-        last, further = leaders[u]
-        leaders[w] = last, state[further]
-    return leaders[v]
-
-
-def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
-    """Returns (axis v, axis u, state of v per state of u) for the first v here that u determines; None without one."""
-    finite = table < NEVER
-    count = np.count_nonzero(finite)
-    for i, j in itertools.permutations(range(table.ndim), 2):
-        if table.shape[i] > 1 and count * table.shape[i] <= table.size:  # else u cannot determine v
-            both = finite.any(axis=tuple(k for k in range(table.ndim) if k not in (i, j)))
-            both = both if i < j else both.T
-            if (both.sum(axis=0) <= 1).all():
-                return i, j, both.argmax(axis=0)
-    return None
 
 
 def _total(cells: Iterable[np.ndarray]) -> int:

@@ -10,11 +10,11 @@ Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int = 1) -> tuple[list[int], int]:
-    """Returns (elimination order, width). Least message next; where that takes MANY_CELLS in all, fewest neighbours next if
-    cheaper.
+    """Returns (elimination order, width). The next variable is the one with the smallest message; if that order takes
+    MANY_CELLS in all, or ends early, the order by fewest neighbours replaces it where it is better.
 
-    The order ends early, with the width of the refused table, before the first table of more than `slices` times `max_cells`
-    cells (larger ones than `max_cells` exist one slice at a time).
+    The order ends before the first table of more than `slices` times `max_cells` cells, and the width includes that table; a
+    table of more than `max_cells` cells is built one slice at a time.
     """
     scopes = list(scopes)
     found = _order(sizes, scopes, max_cells, slices, _message)
@@ -24,7 +24,9 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
 
 
 def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """Cells of the table that is left after elimination of v, at most TOO_MANY: a tensor may have thousands of readers."""
+    """Returns the number of cells in the table that eliminating v leaves, at most TOO_MANY: a tensor may have thousands of
+    readers.
+    """
     cells = 1
     for u in near[v]:
         cells *= sizes[u]
@@ -34,15 +36,15 @@ def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
 
 
 def _few(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
-    """The number of neighbours: a wide table often has few states, most of them impossible."""
+    """Returns the number of neighbours of v: a table over many variables often has few possible states."""
     return len(near[v])
 
 
 def _order(
     sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, slices: int, score: Score
 ) -> tuple[list[int], int, int]:
-    """Returns (order, width, cells of all its tables): the variable with the least score next (ties: lowest variable);
-    neighbours of the last one are scored anew.
+    """Returns (order, width, number of cells in all tables): the variable with the least score is next, of equal ones the
+    lowest; the neighbours of an eliminated variable are scored again.
     """
     near: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
@@ -58,7 +60,7 @@ def _order(
     while heap:
         c, v = heapq.heappop(heap)
         if gone[v] or c != scores[v]:
-            continue  # an older entry of this variable
+            continue  # an outdated score of this variable
         width, cells = max(width, len(near[v])), min(TOO_MANY, sizes[v] * _message(sizes, near, v))
         if cells > min(slices, sizes[v]) * max_cells:
             break

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 NEVER = 1 << 60  # the cost of an impossible cell
-ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
+ADDED = 6  # the number of cells, NEVER each at most, that added to another NEVER still fit int64
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
 
 
 def summed(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], factors: Iterable[Factor]) -> np.ndarray:
-    """Adds tables over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
+    """Adds tables over `scope`, whose variables are in the order of the tables' own; cells of NEVER or more are impossible."""
     spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
     shape = tuple(sizes[v] for v in scope)
     total = added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
@@ -19,7 +19,7 @@ def summed(sizes: Sequence[int] | Mapping[int, int], scope: Sequence[int], facto
 
 
 def added(tables: list[np.ndarray]) -> np.ndarray:
-    """Adds tables that broadcast, first to last: small ones should come before large ones."""
+    """Adds tables that broadcast against each other, from first to last: put the small ones first."""
     total = tables[0]
     for i, table in enumerate(tables[1:]):
         if i % ADDED == ADDED - 1:

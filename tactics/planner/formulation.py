@@ -54,21 +54,23 @@ from tactics.planner.graph import (
 )
 from tactics.planner.reformats import Copies, copies_of, cost
 
-SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells if there are fewer of these by this factor,
-WIDE_CELLS = 10_000  # and from this size on in any case
+SMALL_TABLE = 1000  # cells of an op's table up to which it is stored as it is
+FEW = 8  # blocks replace a larger table if its cells are at least this many times as many as the blocks,
+WIDE_CELLS = 10_000  # and every table of more cells than this
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The integer cost of a picosecond (`scale`), of a launch, and of choosing a sparse tactic: the last two only decide
-    between plans of equal time."""
+    """The integer cost of a picosecond (`scale`), of a launch, and of a sparse tactic; the last two only decide between plans
+    of equal time.
+    """
 
     scale: int
     launch: int
     sparse: int
 
     def of(self, entry: Entry, faster: float = 1.0) -> int:
-        """An entry's cost, its time divided by `faster`."""
+        """Returns an entry's cost, with its time divided by `faster`."""
         time = entry.time_ps * self.scale
         return (time if faster == 1.0 else round(time / faster)) + self.launch + self.sparse * entry.sparse
 
@@ -88,8 +90,9 @@ def costs_of(graph: Graph) -> Costs:
 class Model:
     """A graph's question as variables and factors.
 
-    Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot (the format
-    read there), from three slots on the set of formats it is made in; and the block of cells of ops that have many tensors.
+    A variable stands for a group's option, for the format in which a tensor is produced, for the format that a reading slot of
+    a tensor reads, for the set of formats made of a tensor with three slots and more, or for the block of cells taken by an op
+    with many tensors. They are numbered in this order, tensor by tensor.
     """
 
     graph: Graph
@@ -104,11 +107,11 @@ class Model:
     blocks: set[int]  # choices whose factor is over blocks of cells
     copies: dict[str, Copies]  # per tensor: its reformats
     groups: dict[str, tuple[int, tuple[str, ...]]]  # fusion group -> its variable, its options
-    tables: dict[tuple, np.ndarray]  # one for all choices or tensors alike, while the model is made
+    tables: dict[tuple, np.ndarray]  # shared by choices or tensors that are alike, while the model is made
 
 
 def model_of(graph: Graph, costs: Costs | None = None) -> Model:
-    """Makes the model of a graph. `costs`: None for the graph's own."""
+    """Makes the model of a graph. `costs`: None for `costs_of` this graph."""
     tensors, costs = tensors_of(graph), costs or costs_of(graph)
     copies = copies_of(graph, tensors, costs.scale, costs.launch)
     model = Model(graph, costs, [], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
@@ -139,7 +142,9 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
 def _add_tensor(
     graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[Key]]]
 ) -> None:
-    """Adds the variables of a tensor, and the cost of its reformats. `makers`: choices; `readers`: (choice, input position)."""
+    """Adds the variables of a tensor and the cost of its reformats. `makers`: the choices that produce it; `readers`: (choice,
+    input position) of each reading.
+    """
     options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
     formats = formats_of(graph, t)
     whens: list[Literals] = [()] if given else [graph.choices[i].when for i in makers]
@@ -164,7 +169,7 @@ def _add_tensor(
 
 
 def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
-    """Returns id of a table of cells -> the set of formats for each input, and for the output."""
+    """Returns id of a table of cells -> a set of formats for each input, then for the output."""
     found: dict[int, list[set[Key]]] = {}
     for table in cells:
         if id(table) not in found:
@@ -197,7 +202,9 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
 
 
 def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
-    """The cost of choice i over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
+    """Returns the cost of choice i over the options that it depends on and the formats of its tensors. `costs`: (ins, out) ->
+    cost.
+    """
     variables = _free(model, tensors(graph, model, i))
     table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
@@ -206,20 +213,20 @@ def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) ->
 
 
 def tensors(graph: Graph, model: Model, i: int) -> list[int]:
-    """The variables of a choice's inputs and of its output."""
+    """Returns the variables of a choice's inputs, then of its output."""
     c = graph.choices[i]
     return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
 
 
 def _free(model: Model, variables: Iterable[int]) -> list[int]:
-    """The variables with several states. Tensors of one format are in no table: an array has at most 64 axes, and elimination
-    would bring together all ops near such a tensor.
+    """Returns the variables with several states. A tensor with one format is in no table: an array has at most 64 axes, and
+    eliminating such a tensor would join all ops around it.
     """
     return [v for v in variables if model.sizes[v] > 1]
 
 
 def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
-    """Returns states of the `_free` variables -> cost, from (ins, out) -> cost."""
+    """Converts (ins, out) -> cost to (states of the `_free` variables of choice i) -> cost."""
     variables = tensors(graph, model, i)
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in _free(model, variables)]
     free = [model.sizes[v] > 1 for v in variables]
@@ -227,12 +234,14 @@ def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> d
 
 
 def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Returns (variable, name, options) of the fusion groups in `when`, in the variables' order."""
+    """Returns (variable, name, options) of each fusion group named in `when`, ordered by variable."""
     return sorted((model.groups[name][0], name, model.groups[name][1]) for name in {name for name, _ in when})
 
 
 def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> Factor:
-    """Extends `table` by an axis in front for each group in the op's `when`; it is 0 where the op does not exist."""
+    """Extends `table` by an axis in front for each group in the choice's `when`; its cells are 0 where the choice does not
+    exist.
+    """
     if not choice.when:
         return tuple(variables), table
     over = _asked(model, choice.when)
@@ -244,7 +253,7 @@ def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.n
 
 
 def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tuple[tuple[int, ...], ...]:
-    """The states of the groups' variables with which a choice exists."""
+    """Returns, for each group in `over`, the states (numbers of options) with which the choice exists."""
     return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
 
 
@@ -261,9 +270,10 @@ def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> N
 def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
     """Adds tables of ops of which at most one exists.
 
-    Where a table over the formats of all of an op's tensors would be large with few different costs - a join takes any of some
-    formats for each of its inputs - or very large, blocks of cells of one cost describe it. All such ops share a variable that
-    picks a block (or none, where none may exist), and a small table for each tensor says which formats agree with a block.
+    An op with many tensors would have a large table over all their formats: a join takes any of some formats for each input. If
+    such a table has few different costs, or is very large, blocks of cells of one cost describe it. All such ops share a
+    variable that picks a block, or none where none of the ops may exist; a small table for each tensor says which formats agree
+    with a block.
     """
     picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
     wide = []
@@ -292,14 +302,17 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
-    """Groups cells of equal cost into few products of sets: (their cost, (states of the first tensor, of the second, ...))."""
+    """Groups cells of equal cost into few products of sets: (cost, (states of the first tensor, states of the second, ...)).
+
+    Cells (0, 0), (0, 1), (2, 0), (2, 1) of cost 5 are one block: (5, ((0, 2), (0, 1))).
+    """
     alike: dict[int, list[tuple[int, ...]]] = {}
     for cell, value in costs.items():
         alike.setdefault(value, []).append(cell)
     found = []
     for value, cells in alike.items():
         todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
-        while todo:  # the first tensor's states that agree with the same states of the others belong together, and so on
+        while todo:  # states of the first tensor that go with the same states of all later ones form one set; then the second
             block, rest = todo.pop()
             tails: dict[int, list] = {}
             for head, *tail in rest:
@@ -319,9 +332,10 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 
 
 def _presence(model: Model, produced: int, whens: list[Literals]) -> Factor:
-    """A table by which the tensor is absent exactly where none of its makers exists.
+    """Returns a table that is 0 where the tensor is absent exactly if none of its makers exists, else NEVER.
 
-    Readers need no such table: a reader that exists has no cell for an absent tensor, and another one gains nothing by reading.
+    Readers need no such table: a reader that exists has no cell for an absent tensor, and a reader that does not exist gains
+    nothing by reading.
     """
     over = _asked(model, [pair for when in whens for pair in when])
     states = itertools.product(*(names for _, _, names in over))
@@ -340,7 +354,7 @@ def _variable(model: Model, domain: Iterable) -> int:
 
 
 def _domain(graph: Graph, formats: tuple[Key, ...], used: set[Key], there: bool) -> tuple:
-    """The formats in use, in the tensor's order, and None where the tensor or reader may be absent."""
+    """Returns the formats in use, in the tensor's order, then None if the tensor or its reader may be absent."""
     domain = tuple(f for f in formats if f in used)
     if not there:
         return (*domain, None)
@@ -350,16 +364,19 @@ def _domain(graph: Graph, formats: tuple[Key, ...], used: set[Key], there: bool)
 
 
 def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> None:
-    """Adds the cost of making the formats read at `slots` from the one produced: one table for two slots that are free to
-    differ, else a variable for the set made, which must contain each slot's format.
+    """Adds the cost of reformats from the produced format (variable `p`) to the formats that the slots read.
+
+    Up to two slots that are free to differ share one table with `p`. More slots get a variable for the set of formats that are
+    made, which must contain each slot's format.
     """
 
     def masks(v: int) -> np.ndarray:
         return np.array([0 if f is None else copies.mask([f]) for f in model.domains[v]], np.int64)
 
     def table(sets: np.ndarray) -> np.ndarray:
-        """Returns reformat costs of shape (formats produced, *sets.shape); `sets`: bit masks of the formats to make. NEVER
-        where the tensor is absent and a format is wanted."""
+        """Returns reformat costs of shape (formats produced, *sets.shape); `sets`: bit masks of the formats to make. A cell is
+        NEVER where the tensor is absent and a format is wanted.
+        """
         rows = [
             np.where(sets == 0, 0, NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
             for f in model.domains[p]
@@ -367,7 +384,9 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         return np.stack(rows)
 
     def add(scope: tuple[int, ...], what: str, make: Callable[[], np.ndarray]) -> None:
-        """`make` returns the table of tensors alike in their copies, formats that are read in any case and domains."""
+        """Adds a factor over `scope` whose table `make` returns; tensors with equal copies, domains and `fixed` formats share
+        it.
+        """
         alike = id(copies), what, fixed, *(model.domains[v] for v in scope)
         if alike not in model.tables:
             model.tables[alike] = np.squeeze(make())
@@ -405,14 +424,16 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
 
 
 def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Groups a tensor's readers into slots of readers that never exist together: each joins the first slot where this holds."""
+    """Groups a tensor's readers into slots, each of readers that never exist together: a reader joins the first slot where this
+    holds.
+    """
     slots: list[list[tuple[int, int]]] = []
     named: dict[str, dict[frozenset[str], set[int]]] = {}  # group -> options of it -> the slots of readers that want these
     for i, k in readers:
         when = graph.choices[i].when
         wants = {group: frozenset(o for g, o in when if g == group) for group, _ in when}
         others = (found for g, mine in wants.items() for options, found in named.get(g, {}).items() if not mine & options)
-        for s in sorted(set().union(*others)):  # a slot whose readers all exclude this one
+        for s in sorted(set().union(*others)):  # a slot with a reader that excludes this one
             if all(exclusive(when, graph.choices[j].when) for j, _ in slots[s]):
                 break
         else:

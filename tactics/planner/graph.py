@@ -20,8 +20,8 @@ from tactics.format import Key
 from tactics.planner.factors import NEVER
 from tactics.tactic import IN_PLACE, Tactic
 
-MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
-MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
+MOST_STATES = 1 << 20  # combinations of the fusion groups that decide about one tensor or one op
+MOST_ALIKE = 1000  # ops that have one name, or that produce one tensor
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
 PS_PER_US = 1e6
 
@@ -40,10 +40,10 @@ def to_us(ps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to run an op; without a tactic, nothing is launched.
+    """One way to run an op: a tactic with the formats (keys) of its tensors; without a tactic, nothing is launched.
 
-    `ins`: one key per input position; (tactic, ins, out) is unique. `time_ps`: its cost in a plan, of which `premium_ps` for
-    the doubt about a predicted time; not `timed`: it may take longer.
+    `ins`: one key per input position; (tactic, ins, out) is unique. `time_ps`: its cost in a plan, of which `premium_ps` is
+    added because a predicted time is uncertain. `timed` False: `time_ps` is a lower bound of a time that was not taken.
     """
 
     tactic: Tactic | None
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def us(self) -> float:
-        """Its time in microseconds, without the premium."""
+        """The entry's time in microseconds, without the premium."""
         return to_us(self.time_ps - self.premium_ps)
 
     @property
@@ -72,9 +72,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An op that is in the plan when all literals (group, option) of `when` hold; two options of one group mean either.
+    """An op that may be in the plan: it exists if all literals (group, option) of `when` hold; of two options of one group,
+    either holds.
 
-    Choices that never hold together may share a name, and may produce the same tensor.
+    Choices that never exist together may share a name, and may produce the same tensor.
     """
 
     name: str
@@ -86,11 +87,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The ops that may run. A tensor whose producer is not in the plan is absent, and so must be all its readers.
+    """The ops that may run. A tensor whose producer is not in the plan is absent; then its readers must be absent too.
 
-    `groups`: (fusion group, options), exactly one option taken. `pinned`: the format in which a network input exists (all are
-    pinned), and in which a network output must be delivered (else: as it is produced). `formats`: the formats that each tensor
-    may take; entries with others are left out. `reformat_ps(tensor, src, dst)`: NEVER or None if there is no such reformat.
+    `groups`: (fusion group, options), of which exactly one option is taken. `pinned`: the format in which a network input
+    exists (all inputs are pinned), and the one in which a network output must be delivered; an output without one stays in its
+    produced format. `formats`: the formats that each tensor may take; entries with other formats are ignored.
+    `reformat_ps(tensor, src, dst)`: NEVER or None if there is no such reformat.
     """
 
     choices: tuple[Choice, ...]
@@ -102,17 +104,18 @@ class Graph:
     reformat_ps: Callable[[str, Key, Key], int | None]
 
     def reformat_us(self, tensor: str, src: Key, dst: Key) -> float:
-        """The time of a reformat; 0 where it moves nothing."""
+        """Returns the microseconds of a reformat; 0 if it moves nothing."""
         return to_us(self.reformat_ps(tensor, src, dst) or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
+    """A plan. `entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
 
-    `reformats`: src != dst, each (tensor, dst) once and after the hop that makes its src; a hop of 0 ps is listed too.
-    `total_ps`: the sum of both, premiums included. `status`: "proven" or "gap"; `gap`: (total - lower bound) / total, 0.0 when
-    proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", "greedy" or "single format".
+    `reformats`: (tensor, src, dst) with src != dst, each (tensor, dst) once and after the hop that makes its src; a hop of 0 ps
+    is listed too. `total_ps`: the time of entries and reformats, premiums included. `status`: "proven" or "gap"; `gap`: (total
+    - lower bound) / total, 0.0 when proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", "greedy"
+    or "single format". `width`: as in eliminate.Solution.
     """
 
     entries: Mapping[str, Entry]
@@ -126,7 +129,7 @@ class Plan:
 
     @property
     def us(self) -> float:
-        """Its time in microseconds, without the premiums."""
+        """The plan's time in microseconds, without the premiums."""
         return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
 
@@ -134,7 +137,7 @@ Force = Mapping[str, Callable[[Entry], bool]]
 
 
 class Impossible(ValueError):
-    """No plan exists."""
+    """Raised if no plan exists."""
 
 
 def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
@@ -143,7 +146,7 @@ def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
 
 
 def exclusive(a: Literals, b: Literals) -> bool:
-    """Whether a and b can never hold together, because some group allows them different options only."""
+    """Whether a and b can never hold together, because they require different options of some group."""
     return any(not {o for h, o in a if h == g} & {o for h, o in b if h == g} for g in {g for g, _ in a} & {g for g, _ in b})
 
 
@@ -166,7 +169,9 @@ def cells_of(graph: Graph, choice: Choice) -> dict[Cell, Entry]:
 
 
 def all_cells(graph: Graph) -> list[dict[Cell, Entry]]:
-    """Returns `cells_of` every choice; choices with the same tuple of entries over the same formats share one table."""
+    """Returns the cells (`cells_of`) of every choice; choices with the same tuple of entries over the same formats share one
+    table.
+    """
     formats = {t: formats_of(graph, t) for t in tensors_of(graph)}
     known: dict[tuple, dict[Cell, Entry]] = {}
     found = []
@@ -203,7 +208,7 @@ def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
 
 
 def worst_ps(graph: Graph) -> int:
-    """A time that is greater than any plan's."""
+    """Returns a time in picoseconds that is greater than any plan's."""
     total = 0
     most: dict[int, int] = {}
     for c in graph.choices:
@@ -213,7 +218,7 @@ def worst_ps(graph: Graph) -> int:
     for t in tensors_of(graph):
         formats = formats_of(graph, t)
         hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
-        # A table with two readers may count the set again in each of its cells, never more than all hops at once.
+        # Each format but the produced one is made once at most, by the slowest hop.
         total += (len(formats) - 1) * max((ps for ps in hops if ps is not None and ps < NEVER), default=0)
     return total
 
@@ -224,7 +229,7 @@ def only(graph: Graph, force: Force) -> Graph:
         raise ValueError(f"force names ops that the graph does not have: {', '.join(unknown)}")
     if not force:
         return graph
-    choices, known = [], {}  # entries that are one tuple stay one
+    choices, known = [], {}  # choices that share a tuple of entries share its filtered copy, too
     for c in graph.choices:
         if c.name in force:
             test = force[c.name]
@@ -244,8 +249,8 @@ def why_none(graph: Graph) -> str:
 
 
 def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the options (group -> option) of ops that wait for each other in a cycle under these options; None without a
-    cycle.
+    """Returns the options (group -> option) of ops that wait for each other in a cycle if these options are taken; None if
+    there is no cycle.
     """
     maker = {c.output: c for c in graph.choices if holds(c.when, options)}
     waits = {t: [i for i in c.inputs if i in maker] for t, c in maker.items()}
@@ -263,7 +268,7 @@ def may_close(graph: Graph) -> bool:
 
 
 def check(graph: Graph) -> None:
-    """Raises ValueError with a sentence where the graph contradicts itself."""
+    """Raises ValueError if the graph contradicts itself."""
     _check_ends(graph)
     _check_choices(graph)
     _check_tensors(graph)
@@ -281,7 +286,7 @@ def _check_ends(graph: Graph) -> None:
 
 def _check_choices(graph: Graph) -> None:
     options, inputs = dict(graph.groups), set(graph.inputs)
-    sound: set[tuple[int, int]] = set()  # tuples of entries that were looked at, with that many inputs
+    sound: set[tuple[int, int]] = set()  # (id of a tuple of entries, number of inputs) that were checked
     for c in graph.choices:
         for g, o in c.when:
             if o not in options.get(g, ()):

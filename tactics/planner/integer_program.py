@@ -10,11 +10,12 @@ from tactics.planner.factors import NEVER, Factor, summed
 
 
 def solve(sizes: Sequence[int], factors: list[Factor], quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
-    """HiGHS on the local polytope: one binary per state, one column per finite cell whose marginals are the states.
+    """Minimises a sum of tables by HiGHS on the local polytope: one binary per state, and one column per finite cell, whose
+    marginals are the states.
 
-    Returns (states of the variables in `factors`, or None where it found nothing; lower bound of the sum). Whole quanta
-    go in, divided by 1000: one quantum must stand well above HiGHS's absolute tolerances of 1e-6, or plans that differ
-    by one look equal to it, and the largest costs well below 1e9.
+    Returns (the state of each variable in `factors`, or None if HiGHS found nothing; a lower bound of the sum). Costs are
+    passed as whole quanta divided by 1000: one quantum must be well above HiGHS's absolute tolerances of 1e-6, or plans that
+    differ by one look equal to it, and the largest costs well below 1e9.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
@@ -48,10 +49,10 @@ def solve(sizes: Sequence[int], factors: list[Factor], quantum: int, seconds: fl
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An integer program in coordinate form: `rows`, `columns`, `data` of the constraints, which equal `right`.
+    """An integer program in coordinate form: `rows`, `columns`, `data` of the constraints, each of which equals `right`.
 
-    `cost`: of each column, in thousands of quanta above `floor` quanta; `first[v]`: the column of the first state of variable
-    v; the first `num_states` columns are states, the others cells.
+    `cost`: of each column, in thousands of quanta above the constant `floor` (quanta); `first[v]`: the column of the first
+    state of variable v. The first `num_states` columns are states, the others are cells.
     """
 
     rows: np.ndarray
@@ -80,7 +81,7 @@ def _program(sizes: Sequence[int], factors: list[Factor], quantum: int) -> Progr
         cost.append((whole - whole.min()) / 1000.0)
         cell = columns + np.arange(len(whole))
         columns += len(whole)
-        for v, state in zip(scope, where, strict=True):  # cells with v in state s add up to that state's binary
+        for v, state in zip(scope, where, strict=True):  # the cells in which v has a state add up to the binary of that state
             rows += [num_rows + state, num_rows + np.arange(sizes[v])]
             cols += [cell, first[v] + np.arange(sizes[v])]
             data += [np.ones(len(cell)), -np.ones(sizes[v])]

@@ -21,10 +21,10 @@ from tactics.planner.graph import Choice, Entry, Graph, Hop, formats_of, holds, 
 def cost(
     graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], copies: Mapping[str, Copies] | None = None
 ) -> tuple[int, tuple[Hop, ...]]:
-    """Returns (total_ps, reformats): the least cost of these entries, with the reformats for it. Raises ValueError if none
-    suffice.
+    """Returns (total_ps, reformats): the least time of these entries together with the reformats that they need. Raises
+    ValueError if no reformats suffice.
 
-    `copies`: the tables of all tensors' reformats, where they are known already.
+    `copies`: the reformat tables of all tensors, if they are known already.
     """
     live = [c for c in graph.choices if holds(c.when, options)]
     made = {t: graph.pinned[t] for t in graph.inputs} | {c.output: entries[c.name].out for c in live}
@@ -53,7 +53,7 @@ def _wanted(graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made
 
 
 def hop_ps(graph: Graph, hop: Hop) -> int:
-    """The time of a reformat in a plan. Raises ValueError where no kernel does it."""
+    """Returns the picoseconds of a reformat in a plan. Raises ValueError if no kernel does it."""
     time = graph.reformat_ps(*hop)
     if time is None:
         raise ValueError(f"reformat of {hop[0]} from {hop[1]} to {hop[2]}: no kernel does it")
@@ -62,10 +62,14 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A tensor's reformats: costs by sets of formats (bit i: formats[i]) and by the produced format p.
+    """The costs of a tensor's reformats, by the set A of formats to have (a bit mask, bit i: formats[i]) and the produced
+    format p.
 
-    `step[a, b]`: one hop. `near[A, f]`: cheapest hop into f from a member of A. `exact[A, p]`: making exactly the set A, which
-    holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that no op reads.
+    `step[a, b]`: one reformat from a to b. `near[A, f]`: the cheapest reformat to f from a member of A. `exact[A, p]`: making
+    exactly the formats of A, of which p is one. `serve[A, p]`: making at least the formats of A; its reformats may pass through
+    others.
+
+    With formats a, b, c and steps a -> b 5, b -> c 2, a -> c 9: exact[{a, b, c}, a] = serve[{c}, a] = 7, as c is made from b.
     """
 
     formats: tuple[Key, ...]
@@ -81,7 +85,9 @@ class Copies:
         return mask
 
     def hops(self, produced: Key, wanted: Iterable[Key]) -> list[tuple[Key, Key]] | None:
-        """Returns the cheapest list of (src, dst) that makes `wanted` out of `produced`, sources first; None: impossible."""
+        """Returns the cheapest list of (src, dst) that makes `wanted` from `produced`, sources first; None if that is
+        impossible.
+        """
         p, need = self.formats.index(produced), self.mask(wanted)
         least = int(self.serve[need, p])
         if least >= NEVER:
@@ -89,7 +95,7 @@ class Copies:
         sets = [a for a in range(len(self.exact)) if a & need == need and self.exact[a, p] == least]
         made = min(sets, key=lambda a: (a.bit_count(), a))
         hops = []
-        while made != 1 << p:  # take the formats off again, last made first
+        while made != 1 << p:  # undo the reformats, the last one first
             members = [f for f in range(len(self.formats)) if made >> f & 1]
             for f in members:
                 before = made & ~(1 << f)
@@ -102,9 +108,9 @@ class Copies:
 
 
 def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict[str, Copies]:
-    """Computes the reformat tables of these tensors, a hop costing its picoseconds * scale + launch.
+    """Computes the reformat tables of these tensors; a reformat costs its picoseconds * scale + launch.
 
-    All tensors with the same number of formats are computed together, as arrays with the tensor in front.
+    Tensors with the same number of formats are computed together, as arrays whose first axis is the tensor.
     """
     found: dict[str, Copies] = {}
     by_size: dict[int, list[str]] = {}
@@ -112,16 +118,16 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         by_size.setdefault(len(formats_of(graph, t)), []).append(t)
     for n, all_ts in by_size.items():
         rows = {t: (formats_of(graph, t), _steps(graph, t, scale, launch)) for t in all_ts}
-        first: dict[tuple, str] = {}  # tensors alike have one table
+        first: dict[tuple, str] = {}  # tensors with equal formats and steps share their tables
         alike = {t: first.setdefault(row, t) for t, row in rows.items()}
         ts = [*first.values()]
         step = np.array([rows[t][1] for t in ts], np.int64).reshape(len(ts), n, n)
         near = np.full((len(ts), 1 << n, n), NEVER, np.int64)
         exact = np.full((len(ts), 1 << n, n), NEVER, np.int64)
-        for f in range(n):  # the sets whose last member is f: those before it, and f
+        for f in range(n):  # sets whose highest member is f: a set of lower members, and f
             np.minimum(near[:, : 1 << f], step[:, f, None], out=near[:, 1 << f : 2 << f])
             exact[:, 1 << f, f] = 0
-        for sets, members in _sets_by_size(n):  # from those of one member less: any of them may have been made last
+        for sets, members in _sets_by_size(n):  # a set from its subsets without one member: any member may be made last
             before = sets[:, None] ^ (1 << members)
             ways = exact[:, before] + near[:, before, members, None]
             exact[:, sets] = np.minimum(ways.min(axis=2), exact[:, sets])
@@ -136,7 +142,7 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
 
 @cache
 def _sets_by_size(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (sets of k of n formats as bit masks, the k members of each) for k = 2 to n."""
+    """Returns, for k = 2 to n, (all sets of k of n formats as bit masks, the k members of each)."""
     chosen = [np.array([*itertools.combinations(range(n), k)]) for k in range(2, n + 1)]
     return [((1 << members).sum(axis=1), members) for members in chosen]
 

@@ -1,4 +1,4 @@
-"""Splits a graph whose tables are too wide into narrower ones: one for each option of a few fusion groups.
+"""Splits a graph whose tables are too wide into narrower graphs: one for each option of a few fusion groups.
 
 The best plan of the graph is the best of its parts' plans, since exactly one option of a group is taken. One group is often
 enough: an option that moves many tensors to other channels brings together the formats of all of them.
@@ -12,16 +12,17 @@ from tactics.planner import eliminate, formulation
 from tactics.planner.formulation import Model
 from tactics.planner.graph import Graph, Impossible, tensors_of
 
-MOST_GROUPS = 3  # split one after the other
-MOST_TRIED = 8  # groups looked at for each of them
+MOST_GROUPS = 3  # groups by which a graph is split, one after the other
+MOST_TRIED = 8  # groups that are tried for each split
 
-_Part = tuple[Model, list[int]]  # and the variables that elimination leaves because its tables would be too large
+_Part = tuple[Model, list[int]]  # (a part of the graph, the variables that elimination leaves in it)
 
 
 def parts(model: Model, max_cells: int) -> list[Model]:
-    """Returns graphs that elimination can solve with tables of at most `max_cells`; [] where MOST_GROUPS groups do not suffice.
+    """Returns models of parts of the graph that elimination can solve with tables of at most `max_cells` cells; [] if a split
+    by MOST_GROUPS groups does not suffice.
 
-    Each plan of this graph is a plan of exactly one of them.
+    Each plan of the graph is a plan of exactly one part.
     """
     found = [_part(model, max_cells)]
     for _ in range(MOST_GROUPS):
@@ -54,8 +55,8 @@ def _part(model: Model, max_cells: int) -> _Part:
 
 
 def _split(part: _Part, max_cells: int) -> list[_Part] | None:
-    """Splits by the group that leaves the fewest variables uneliminated, and returns the parts with a plan; None if no group
-    can be split.
+    """Splits a part by the group that leaves the fewest variables to eliminate; returns the new parts that have a plan, or None
+    if no group can be split.
     """
     (model, core), tried = part, list[tuple[int, int, list[Graph]]]()
     for group in _candidates(model, core)[:MOST_TRIED]:
@@ -74,8 +75,8 @@ def _split(part: _Part, max_cells: int) -> list[_Part] | None:
 
 
 def _left(model: Model, group: str, state: int, max_cells: int) -> int:
-    """Estimates how many variables elimination leaves where a group has one state: tensors keep the formats of its other
-    options, whose ops are gone.
+    """Estimates how many variables elimination leaves if a group has one option: the ops of its other options are gone, but
+    tensors keep the formats that only those used.
     """
     v, _ = model.groups[group]
     sizes = [1 if u == v else n for u, n in enumerate(model.sizes)]
@@ -84,7 +85,9 @@ def _left(model: Model, group: str, state: int, max_cells: int) -> int:
 
 
 def _candidates(model: Model, core: Collection[int]) -> Sequence[str]:
-    """The groups with several options that decide about ops of these variables, those with most ops first."""
+    """Returns the groups with several options that decide about ops of the variables in `core`, the group with most such ops
+    first.
+    """
     graph = model.graph
     inside, counts = set(core), dict.fromkeys((g for g, names in graph.groups if len(names) > 1), 0)
     for i, c in enumerate(graph.choices):

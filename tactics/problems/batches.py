@@ -11,7 +11,7 @@ P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesProblem(Problem):
+class BatchPiecesProblem(Problem):
     """Splits a tensor's images into pieces of these `sizes` (`apart`), or joins the pieces to one tensor again.
 
     Nothing is launched: images follow each other in memory. `us`: microseconds that DRAM takes for the part of the whole tensor
@@ -57,39 +57,23 @@ def at_batch(problem: P, n: int) -> P | None:
     return found
 
 
-def _sized(p: Any, n: int) -> Any:
-    return replace(p, n=n)
-
-
-def _pointwise(p: kinds.PointwiseProblem, n: int) -> Any:
-    return None if any("n" in axes for axes in p.constants) else replace(p, n=n)
-
-
-def _rows(p: Any, n: int) -> Any:
-    return None if "n" in p.axes or "n" in p.affine else replace(p, n=n)
-
-
 def _parts(p: Any, n: int) -> Any:
     found = {name: at_batch(getattr(p, name), n) for name in p.PARTS}
     return None if None in found.values() else replace(p, **found)
 
 
-def _concat(p: kinds.ConcatProblem, n: int) -> Any:
-    return None if p.axis == 0 else replace(p, rest=(n, *p.rest[1:]))
-
-
-def _gather(p: kinds.GatherProblem, n: int) -> Any:
-    return None if p.perm[0] or p.index[0] else replace(p, shape=(n, *p.shape[1:]))
-
-
 _RULES: Mapping[type[Problem], Callable[[Any, int], Any]] = {
     **dict.fromkeys(
-        (kinds.ConvProblem, kinds.ConvTransposeProblem, kinds.PoolProblem, kinds.MoveProblem, kinds.ResizeProblem), _sized
+        (kinds.ConvProblem, kinds.ConvTransposeProblem, kinds.PoolProblem, kinds.MoveProblem, kinds.ResizeProblem),
+        lambda p, n: replace(p, n=n),
     ),
-    **dict.fromkeys((kinds.ReduceProblem, kinds.NormalizeProblem), _rows),
-    kinds.PointwiseProblem: _pointwise,
-    kinds.ConcatProblem: _concat,
+    **dict.fromkeys(
+        (kinds.ReduceProblem, kinds.NormalizeProblem),
+        lambda p, n: None if "n" in p.axes or "n" in p.affine else replace(p, n=n),
+    ),
+    kinds.PointwiseProblem: lambda p, n: None if any("n" in axes for axes in p.constants) else replace(p, n=n),
+    kinds.ConcatProblem: lambda p, n: None if p.axis == 0 else replace(p, rest=(n, *p.rest[1:])),
     kinds.ViewProblem: lambda p, n: replace(p, shape=(n, *p.shape[1:]), out=(n, *p.out[1:])),
-    kinds.GatherProblem: _gather,
+    kinds.GatherProblem: lambda p, n: None if p.perm[0] or p.index[0] else replace(p, shape=(n, *p.shape[1:])),
     kinds.MatmulProblem: lambda p, n: replace(p, a_batch=(n, p.a_batch[1]), b_batch=(n, p.b_batch[1])),
 }

@@ -17,9 +17,13 @@ Pair = tuple[int, int]
 MOST_GATHERED = 1 << 21  # elements of the columns of window_sums at a time: 8 MB
 
 
-def key(problem: Problem, kind: str) -> str:
-    """The key of a problem on one line: its kind, its sizes, and the other fields that differ from their defaults."""
-    return " ".join((kind, *_parts(problem)))
+class Keyed(Problem):
+    """A problem that `str()` writes as its type, its sizes, and the other fields that differ from their defaults."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return " ".join((self.TYPE, *_parts(self)))
 
 
 def _parts(record: Any) -> Iterator[str]:
@@ -47,7 +51,7 @@ def _parts(record: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class ConvProblem(Problem):
+class ConvProblem(Keyed, OneTensor):
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
     `pad` = top, left, bottom, right. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
@@ -55,10 +59,6 @@ class ConvProblem(Problem):
     """
 
     TYPE: ClassVar[str] = "conv"
-    n: int
-    c: int
-    h: int
-    w: int
     k: int
     r: int
     s: int
@@ -84,9 +84,6 @@ class ConvProblem(Problem):
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, self.p, self.q
         if min(*sizes, *end.pool[:4], *end.pool[6:], *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: every size must be positive, got {self}")
-
-    def __str__(self) -> str:
-        return key(self, "conv")
 
     @cached_property
     def needs(self) -> frozenset[Feature]:
@@ -182,7 +179,7 @@ def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvTransposeProblem(Problem):
+class ConvTransposeProblem(Keyed, OneTensor):
     """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], output channels
     first.
 
@@ -192,10 +189,6 @@ class ConvTransposeProblem(Problem):
     """
 
     TYPE: ClassVar[str] = "conv_transpose"
-    n: int
-    c: int
-    h: int
-    w: int
     k: int
     r: int
     s: int
@@ -215,9 +208,6 @@ class ConvTransposeProblem(Problem):
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
         if min(*sizes, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv_transpose: every size must be positive, got {self}")
-
-    def __str__(self) -> str:
-        return key(self, "conv_transpose")
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -263,7 +253,7 @@ class ConvTransposeProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolProblem(OneTensor):
+class PoolProblem(Keyed, OneTensor):
     """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
 
     An average divides by the window's size with `count_pad` (clipped to the padded image), else by the number of its valid
@@ -271,10 +261,6 @@ class PoolProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "pool"
-    n: int
-    c: int
-    h: int
-    w: int
     kind: str
     r: int
     s: int
@@ -289,9 +275,6 @@ class PoolProblem(OneTensor):
             raise ValueError(f"pool: expected kind max or avg, got {self.kind!r}")
         if min(self.n, self.c, self.h, self.w, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
             raise ValueError(f"pool: every size must be positive, got {self}")
-
-    def __str__(self) -> str:
-        return key(self, "pool")
 
     @property
     def out_shape(self) -> Shape4:

@@ -125,10 +125,6 @@ class ResizeProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "resize"
-    n: int
-    c: int
-    h: int
-    w: int
     out: tuple[int, int]
     mode: str
     coordinate_mode: str
@@ -224,10 +220,6 @@ def _half_pixel_symmetric(i: np.ndarray, scale: Scale, size: int, out: int, roi:
     return size / 2 * (1 - out / (scale * size)) + _over(i + 0.5, scale) - 0.5
 
 
-def _align_corners(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
-    return i * (size - 1) / (out - 1) if out > 1 else i * 0.0
-
-
 def _crop(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     start, end = roi
     if out > 1:
@@ -241,7 +233,7 @@ COORDINATES: dict[str, Callable[[np.ndarray, Scale, int, int, Sequence[float]], 
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": lambda i, scale, size, out, roi: _half_pixel(i, scale, size, out, roi) if out > 1 else i * 0.0,
-    "align_corners": _align_corners,
+    "align_corners": lambda i, scale, size, out, roi: i * (size - 1) / (out - 1) if out > 1 else i * 0.0,
     "tf_crop_and_resize": _crop,
 }
 ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

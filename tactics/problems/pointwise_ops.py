@@ -88,7 +88,7 @@ ACTIVATIONS: dict[str, Pointwise] = {
         lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0))),
         lambda v, b, a: Interval(min(v.low, 0.0, -abs(a)), max(v.high, abs(a))), 6, "Elu", {"alpha": 1.0},
     ),
-    "gelu": Pointwise(lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5))), dips_to(-0.17), 20, "Gelu", spelled=()),
+    "gelu": Pointwise(lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5))), dips_to(-0.17), 11, "Gelu", spelled=()),
     "gelu_tanh": Pointwise(_gelu_tanh, dips_to(-0.1701), 12, spelled=()),
     "mish": Pointwise(lambda v: v * np.tanh(_softplus(v)), dips_to(-0.309), 12, "Mish", spelled=()),
     "softplus": Pointwise(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from tactics.problems.attention import AttentionProblem
-from tactics.problems.convolution import ConvProblem, ConvTransposeProblem, PoolProblem, key
+from tactics.problems.convolution import ConvProblem, ConvTransposeProblem, Keyed, PoolProblem
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -22,7 +22,7 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseProblem(OneTensor):
+class PointwiseProblem(Keyed, OneTensor):
     """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
 
     `tensors` and `constants`: the axes that each one spans; along the others it has size 1 and is repeated (NumPy's
@@ -31,10 +31,6 @@ class PointwiseProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "pointwise"
-    n: int
-    c: int
-    h: int
-    w: int
     stages: tuple[Stage, ...] = ()
     tensors: tuple[str, ...] = ("nchw",)
     constants: tuple[str, ...] = ()
@@ -45,9 +41,6 @@ class PointwiseProblem(OneTensor):
             raise ValueError(f"pointwise: {unknown[0]} reads an unknown tensor, expected one of {', '.join(sorted(named))}")
         if wrong := [a for a in (*self.tensors, *self.constants) if a != "".join(x for x in "nchw" if x in a)]:
             raise ValueError(f"pointwise: axes are written in the order nchw, got {wrong[0]!r}")
-
-    def __str__(self) -> str:
-        return key(self, "pointwise")
 
     def span(self, axes: str) -> Shape4:
         """The shape of a tensor or constant that spans `axes`."""
@@ -245,7 +238,7 @@ class ChainedProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class MoveProblem(OneTensor):
+class MoveProblem(Keyed, OneTensor):
     """Output elements copied from other places of the input; an element from outside the input is `fill`.
 
     kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
@@ -258,10 +251,6 @@ class MoveProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "move"
-    n: int
-    c: int
-    h: int
-    w: int
     kind: str
     out: tuple[int, int, int]
     start: tuple[int, int, int] = (0, 0, 0)
@@ -281,9 +270,6 @@ class MoveProblem(OneTensor):
         }
         if not fits[self.kind.partition("_")[0]]:
             raise ValueError(f"move: expected an output of the size that {self.kind} gives, got {self}")
-
-    def __str__(self) -> str:
-        return key(self, "move")
 
     @property
     def out_shape(self) -> Shape4:
@@ -322,7 +308,7 @@ class MoveProblem(OneTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatProblem(Problem):
+class ConcatProblem(Keyed):
     """Inputs joined along `axis`: input i has size sizes[i] there, and `rest` along the other three axes."""
 
     TYPE: ClassVar[str] = "concat"
@@ -333,9 +319,6 @@ class ConcatProblem(Problem):
     def __post_init__(self) -> None:
         if self.axis not in range(4) or len(self.rest) != 3 or not self.sizes:
             raise ValueError(f"concat: expected an axis 0 to 3, sizes along it and 3 sizes along the others, got {self}")
-
-    def __str__(self) -> str:
-        return key(self, "concat")
 
     def _shape(self, size: int) -> Shape4:
         dims = *self.rest[: self.axis], size, *self.rest[self.axis :]
@@ -355,26 +338,19 @@ class ConcatProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class ReformatProblem(OneTensor):
+class ReformatProblem(Keyed, OneTensor):
     """The same values in another format; `src` and `dst` as printed by Format."""
 
     TYPE: ClassVar[str] = "reformat"
-    n: int
-    c: int
-    h: int
-    w: int
     src: str
     dst: str
-
-    def __str__(self) -> str:
-        return key(self, "reformat")
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulProblem(Problem):
+class MatmulProblem(Keyed):
     """a @ b of two computed tensors, [*batch, m, k] and [*batch, k, n] -> [*batch, m, n], two batch dimensions.
 
     `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
@@ -392,9 +368,6 @@ class MatmulProblem(Problem):
     def __post_init__(self) -> None:
         if any(a != b and 1 not in (a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True)):
             raise ValueError(f"matmul: batches {self.a_batch} and {self.b_batch} do not broadcast")
-
-    def __str__(self) -> str:
-        return key(self, "matmul")
 
     @property
     def batch(self) -> tuple[int, int]:

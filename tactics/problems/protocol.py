@@ -1,5 +1,6 @@
 """The interface of every problem (`Problem`), and the steps that only some kernels support (`Feature`)."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -79,10 +80,11 @@ class Problem(Hashed):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
 class OneTensor(Problem):
-    """A problem with one input, whose sizes are fields; the output has the same shape unless a class says otherwise."""
+    """A problem of a tensor whose sizes are the first fields: the only input, as large as the output unless a class says
+    otherwise."""
 
-    __slots__ = ()
     n: int
     c: int
     h: int

@@ -45,10 +45,6 @@ class ReduceProblem(OneTensor):
     """One statistic of every row: the output has size 1 along `axes`. `kind`: in REDUCTIONS; `epsilon`: added by inv_std."""
 
     TYPE: ClassVar[str] = "reduce"
-    n: int
-    c: int
-    h: int
-    w: int
     kind: str
     axes: str
     epsilon: float = 0.0
@@ -83,10 +79,6 @@ class NormalizeProblem(OneTensor):
     """
 
     TYPE: ClassVar[str] = "normalize"
-    n: int
-    c: int
-    h: int
-    w: int
     kind: str
     axes: str
     groups: int = 1

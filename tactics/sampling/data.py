@@ -91,14 +91,6 @@ def _whole(x: np.ndarray) -> np.ndarray:
     return np.round(4 * np.abs(x))
 
 
-def _convolution_inputs(p: ConvProblem, rng: Rng, inputs: Arrays) -> Arrays:
-    return [_whole(inputs[0]), *inputs[1:]] if p.c <= 4 else inputs  # it may be an image
-
-
-def _reformat_inputs(p: ReformatProblem, rng: Rng, inputs: Arrays) -> Arrays:
-    return [_whole(x) for x in inputs] if p.src.startswith("uint8") else inputs
-
-
 def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
     zipped = zip(inputs, p.dtypes, strict=True)
     return [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d]) for x, d in zipped]
@@ -116,10 +108,6 @@ def _within(operations: set[str], inputs: Arrays) -> Arrays:
 def _reduce_inputs(p: ReduceProblem, rng: Rng, inputs: Arrays) -> Arrays:
     """Rows of different sizes, whose statistics differ by more than rounding."""
     return _within({p.kind}, [(x * rng.uniform(0.2, 2, p.out_shape)).astype(np.float16) for x in inputs])
-
-
-def _pointwise_inputs(p: PointwiseProblem, rng: Rng, inputs: Arrays) -> Arrays:
-    return _within({s.op for s in p.stages}, inputs)
 
 
 def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: int | None) -> Weights:
@@ -146,10 +134,6 @@ def _part_weights(p: Problem, seed: int | None) -> Weights:
     return found
 
 
-def _pointwise_weights(p: PointwiseProblem, rng: Rng, seed: int | None) -> Weights:
-    return {f"c{i}": rng.uniform(0.5, 2, p.span(axes)).astype(np.float32) for i, axes in enumerate(p.constants)}
-
-
 def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weights:
     names = ("scale", "bias") if p.affine else ()
     return {name: rng.uniform(-2, 2, p.span(p.affine)).astype(np.float32) for name in names}
@@ -174,16 +158,18 @@ def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
 
 
 INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
-    ConvProblem: _convolution_inputs,
-    ReformatProblem: _reformat_inputs,
+    ConvProblem: lambda p, rng, xs: [_whole(xs[0]), *xs[1:]] if p.c <= 4 else xs,  # it may be an image
+    ReformatProblem: lambda p, rng, xs: [_whole(x) for x in xs] if p.src.startswith("uint8") else xs,
     ReduceProblem: _reduce_inputs,
-    PointwiseProblem: _pointwise_inputs,
+    PointwiseProblem: lambda p, rng, xs: _within({s.op for s in p.stages}, xs),
     LibraryProblem: _library_inputs,
 }
 WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     ConvProblem: _convolution_weights,
     ConvTransposeProblem: _convolution_weights,
-    PointwiseProblem: _pointwise_weights,
+    PointwiseProblem: lambda p, rng, seed: {
+        f"c{i}": rng.uniform(0.5, 2, p.span(axes)).astype(np.float32) for i, axes in enumerate(p.constants)
+    },
     NormalizeProblem: _normalize_weights,
     AttentionProblem: _attention_weights,
     LibraryProblem: _library_weights,

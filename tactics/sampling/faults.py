@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from cuda_kernels.driver import OUT_OF_MEMORY, code_of, fatal_code
 
-# Of the codes after which a context is lost, those that a kernel brings about; the others (ECC, NVLink, MPS, a device or driver
-# that is gone, or does not know why) may meet any. (CUDA Driver API, "CUresult".)
+# The codes by which a kernel loses its context. The other codes after which a context is lost (ECC, NVLink, MPS, a device or
+# driver that is gone, or does not know why) may meet any kernel. (CUDA Driver API, "CUresult".)
 OF_A_KERNEL = frozenset((700, 702, 710, 714, 715, 716, 717, 718, 719, 721))
 # Signals from outside: by a user, a job's scheduler, the kernel where memory is short. A crash has other signals.
 FROM_OUTSIDE = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))

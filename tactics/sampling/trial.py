@@ -83,7 +83,7 @@ def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
 
 
 class Addresses(NamedTuple):
-    """Addresses of a tactic's arrays."""
+    """The device addresses of a tactic's inputs, output, sections of weights, and scratch memory."""
 
     ins: Sequence[int]
     out: int

@@ -14,11 +14,12 @@ from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems.pointwise_ops import Activation
+from tactics.step import epilogue_instructions
 from tactics.tactic import Tactic
 from tactics.tiles import DENSE_TILES, SPARSE_TILES, early_residual, out_of_registers
 from tests import compiled as recorded
 from tests import other_nvrtc
-from tests.compiled import RECORD, compiler, fits, record, takes
+from tests.compiled import RECORD, compiler, fits, measured, record, takes
 from tests.conftest import ROOT
 from tests.problems import conv_case
 
@@ -52,11 +53,13 @@ OTHERS = [
 # fmt: on
 
 
+def conv_problem(residual, act):
+    """A problem in which nothing can be left out."""
+    return conv_case(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act), sparse24=True)
+
+
 def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
-    """The launch of a problem in which nothing can be left out."""
-    problem = conv_case(
-        2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act), sparse24=True
-    )
+    problem = conv_problem(residual, act)
     formats = (Format("fp16", x), Format("fp16", y))
     tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], Format(out, y))
     return tactic, launches(problem, tactic)[0]
@@ -133,6 +136,20 @@ def test_fp32_outputs_compile_without_spills(kernel, tile, split, sm):
 @pytest.mark.parametrize("kernel,values", OTHERS, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
 def test_other_kernels_compile_without_spills(kernel, values, sm):
     takes(kernel, values, sm)
+
+
+@pytest.mark.parametrize("sm", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("act", ["gelu", "hard_swish"])
+def test_an_activation_takes_the_instructions_that_its_price_counts(act, sm):
+    """Of an output, beyond a ReLU's, in all of the machine code: its main loop is the same."""
+    tile = DENSE_TILES[0]
+    found = {
+        a: measured(compile_kernel("conv_dense", dict(variant("conv_dense", tile, "hwc8", "hwc8", False, a, sm)[1]), sm))
+        for a in ("relu", act)
+    }
+    assert found[act].mma == found["relu"].mma
+    more = (found[act].instructions - found["relu"].instructions) / (tile.m * tile.n / tile.threads)
+    assert more == pytest.approx(epilogue_instructions(conv_problem(False, act)), abs=1.2)
 
 
 # ---- the record

@@ -100,7 +100,7 @@ def test_contexts_on_two_devices(engine):
     name = next(d.name for d in NAMED.values() if d.sm == current().sm)
     told = says(engine, TWO, devices=(name, name))
     assert told.startswith(
-        "input 'x': it lies on GPU 1, this context runs on GPU 0: copy it there, or make the context with device='cuda:1'"
+        "input 'x': it lies on GPU 1, expected GPU 0: copy it there, or make the context with device='cuda:1'"
     )
 
 

@@ -236,7 +236,7 @@ def measure(device, tmp_path, monkeypatch):
     timers = []
 
     def run(problem, tactics, **options):
-        timer = timing.measured(device, Cache(tmp_path / "times.jsonl"), **options)
+        timer = timing.Measured(device, Cache(tmp_path / "times.jsonl"), **options)
         timers.append(timer)
         return timer(problem, tactics), timer
 

@@ -142,7 +142,7 @@ def two_devices():
         if i % 2:
             assert ctx.run({"x": there})["y"].device.id == 1
         else:
-            with pytest.raises(ValueError, match="lies on GPU 1, this context runs on GPU 0.*device='cuda:1'"):
+            with pytest.raises(ValueError, match="lies on GPU 1, expected GPU 0.*device='cuda:1'"):
                 ctx.run({"x": there})
     for ctx in contexts:
         ctx.close()

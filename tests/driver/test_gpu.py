@@ -149,12 +149,12 @@ def test_measured_times_come_from_the_child_and_then_from_the_cache(device, tmp_
 
     problem = CONVS["conv_one_output" if ON_DRIVER else "conv_deep"]
     tactics = candidates(problem, device)[:: 40 if ON_DRIVER else 7]
-    timer = timing.measured(device, timing.Cache(tmp_path / "times.jsonl"))
+    timer = timing.Measured(device, timing.Cache(tmp_path / "times.jsonl"))
     times = timer(problem, tactics)
     timer.close()
     assert not timer.failures and set(times) == set(tactics)
     assert all(0.3 < t.low_us <= t.us <= t.high_us < 1000 for t in times.values()), times
-    again = timing.measured(device, timing.Cache(tmp_path / "times.jsonl"), command=("/nonexistent",))
+    again = timing.Measured(device, timing.Cache(tmp_path / "times.jsonl"), command=("/nonexistent",))
     assert again(problem, tactics) == times
 
 

@@ -1,10 +1,10 @@
-"""Build the driver's library and CuPy's one recompiled module into the cache, and say what environment a process needs.
+"""Builds the driver's library and CuPy's one recompiled module into the cache, and makes the environment that a process needs.
 
 NVIDIA's libcudart is linked statically into CuPy's module cupy_backends.cuda.api.runtime and asks a driver for more than is
 documented. So that module alone, from CuPy's released source, is compiled again and linked with our library; it lies in a
 folder of links to the installed cupy_backends, which PYTHONPATH names first. Nothing is installed anywhere.
 
-Each part is a folder named by what decides its content, made beside its place and renamed: two processes may build at once.
+Each part is a folder named by the hash of its sources, made beside its place and renamed: two processes may build at once.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tests.emulated_driver.settings import ROOT_VARIABLE, VARIABLE, Settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CUPY, CYTHON, CRT = "14.2.0", "3.2.4", "13.0.*"  # Cython: what the wheel was made with
+CUPY, CYTHON, CRT = "14.2.0", "3.2.4", "13.0.*"  # Cython: the version that made the wheel
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-pthread", "-w")
 MODULE = Path("cupy_backends", "cuda", "api", "runtime")
 DIRECTIVES = ("embedsignature=True", "c_api_binop_methods=True", "binding=False", "freethreading_compatible=True")
@@ -50,8 +50,9 @@ PROFILER_HEADER = (  # of the toolkit, in no wheel
 
 
 def environment(settings: Settings = Settings()) -> dict[str, str]:  # noqa: B008  (frozen)
-    """os.environ for a process that is to find the emulated driver. Builds what is not in the cache; BuildError says in a
-    sentence why that cannot be done."""
+    """Returns the environment of a process that is to find the emulated driver. Builds the parts that the cache lacks;
+    BuildError says why that fails.
+    """
     found = importlib.util.find_spec("cupy_backends")
     version = next((d.version for d in importlib.metadata.distributions() if d.name == "cupy-cuda13x"), "none")
     if found is None or version != CUPY:
@@ -80,13 +81,13 @@ def _folder() -> Path:
 
 
 def _installed() -> Path:
-    """The installed cupy_backends, also where PYTHONPATH names an overlay already."""
+    """Returns the folder of the installed cupy_backends, also if PYTHONPATH already names an overlay."""
     files = importlib.metadata.distribution("cupy-cuda13x")
     return Path(str(files.locate_file("cupy_backends")))
 
 
 def _made(kind: str, parts: list[str | bytes], fill: Callable[[Path], None]) -> Path:
-    """The cached folder of that kind and content; `fill` makes it where it is not there."""
+    """Returns the cached folder for these parts; `fill` makes it if it is absent."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else part.encode())
@@ -126,13 +127,13 @@ def _run(what: str, command: list[str], cwd: Path | None = None, variables: Mapp
 
 
 def _pip(what: str, *args: str, **variables: str) -> None:
-    """pip with its own words where it fails: mostly that there is no network."""
+    """Runs pip; its own words become the error if it fails: mostly that there is no network."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     _run(f"{what} (once, from the package index)", [*pip, *args], variables=variables)
 
 
 def _headers() -> list[str]:
-    """-I options for CUDA's headers: those of the wheel nvidia-cuda-runtime, and crt/, which is another wheel."""
+    """Returns -I options for CUDA's headers: of the wheel nvidia-cuda-runtime, and crt/, which is another wheel."""
     include = cuda_include()
     if (include / "crt" / "host_defines.h").exists():
         return [f"-I{include}"]
@@ -145,7 +146,7 @@ def _headers() -> list[str]:
 
 
 def _library() -> Path:
-    """The folder of libcuda.so.1 and libnvidia-ml.so.1, which are one file."""
+    """Returns the folder of libcuda.so.1 and libnvidia-ml.so.1, which are one file."""
     sources = sorted(HERE.glob("*.cpp"))
     cxx = compiler().split()
 
@@ -172,7 +173,7 @@ def _library() -> Path:
 
 
 def _overlay(installed: Path) -> Path:
-    """A folder whose cupy_backends is the installed one, by links, but for the module that is compiled again."""
+    """Returns a folder whose cupy_backends consists of links to the installed one, except for the recompiled module."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
 
     def fill(folder: Path) -> None:
@@ -193,7 +194,7 @@ def _overlay(installed: Path) -> Path:
 
 
 def _compile_runtime(out: Path) -> None:
-    """CuPy's runtime.pyx -> the module `out`, which needs a libcuda.so.1 with our part of the runtime API."""
+    """Compiles CuPy's runtime.pyx to the module `out`, which needs a libcuda.so.1 with our part of the runtime API."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         tools, sdist = folder / "tools", folder / "sdist"

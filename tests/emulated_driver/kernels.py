@@ -1,7 +1,7 @@
 """The Python half of the emulated driver: images to PTX, PTX to programs, launches to the emulator.
 
 The library imports it on the first call into it, and calls `load`, `function`, `called`, `launch`, `get_global` and `encode`
-under its lock. Each returns a CUresult; what went wrong is printed, because the caller sees only a number, as on a GPU.
+under its lock. Each returns a CUresult; the error is printed too, because the caller sees only a number, as on a GPU.
 """
 
 import atexit
@@ -34,28 +34,30 @@ INVALID_VALUE, INVALID_IMAGE, NO_BINARY, INVALID_PTX, NOT_FOUND = 1, 200, 209, 2
 ILLEGAL_ADDRESS, MISALIGNED, LAUNCH_FAILED, UNKNOWN = 700, 716, 719, 999
 HANGS = -1
 FAILED = {"out of bounds": ILLEGAL_ADDRESS, "misaligned": MISALIGNED}  # by the emulator's check; any other: LAUNCH_FAILED
-FLUSHED_WORDS = 512  # of flush_l2, whose duration matters and not what it reads: 120 MB would take minutes
+FLUSHED_WORDS = 512  # words that flush_l2 reads, for whose duration they do not matter: 120 MB would take minutes
 U64, INT, POINTER = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
 
 class Kernel(NamedTuple):
     program: emulator.Program
     name: str
-    skips: bool  # a launch that would change nothing: of our own kernels, whose parameters hold every address that they touch
+    skips: bool  # skips launches that would change nothing; our own kernels' parameters hold all addresses
 
 
 class Image(NamedTuple):
-    """Not the parsed module, which is a hundred times its text: a process that times tactics loads hundreds."""
+    """An image's PTX and facts, not the parsed module, which is a hundred times as large: a process that times tactics loads
+    hundreds.
+    """
 
     ptx: str
-    params: dict[str, list[tuple[int, int]]]  # of each kernel: offset and bytes
-    registers: int  # of its kernel, 0 where nobody says
+    params: dict[str, list[tuple[int, int]]]  # kernel -> (offset, bytes) of each parameter
+    registers: int  # registers of its kernel, 0 if unknown
     ours: bool
 
 
 @dataclass
 class State:
-    """Of this process: what is loaded, and how often each fault's pattern has matched."""
+    """The state of this process: the loaded images and kernels, and how often each fault's pattern has matched."""
 
     lib: ctypes.CDLL
     settings: Settings
@@ -63,8 +65,8 @@ class State:
     images: list[Image]
     kernels: list[Kernel]
     seen: Counter[tuple[int, bool]]
-    settled: dict[bytes, float]  # launches that left memory as they found it, and the microseconds of each
-    last: dict[int, str]  # of each device, the kernel that ran last
+    settled: dict[bytes, float]  # launch that left memory as it found it -> its microseconds
+    last: dict[int, str]  # device -> the kernel that ran last
 
 
 _state: State
@@ -72,7 +74,7 @@ _kept: list[object] = []  # callbacks that C code holds
 
 
 class Memory:
-    """The driver's allocations as the emulator asks for them."""
+    """The driver's allocations, in the form that the emulator asks for."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -87,7 +89,7 @@ class Memory:
         return rows
 
     def behind(self, params: bytes) -> list[tuple[int, int]]:
-        """(address, bytes) of the allocations that the parameters point into."""
+        """Returns (address, bytes) of the allocations into which the parameters point."""
         rows = self.table()
         words = np.frombuffer(params[: len(params) // 8 * 8], np.uint64)
         at = np.searchsorted(rows[:, 0], words, side="right").astype(int) - 1
@@ -110,7 +112,7 @@ def tell(text: str) -> None:
 
 
 def status_of(function: Callable[..., int]) -> Callable[..., int]:
-    """The function, its exceptions told and turned into a status: nothing may be raised through C."""
+    """Returns the function with its exceptions printed and turned into a status: no exception may pass through C."""
 
     @functools.wraps(function)
     def call(*args: Any) -> int:
@@ -136,7 +138,7 @@ def status_of(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def entry_beside(cubin: Path, digest: str) -> dict | None:
-    """The compile cache's entry of machine code with that hash, which lies beside it."""
+    """Returns the compile cache's entry for machine code with that hash, which lies beside it; None without one."""
     try:
         meta = json.loads(cubin.with_suffix(".json").read_text())
     except (OSError, ValueError):
@@ -146,7 +148,7 @@ def entry_beside(cubin: Path, digest: str) -> dict | None:
 
 @functools.lru_cache(maxsize=256)
 def ptx_of_cubin(digest: str, size: int, path: str) -> tuple[str, str] | None:
-    """(PTX, compiler's log) from which the compile cache has that machine code; None where it does not know it."""
+    """Returns (PTX, compiler's log) from which the compile cache has that machine code; None if it does not know it."""
     loaded = [Path(path)] if path else []
     for cubin in itertools.chain(loaded, (cache_dir() / "kernels").glob("*/*.cubin")):
         meta = entry_beside(cubin, digest) if cubin.stat().st_size == size else None
@@ -156,7 +158,9 @@ def ptx_of_cubin(digest: str, size: int, path: str) -> tuple[str, str] | None:
 
 
 def runs_on(target: str, cc: int, machine_code: bool) -> bool:
-    """Whether code for `target` (sm_90a) runs on a device: PTX on newer ones too, machine code within a major version."""
+    """Whether code for `target` (sm_90a) runs on a device: PTX runs on newer devices too, machine code within a major
+    version.
+    """
     made_for, exact = int(target[3:].rstrip("af")), target.endswith("a")
     if exact or made_for == cc:
         return made_for == cc
@@ -164,7 +168,7 @@ def runs_on(target: str, cc: int, machine_code: bool) -> bool:
 
 
 def placed(module: Module) -> dict[str, list[tuple[int, int]]]:
-    """Kernel -> offset and bytes of each of its parameters, as a struct of them lies."""
+    """Returns kernel -> (offset, bytes) of each of its parameters, as members of a struct."""
     found = {}
     for name, kernel in module.functions.items():
         at, rows = 0, []
@@ -202,7 +206,9 @@ def load(device: int, image: int, size: int, path: bytes, out: Any) -> int:
 
 @status_of
 def function(image: int, name: bytes, out: Any, facts: Any, params: Any) -> int:
-    """facts: static shared memory in bytes, registers, threads per block (0: any); params: count, (offset, bytes)..."""
+    """Finds a kernel of an image. `facts` gets: static shared memory in bytes, registers, threads per block (0: any); `params`:
+    count, (offset, bytes)...
+    """
     ptx, kernels, registers, ours = _state.images[image - 1]
     kernel = name.decode()
     if kernel not in kernels:
@@ -245,7 +251,7 @@ def encode(call: Any, out: int) -> int:
 
 
 def fault_of(kernel: str, call: bool) -> str:
-    """The error that this launch is asked to end in, or an empty string. Calls and runs of a kernel are counted apart."""
+    """Returns the error in which this launch is asked to end, or "". Calls and runs of a kernel are counted separately."""
     found = ""
     for i, fault in enumerate(_state.settings.faults):
         if fault.call == call and fault.matches(kernel):
@@ -263,7 +269,7 @@ def called(handle: int) -> int:
 
 @status_of
 def launch(device: int, handle: int, dims: Any, params: int, size: int, took: Any) -> int:
-    """took: microseconds, and the SM clocks that the kernel spins beside."""
+    """Runs a launch. `took` gets: microseconds, and the SM clocks that the kernel spins in addition."""
     kernel = _state.kernels[handle - 1]
     name, facts = kernel.name, _state.devices[device]
     error = fault_of(name, call=False)
@@ -306,8 +312,10 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, took: An
 
 
 def run_unless_settled(run: Callable[[], float], shape: bytes, touched: Iterable[tuple[int, int]]) -> float:
-    """The microseconds of a launch. It is not run where one like it left all that it may touch as it found it, byte for byte as
-    it is now: the emulator would only write again what is there. Most launches that are timed are such."""
+    """Returns the microseconds of a launch. It is not run if an equal launch left all memory that it may touch as it found it,
+    and that memory has not changed since: the emulator would only write the same bytes again. Most launches that are timed are
+    such.
+    """
     before = digest(shape, touched)
     if before not in _state.settled:
         us = run()
@@ -318,7 +326,7 @@ def run_unless_settled(run: Callable[[], float], shape: bytes, touched: Iterable
 
 
 def digest(shape: bytes, touched: Iterable[tuple[int, int]]) -> bytes:
-    """Of a launch and all that it may read and write: (address, bytes)."""
+    """Hashes a launch and all memory that it may read and write, as (address, bytes)."""
     found = hashlib.sha1(shape, usedforsecurity=False)
     for address, size in touched:
         found.update((ctypes.c_char * size).from_address(address))
@@ -326,7 +334,7 @@ def digest(shape: bytes, touched: Iterable[tuple[int, int]]) -> bytes:
 
 
 def estimate(d: Device, grid: tuple[int, ...], stats: emulator.Stats) -> float:
-    """Microseconds: a rough roofline, so that more work takes longer. Nothing is to be learned from it about a real GPU."""
+    """Returns microseconds by a rough roofline, so that more work takes longer. It says nothing about a real GPU."""
     sms = min(int(np.prod(grid)), d.num_sms)
     issue = (stats.instructions - stats.mma - stats.mma_sp) / (2 * sms * d.clock_mhz)
     mma = (stats.mma + 0.6 * stats.mma_sp) * 2048 / (d.mma_fma_per_clk * d.mma_sync_share * sms * d.clock_mhz)
@@ -335,7 +343,7 @@ def estimate(d: Device, grid: tuple[int, ...], stats: emulator.Stats) -> float:
 
 
 def spoil(stats: emulator.Stats) -> None:
-    """Change what a kernel wrote: every third byte of the first allocation that it wrote to."""
+    """Changes a kernel's results: every third byte of the first allocation that it wrote to."""
     for address, counts in stats.writes.items():
         places = np.flatnonzero(counts)[::3]
         if places.size:
@@ -347,7 +355,7 @@ def spoil(stats: emulator.Stats) -> None:
 
 
 def register(path: str) -> None:
-    """Called by the library: hand it the settings, the devices' facts and the functions above."""
+    """Gives the library the settings, the devices' facts and the functions above; the library calls it."""
     global _state
     settings = from_environment()
     lib = ctypes.CDLL(path)

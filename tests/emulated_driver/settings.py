@@ -1,4 +1,4 @@
-"""What the emulated driver is asked to be, and the structures in which the library takes it (driver.h has the same ones)."""
+"""The settings of the emulated driver, and the structures in which the library takes them (driver.h has the same ones)."""
 
 import ctypes
 import json
@@ -23,15 +23,16 @@ ERRORS = {
     "misaligned_address": 716,
     "launch_failed": 719,
 }
-MEMORY_BUS_BITS = 1024  # any width will do: bandwidth is what is told by it and the memory clock together
+MEMORY_BUS_BITS = 1024  # any width will do: bandwidth is computed from it and the memory clock
 TEGRA = "sm_87"  # whose driver calls each module "Orin", and gives the GPU's clock, and 64 or 256 bits, as its memory's
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong on request: `kernel` is a pattern of names; `nth` the launch of those that match, from 1 (0:
-    every one). `error`: a key of ERRORS, "hang" or "wrong" (other values than it computed); `call`: the launch call itself
-    returns the error, and the context survives."""
+    """A fault on request: `kernel` is a pattern of names; `nth` the launch of those that match, from 1 (0: every one). `error`:
+    a key of ERRORS, "hang" or "wrong" (other values than it computed); `call`: the launch call itself returns the error, and
+    the context survives.
+    """
 
     kernel: str = "*"
     nth: int = 0
@@ -45,7 +46,7 @@ class Fault:
             raise ValueError(f"fault: a launch call returns an error, got {self.error!r}")
 
     def hits(self, kernel: str, count: int) -> bool:
-        """Whether the launch of that kernel is meant, the `count`-th one that matches the pattern."""
+        """Whether the fault hits the `count`-th launch that matches the pattern."""
         return self.nth in (0, count)
 
     def matches(self, kernel: str) -> bool:
@@ -54,7 +55,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Behind:
-    """Launches of kernels that the pattern `kernel` fits last `factor` times as long behind one that `after` fits."""
+    """Launches of kernels that match the pattern `kernel` last `factor` times as long behind one that matches `after`."""
 
     kernel: str
     after: str
@@ -66,13 +67,16 @@ class Behind:
 
 @dataclass(frozen=True)
 class Settings:
-    """`order`: run work as late as CUDA allows, or as it is queued. `memory_gb`: of each device. `checks`: the emulator's.
-    `repeats`: run launches of our own kernels also where they would only write again what is there, as most do that are timed.
-    Of the virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
-    (`tail_share`, `tail_factor`): so many launches take so much longer; between `throttle_from_us` and `throttle_to_us` of
-    device time the clock is `throttle_factor` of its own, and NVML says so; again in each `throttle_every_us`. What a kernel
-    spins lasts so many clocks, exactly. `management`: whether NVML answers, as on no Jetson. `behind`: kernels that
-    last longer behind some."""
+    """The settings. `order`: run work as late as CUDA allows, or as it is queued. `memory_gb`: of each device. `checks`: the
+    emulator's. `repeats`: run launches of our own kernels even if they would only write the same bytes again, as most timed
+    launches would.
+
+    The virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
+    `tail_share` of the launches take `tail_factor` times as long; between `throttle_from_us` and `throttle_to_us` of device
+    time the clock is `throttle_factor` of its own, and NVML says so; again in each `throttle_every_us`. A kernel that spins for
+    some clocks lasts exactly these. `management`: whether NVML answers, as on no Jetson. `behind`: kernels that last longer
+    behind others.
+    """
 
     devices: tuple[str, ...] = ("h200",)
     order: str = "late"
@@ -104,13 +108,15 @@ class Settings:
             raise ValueError("expected 0 < throttle_factor <= 1, tail_factor > 0, 0 <= tail_share <= 1 and noise >= 0")
 
     def to_json(self) -> str:
-        """Only what differs from the defaults, so that it is read by older and newer drivers, and fits on a line."""
+        """Returns only the settings that differ from the defaults, so that older and newer drivers can read them, and they fit
+        on a line.
+        """
         default = asdict(Settings())
         return json.dumps({k: v for k, v in asdict(self).items() if v != default[k]})
 
 
 def from_json(text: str) -> Settings:
-    """ValueError names what is not a setting."""
+    """Reads the settings. ValueError names an unknown one."""
     given = json.loads(text)
     known = {f.name for f in fields(Settings)}
     if not isinstance(given, dict) or given.keys() - known:
@@ -126,12 +132,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """What a child's environment has to hold for these changes to the settings in force."""
+    """Returns the variables that a child's environment needs for these changes to the present settings."""
     return {VARIABLE: replace(from_environment(), **changes).to_json()}  # type: ignore[arg-type]
 
 
 def visible(count: int, environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: up to the first entry that is no number of one."""
+    """Returns the numbers of the devices that CUDA_VISIBLE_DEVICES leaves, in its order: up to the first entry that is no
+    device's number.
+    """
     listed = environ.get(VISIBLE)
     if listed is None:
         return list(range(count))
@@ -198,7 +206,7 @@ def c_settings(s: Settings, shown: int) -> CSettings:
 
 
 def c_facts(number: int, d: Device) -> CFacts:
-    """What the driver reports of a device in our table; `device.reported` reads the same facts back."""
+    """Returns the driver's report on a device in our table; `device.reported` reads the same facts back."""
     titles = {name: title for title, name in DRIVER_NAMES.items()}
     tegra, bus_bits = d.sm == TEGRA, MEMORY_BUS_BITS
     memory_khz = math.ceil(d.dram_gbps * 8_000_000 / (2 * MEMORY_BUS_BITS))

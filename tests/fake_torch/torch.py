@@ -1,7 +1,7 @@
 """As much of PyTorch's interface as row `peers` of `make gpu` calls, on NumPy arrays: a rehearsal without PyTorch and a GPU.
 
-Nothing here takes time on a GPU, so its times mean nothing. What the row calls with other arguments than PyTorch has fails here
-too: functions have PyTorch's parameters and no others.
+Nothing here takes time on a GPU, so its times mean nothing. Functions have PyTorch's parameters and no others, so a call that
+PyTorch would refuse fails here too.
 """
 
 from contextlib import nullcontext
@@ -127,7 +127,7 @@ def relu(x):
 
 
 def matmul(input, other, *, out):
-    """On a stopwatch: products of FP16 on a CPU would keep it waiting."""
+    """Returns `out` unchanged: products of FP16 on a CPU would keep the stopwatch waiting."""
     assert input.a.shape[1] == other.a.shape[0] and out.a.shape == (input.a.shape[0], other.a.shape[1])
     return out
 

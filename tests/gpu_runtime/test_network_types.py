@@ -11,7 +11,7 @@ from gpu_runtime.network import HALF, SINGLE, WIDE, Network, Options, Type
 from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import cliffs
-from tactics.problems.batches import PiecesProblem
+from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.problem import ConcatProblem
 from tests.reference_run import model, network, node
 
@@ -75,11 +75,11 @@ def test_rewrites_and_pieces_keep_types_and_readers(of):
     assert all(op.exact == (op.output in net.exact_outputs) for op in found.ops)
     chosen = SimpleNamespace(entries={op.name: None for op in found.ops}, options={g: o[0] for g, o in found.groups})
     able = frozenset(batch_pieces.able_blocks(found))
-    split = batch_pieces.offer(found, batch_pieces.Pieces((1, 1), able), named("a10"), chosen)
+    split = batch_pieces.offer(found, batch_pieces.BatchPieces((1, 1), able), named("a10"), chosen)
     assert bool(able) == (plain.images > 1) == (len(split.ops) > len(found.ops))
     for op in split.ops:
         whole = op.output.partition(batch_pieces.SUFFIX)[0]
-        shares = isinstance(op.problem, PiecesProblem) and net.type(whole).copies  # memory, so the type, with its source
+        shares = isinstance(op.problem, BatchPiecesProblem) and net.type(whole).copies  # memory, so the type, with its source
         assert op.exact == (whole in net.exact_outputs or shares) and split.type(op.output) == net.type(whole)
 
 

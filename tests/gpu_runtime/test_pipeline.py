@@ -138,7 +138,7 @@ def test_forcing_a_layer_costs_what_the_row_says():
     network = fuse.fuse(lower.lower(importer.read(DIGITS / "digits_sparse.onnx", shapes={"x": (2048, 1, 8, 8)})))
     network = siblings.merge(network)
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
-    table = tables.tabulate(network, device, timing.predicted(device), io=io, how=tables.Considered(True, risk=RISK))
+    table = tables.tabulate(network, device, timing.Predicted(device), io=io, how=tables.Considered(True, risk=RISK))
     best = plan.solve(table.graph)
     e = engine(batch=2048)
     assert e.plan.solution.total_us == pytest.approx(best.us)

@@ -2,7 +2,7 @@
 
     python -m tests.independent.cuda_programs NAME [--late] [--seed N] [-- ARGUMENTS]
 
-nvcc compiles an example, unchanged but for what `EXAMPLES` says, into a shared object that holds PTX and calls no libcudart;
+nvcc compiles an example, changed only as `EXAMPLES` says, into a shared object that holds PTX and calls no libcudart;
 cudart.cpp stands for that. The program decides itself whether the results are right, against its own loops on the host, and
 main() returns 0 then. What was compiled is cached by content.
 """
@@ -37,10 +37,11 @@ FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A source below CUTLASS's examples/, or `beside` this file: a main() of ours that calls a library's kernels. `edits`:
-    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor; `special`: the
-    letter of a device's own instructions, as in sm_90a. `reads_ahead`: it loads shared memory that nobody has written, and does
-    not use what it finds."""
+    """A source below CUTLASS's examples/, or `beside` this file: our main() that calls a library's kernels. `edits`: text ->
+    its replacement, each found once. `capability`: the compute capability for which it is compiled, 10 x major + minor;
+    `special`: the letter of a device's own instructions, as in sm_90a. `reads_ahead`: it loads shared memory that nobody has
+    written, and does not use these bytes.
+    """
 
     source: str
     edits: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Example:
 
 
 def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
-    """Example 15, written for 4-bit integers: here with FP16 operands, FP32 sums, and a size for an interpreter."""
+    """Returns example 15, written for 4-bit integers, with FP16 operands, FP32 sums, and a size for an interpreter."""
     return Example(
         "15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu",
         {
@@ -89,6 +90,7 @@ EXAMPLES = {
     "grid_sync": Example("grid_sync.cu", beside=True),
     "cluster_groups": Example("cluster_groups.cu", beside=True, capability=90),
     "bulk_copies": Example("bulk_copies.cu", beside=True, capability=90, special="a"),
+    "bulk_stores": Example("bulk_stores.cu", beside=True, capability=90, special="a"),
     "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "wgmma": Example("wgmma.cu", beside=True, capability=90, special="a"),
@@ -121,7 +123,7 @@ EXAMPLES = {
 }
 
 
-# Arguments that the programs take, of sizes for an interpreter; what the scan needs of the emulator.
+# The programs' arguments, of sizes for an interpreter; the emulator's options for the scan.
 CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
@@ -133,7 +135,7 @@ ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before
 
 
 def run(name: str, arguments: Sequence[str] = (), *options: str) -> tuple[str, int]:
-    """A program in a process of its own -> what it printed, and its exit status: main()'s, if it did not end before."""
+    """Runs a program in a process of its own; returns (its stdout, its exit status: main()'s, if it did not end before)."""
     command = [sys.executable, "-m", "tests.independent.cuda_programs", name, *options, "--", *arguments]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=600)
     return done.stdout + done.stderr, done.returncode
@@ -143,7 +145,7 @@ def run(name: str, arguments: Sequence[str] = (), *options: str) -> tuple[str, i
 
 
 def cached(text: str, name: str, make: Callable[[Path], None]) -> Path:
-    """A file of the cache under the hash of what decides it, made if need be."""
+    """Returns a file of the cache under the hash of `text`, made if need be."""
     path = cache_dir() / "independent" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
@@ -160,7 +162,7 @@ def finished(command: Sequence[str]) -> None:
 
 
 def program(name: str) -> Path:
-    """The compiled example; compiling takes half a minute."""
+    """Returns the compiled example; compiling takes half a minute."""
     example, source = EXAMPLES[name], packages.cutlass()
     original = HERE / example.source if example.beside else source / "examples" / example.source
     text = original.read_text()
@@ -176,7 +178,7 @@ def program(name: str) -> Path:
 def shared_object(
     name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int | str = 80
 ) -> Path:
-    """A CUDA source, compiled with its headers beside CUTLASS's, and with `values` as macros."""
+    """Compiles a CUDA source with its headers beside CUTLASS's, and with `values` as macros; returns the file."""
     virtual = f"compute_{capability}"
     flags = (*FLAGS, "-gencode", f"arch={virtual},code={virtual}")
     source, defines = packages.cutlass(), [f"-D{macro}={value}" for macro, value in (values or {}).items()]
@@ -203,17 +205,19 @@ def cudart() -> Path:
 
 
 def fat_binary_texts(data: bytes) -> list[str]:
-    """The PTX in an uncompressed fat binary."""
+    """Returns the PTX texts in an uncompressed fat binary."""
     return [m[0].decode() for m in re.finditer(rb"\.version \d[^\0]*", data)]
 
 
 def aligned(text: str) -> str:
-    """CUTLASS's kernels for Hopper declare less than they count on: shared memory begins at a multiple of 1,024 bytes."""
+    """Returns the PTX with shared memory that begins at a multiple of 1,024 bytes, which CUTLASS's kernels for Hopper need but
+    do not declare.
+    """
     return text.replace(".extern .shared .align 16 .b8", ".extern .shared .align 1024 .b8")
 
 
 def ptx(name: str) -> str:
-    """All PTX of an example."""
+    """Returns all PTX of an example."""
     return "\n".join(fat_binary_texts(program(name).read_bytes()))
 
 
@@ -252,7 +256,7 @@ class Launched:
 
 
 class Device:
-    """What cudart.cpp asks for; `change`: what is made of each PTX text before it is loaded."""
+    """The device for cudart.cpp; `change`: a function that changes each PTX text before it is loaded."""
 
     def __init__(self, options: Options, capability: int = 80, change: Callable[[str], str] = str) -> None:
         self.options, self.change = options, change

@@ -11,10 +11,10 @@ from cuda_kernels.emulator import EmulatorError, load
 
 LINE = re.compile(r"(?m)^(?P<guard>[ \t]*(?:@!?%[\w]+[ \t]+)?)(?P<opcode>[a-z][\w.:]*)(?P<rest>[ \t][^;]*)?;")
 SIGNLESS = ("add.s", "add.u", "sub.s", "sub.u", "mul.lo.", "mad.lo.", "setp.eq.s", "setp.eq.u", "setp.ne.s", "setp.ne.u")
-ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "sys"}  # of atomics: one run cannot show them
-STEERS = {"bra", "brx", "ret", "exit", "call", "trap"}  # a program that ends right has them right
-HINTS = {"griddepcontrol.launch_dependents", "prefetch.global.L2"}  # when, not what: no result depends on them
-# Words of an opcode that mean what stands there without them, and the scope of an mbarrier's order: one run cannot show it.
+ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "sys"}  # orders of atomics, which one run cannot show
+STEERS = {"bra", "brx", "ret", "exit", "call", "trap"}  # a program that ends right has these right
+HINTS = {"griddepcontrol.launch_dependents", "prefetch.global.L2"}  # these change times only: no result depends on them
+# Words of an opcode that change nothing, and the scope of an mbarrier's order, which one run cannot show.
 UNSAID = {
     "cp": {"tile"},
     "st": {"weak"},
@@ -25,12 +25,16 @@ SAME_BITS = re.compile(r"\.[usf](?=(8|16|32|64|128)$)")
 
 
 def form(opcode: str) -> str:
-    """An opcode without what no program can notice: hints of caches, and names of types that are the same bits."""
+    """Returns an opcode without the words that no program can notice: hints of caches, and names of types that are the same
+    bits.
+    """
     stem, *mods = opcode.split(".")
     mods = [m for m in mods if not m.startswith(("L1::", "L2::")) and m not in ("aligned", "cta", "shared::cta")]
     if stem in ("atom", "red"):
         mods = [m for m in mods if m not in ORDERS]
     mods = [m for m in mods if m not in UNSAID.get(stem, ())]
+    if stem == "stmatrix":  # CuTe names the shape behind the number and .trans
+        mods.sort(key=lambda m: (m != "sync", m != "m8n8"))
     text = ".".join(["barrier" if stem == "bar" and "warp" not in mods else stem, *mods])
     if stem in ("ld", "st", "mov", "selp") or text.startswith(SIGNLESS):
         return SAME_BITS.sub(".b", text)
@@ -38,7 +42,7 @@ def form(opcode: str) -> str:
 
 
 def operands(text: str) -> list[str]:
-    """What stands between the commas that are in no brackets."""
+    """Splits at the commas that are in no brackets."""
     parts, depth = [""], 0
     for c in text.strip():
         depth += (c in "{[(") - (c in "}])")
@@ -62,7 +66,7 @@ def exchanged(group: str, i: int, j: int) -> str:
     return "{" + ", ".join(names) + "}"
 
 
-# ---- what an instruction is taken for: in the order in which they are tried, until one can be decoded
+# ---- the wrong meanings of an instruction, in the order in which they are tried, until one can be decoded
 
 
 def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
@@ -98,7 +102,9 @@ def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
 
 
 def computed(opcode: str, ops: list[str]) -> Iterator[str]:
-    """A vector in another order; a source for another one; nothing at all."""
+    """Yields wrong meanings of an arithmetic instruction: a vector in another order, a source exchanged for another, no
+    instruction at all.
+    """
     target, sources = ops[0], ops[1:]
     if target.startswith("{") and "," not in target:
         target = target.strip("{} ")
@@ -112,8 +118,9 @@ def computed(opcode: str, ops: list[str]) -> Iterator[str]:
 
 
 def faulty(ptx: str, wanted: str, *entries: str) -> str:
-    """The PTX with every instruction of that form taken for something else, which all `entries` are decoded with. Raises
-    ValueError where it has none, or where the emulator knows no other meaning to take it for."""
+    """Returns the PTX in which every instruction of that form has a wrong meaning with which all `entries` can be decoded.
+    Raises ValueError if it has no such instruction, or if the emulator knows no other meaning for it.
+    """
     found = False
 
     def version(number: int) -> Callable[[re.Match[str]], str]:

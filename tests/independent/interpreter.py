@@ -1,4 +1,4 @@
-"""An interpreter of changed sources, in place of the emulator's own; compiled quickly, each unit cached by what it reads."""
+"""An interpreter of changed sources, in place of the emulator's own; compiled quickly, each unit cached by its sources."""
 
 import hashlib
 import subprocess
@@ -13,7 +13,7 @@ FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
 
 
 def use(sources: Path) -> None:
-    """Run on the interpreter of these sources from now on. To be called before anything has run."""
+    """Uses the interpreter of these sources from now on. Call it before anything has run."""
     library = compiled(sources)
     build._load = lambda *_: build.ctypes.CDLL(str(library))  # type: ignore[assignment]
     build.PREBUILT = sources / "none"  # type: ignore[misc]
@@ -32,7 +32,7 @@ def _object(command: list[str], unit: Path) -> Path:
 
 
 def _made(command: list[str], text: str, suffix: str) -> Path:
-    """What the command leaves in its -o, under the hash of what decides it; BuildError where it fails."""
+    """Returns the file that the command writes to its -o, cached under the hash of `text`; BuildError if the command fails."""
     tools = " ".join(command[: len(FLAGS) + 2])
     path = cache_dir() / "independent" / f"emulator-{hashlib.sha256((tools + text).encode()).hexdigest()[:20]}{suffix}"
     if not path.exists():

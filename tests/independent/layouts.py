@@ -1,8 +1,8 @@
-"""Where CuTe says each value lies: fragments of tensor-core instructions, ldmatrix, swizzles, Hopper's tiles and metadata.
+"""Places of values as CuTe gives them: fragments of tensor-core instructions, ldmatrix, swizzles, Hopper's tiles, metadata.
 
     python -m tests.independent.layouts      computes layouts.jsonl anew from CUTLASS's headers (g++, half a minute)
 
-layouts.cpp evaluates NVIDIA's own layouts on the host; its head says what the records hold. The table is committed, so the
+layouts.cpp evaluates NVIDIA's own layouts on the host; its head describes the records. The table is committed, so the
 comparison (tests/test_layouts.py) needs neither the headers nor a network. It holds numbers alone, no text of CUTLASS.
 """
 
@@ -27,7 +27,7 @@ HEAD = {
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, dict]:
-    """Name -> record; `at` as an array, of fragments [thread, value]."""
+    """Returns name -> record; `at` is an array, for fragments [thread, value]."""
     found = {}
     for line in TABLE.read_text().splitlines()[1:]:
         record = json.loads(line)
@@ -39,7 +39,7 @@ def table() -> dict[str, dict]:
 
 
 def places(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each (thread, value) of a fragment; of operand B the row counts n, the column k."""
+    """Returns the row and the column of each (thread, value) of a fragment; for operand B the row is n, the column k."""
     record = table()[name]
     return record["at"] % record["rows"], record["at"] // record["rows"]
 

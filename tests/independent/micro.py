@@ -11,7 +11,9 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry micro(.pa
 
 
 def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
-    """A kernel in which `body` finds %i0, %i1, ... loaded for its lane, leaves %o0, ...; `%lane` and `%t*` are free."""
+    """Returns a kernel in which `body` finds %i0, %i1, ... loaded for its lane and leaves %o0, ...; it may use `%lane` and
+    `%t*`.
+    """
     lines = [HEAD, f".shared .align 16 .b8 tile[{shared}];"] if shared else [HEAD]
     lines += [
         f".reg .b32 %i<{given + 1}>, %o<{taken + 1}>, %t<16>, %lane;",
@@ -30,7 +32,7 @@ def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
 
 
 def run(text: str, given: np.ndarray, taken: int, options: Options = Options()) -> np.ndarray:  # noqa: B008  (frozen)
-    """`given` uint32 [32, registers] -> uint32 [32, taken]."""
+    """Runs a kernel on `given` uint32 [32 lanes, registers]; returns uint32 [32, taken]."""
     memory = Memory()
     source = memory.upload(np.ascontiguousarray(given, np.uint32), "given")
     target = memory.alloc(128 * max(1, taken), name="out")
@@ -40,27 +42,27 @@ def run(text: str, given: np.ndarray, taken: int, options: Options = Options()) 
 
 
 def group(letter: str, first: int, count: int) -> str:
-    """`{%i4, %i5}`: registers as an operand."""
+    """Returns registers as an operand: `{%i4, %i5}`."""
     return "{" + ", ".join(f"%{letter}{j}" for j in range(first, first + count)) + "}"
 
 
 def words(values: np.ndarray) -> np.ndarray:
-    """[32, values] of halves, bfloat16's bits or floats -> [32, registers]: the lower in memory, the lower in a register."""
+    """Converts [32, values] of halves, bfloat16's bits or floats to [32, registers]: a lower index is lower in a register."""
     return np.ascontiguousarray(values).view(np.uint32).reshape(32, -1)
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:
-    """Bits of the nearest bfloat16, ties to even."""
+    """Returns the bits of the nearest bfloat16, ties to even."""
     u = x.astype(np.float32).view(np.uint32)
     return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def opcodes(text: str) -> set[str]:
-    """The opcodes of PTX, with their modifiers and without guards."""
+    """Returns the opcodes of a PTX text, with their modifiers and without guards."""
     body = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
     return set(re.findall(r"(?:^|[;{}:])\s*(?:@!?[%$\w]+\s+)?([a-z][\w]*(?:[.:]+[\w]+)*)(?=[\s;])", body, flags=re.M))
 
 
 def packed(kind: str, values: np.ndarray) -> np.ndarray:
-    """[32, values] as the registers of an operand of that type."""
+    """Returns [32, values] as the registers of an operand of that type."""
     return words(bfloat16(values) if kind == "bf16" else values.astype(np.float16 if kind == "f16" else np.float32))

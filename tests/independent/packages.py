@@ -1,6 +1,6 @@
 """Packages of others whose sources and compilers are read here and never installed: wheels, unpacked in the cache.
 
-    python -m tests.independent.packages     downloads what is missing (110 MB), and says where it lies
+    python -m tests.independent.packages     downloads missing packages (110 MB), and prints their folders
 
 Nothing is downloaded at any other time: a test that finds a package missing skips, and says why.
 """
@@ -29,7 +29,9 @@ def root() -> Path:
 
 
 def unpacked(name: str) -> Path:
-    """Where a package lies; the wheels of the toolkit share a folder, the compiler looks for its parts beside itself."""
+    """Returns the folder of a package; the wheels of the toolkit share one, as the compiler looks for its parts beside
+    itself.
+    """
     return root() / ("toolkit-13.0" if name in TOOLKIT else name.replace("==", "-"))
 
 
@@ -38,18 +40,18 @@ def present(name: str) -> bool:
 
 
 def missing(*names: str) -> str:
-    """Why these packages cannot be read, or an empty text."""
+    """Says why these packages cannot be read, or ""."""
     absent = [name for name in names if not present(name)]
     return f"{', '.join(absent)} not downloaded: make truth" if absent else ""
 
 
 def cutlass() -> Path:
-    """The folder with include/, tools/ and examples/."""
+    """Returns the folder with include/, tools/ and examples/."""
     return unpacked(CUTLASS) / "cutlass_library" / "source"
 
 
 def toolkit() -> Path:
-    """The folder with bin/nvcc and include/."""
+    """Returns the folder with bin/nvcc and include/."""
     return unpacked(TOOLKIT[0]) / "nvidia" / "cu13"
 
 

@@ -14,7 +14,7 @@ MOVMATRIX = micro.ptx("movmatrix.sync.aligned.m8n8.trans.b16 %o0, %i0;", 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """`sum`: type of C and D; `factor`: of A and B."""
+    """A tensor-core instruction. `sum`: the type of C and D; `factor`: the type of A and B."""
 
     k: int
     factor: str
@@ -29,7 +29,7 @@ class Mma:
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Of A, B and C."""
+        """The numbers of registers of A, B and C."""
         each = 1 if self.factor == "tf32" else 2
         return self.k // (4 * each if self.sparse else 2 * each), self.k // (4 * each), 4 if self.sum == "f32" else 2
 
@@ -46,8 +46,10 @@ def dense_name(m: Mma) -> str:
 
 
 def sparse_operands(m: Mma, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A [16, 32] that fits 2:4 -> (kept values [32, 8] in lanes' order, words of metadata [32, 1]). A lane of wgmma.sp's A
-    holds runs of four logical columns, of which two are stored; the lanes that the selector leaves out hold what is no code."""
+    """Returns (kept values [32, 8] in lanes' order, words of metadata [32, 1]) of A [16, 32] that fits 2:4. A lane of
+    wgmma.sp's A holds runs of four logical columns, of which two are stored; the lanes that the selector leaves out hold an
+    invalid code.
+    """
     kept, codes = compress(a)
     rows, columns = (x[:32] for x in places("wgmma.sp A"))  # the first warp's 16 rows
     first, group = rows[:, ::4], columns[:, ::4] // 4
@@ -60,8 +62,9 @@ def sparse_operands(m: Mma, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fragments(m: Mma, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """A [16, k], B [k, 8], C [16, 8] -> uint32 [32, registers]. CuTe names no B of mma.sp.m16n8k32: it is two of m16n8k16,
-    one after the other, as example 15 of CUTLASS loads it."""
+    """Returns A [16, k], B [k, 8], C [16, 8] as uint32 [32, registers]. CuTe names no B of mma.sp.m16n8k32: it is two of
+    m16n8k16, one after the other, as example 15 of CUTLASS loads it.
+    """
     extra = []
     if m.sparse:
         values, words = sparse_operands(m, a)
@@ -78,7 +81,9 @@ def fragments(m: Mma, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray
 
 
 def moved_wrong(text: str = "") -> int:
-    """How many halves of a movmatrix differ from a store of what the lanes hold and CuTe's transposed ldmatrix of it."""
+    """Returns how many halves a movmatrix puts elsewhere than a store of all lanes' values and CuTe's transposed ldmatrix of it
+    would.
+    """
     halves = np.random.default_rng(0).permutation(64).astype(np.uint16).reshape(32, 2)
     got = micro.run(text or MOVMATRIX, micro.words(halves), 1).view(np.uint16).reshape(32, 2)
     stored = np.empty(64, np.uint16)
@@ -87,8 +92,9 @@ def moved_wrong(text: str = "") -> int:
 
 
 def loaded_wrong(count: int, trans: bool) -> int:
-    """How many halves of an ldmatrix lie elsewhere than CuTe says: every lane stores 16 bytes into shared memory, rows in an
-    order of their own, and loads a fragment."""
+    """Returns how many halves an ldmatrix puts elsewhere than CuTe says: every lane stores 16 bytes into shared memory, rows in
+    their own order, and loads a fragment.
+    """
     rng = np.random.default_rng(count)
     halves, row = rng.permutation(256).astype(np.uint16).reshape(32, 8), rng.permutation(32)
     body = (
@@ -101,7 +107,9 @@ def loaded_wrong(count: int, trans: bool) -> int:
 
 
 def wrong(m: Mma, seed: int = 0, text: str = "", options: Options = Options()) -> int:  # noqa: B008  (frozen)
-    """How many of the 128 results differ from the product of drawn whole numbers; `text`: PTX to run instead of its own."""
+    """Returns how many of the 128 results differ from the product of drawn whole numbers; `text`: PTX to run instead of its
+    own.
+    """
     rng = np.random.default_rng(seed)
     a, b, c = (rng.integers(-3, 4, shape).astype(np.float64) for shape in ((16, m.k), (m.k, 8), (16, 8)))
     a += (a == 0) * 2.0  # every product counts, and sums are below 2048: halves hold them

@@ -33,8 +33,10 @@ SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text
 
 @dataclass(frozen=True, slots=True)
 class Triton:
-    """A compiled kernel. `arguments`: name -> type, in order; `constants`: what it was compiled for; `dependent`: its launches
-    may begin before the one ahead has ended; `maps`: of tensor maps the box, and 0 to 3 for no swizzle to one of 128 bytes."""
+    """A compiled kernel. `arguments`: name -> type, in order; `constants`: name -> value for which it was compiled;
+    `dependent`: its launches may begin before the one ahead has ended; `maps`: for each tensor map the box, and 0 to 3 for no
+    swizzle to one of 128 bytes.
+    """
 
     name: str
     ptx: str
@@ -49,7 +51,7 @@ class Triton:
 
 
 def installed() -> str:
-    """Triton's version, or an empty text."""
+    """Returns Triton's version, or ""."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -58,7 +60,7 @@ def installed() -> str:
 
 @lru_cache(maxsize=1)
 def all_kernels() -> dict[str, Triton]:
-    """Every kernel of triton_kernels.py, from the cache where these sources were compiled before by this Triton."""
+    """Returns every kernel of triton_kernels.py, from the cache if this Triton compiled these sources before."""
     key = hashlib.sha256(SOURCE.read_bytes() + installed().encode()).hexdigest()[:20]
     path = cache_dir() / "independent" / f"triton-{key}.json"
     if not path.exists():
@@ -72,7 +74,7 @@ def all_kernels() -> dict[str, Triton]:
 
 
 def committed(name: str) -> Triton:
-    """A kernel of the repository: what it takes stands in its first line."""
+    """Returns a committed kernel; its facts are in its first line."""
     text = (FOLDER / f"{name}.ptx").read_text()
     record = json.loads(text.partition("\n")[0].removeprefix("// "))
     return Triton(name, text, *(record[key] for key in ABOUT))

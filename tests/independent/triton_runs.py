@@ -26,8 +26,9 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Run:
-    """A launch, or `launches` of them with the same arguments. `inputs` fill pointers by name, `scalars` the rest; `expected`
-    of `out`, which is zero at first where it is `zeroed`, within rtol and atol."""
+    """A launch, or `launches` of them with the same arguments. `inputs` fill pointers by name, `scalars` the other arguments;
+    `expected`: the values of the array `out`, which is zero at first if it is `zeroed`, within rtol and atol.
+    """
 
     grid: tuple[int, int, int]
     inputs: Mapping[str, np.ndarray]
@@ -46,7 +47,7 @@ def type_of(kernel: Triton, name: str) -> type:
 
 
 def described(address: int, shape: tuple[int, ...], box: list[int], swizzle: int) -> bytes:
-    """A tensor descriptor as Triton's launcher passes it: the map, then sizes and strides."""
+    """Returns a tensor descriptor as Triton's launcher passes it: the map, then sizes and strides."""
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     tiles = encode_tiled(
         "float16", address, shape[::-1], [2 * s for s in strides[-2::-1]], box[::-1], swizzle=16 << swizzle if swizzle else 0
@@ -56,14 +57,15 @@ def described(address: int, shape: tuple[int, ...], box: list[int], swizzle: int
 
 
 def for_hopper(ptx: str) -> str:
-    """Triton's PTX with what it leaves to hardware: shared memory that begins at a multiple of 1,024 bytes; and new mbarriers
-    that the asynchronous proxy sees without a fence, of which CUDA's guide says that it is needed."""
+    """Returns Triton's PTX with two changes that hardware does not need: shared memory begins at a multiple of 1,024 bytes, and
+    the asynchronous proxy sees new mbarriers without a fence, which CUDA's guide asks for.
+    """
     ptx = ptx.replace(".align 16 .b8 global_smem", ".align 1024 .b8 global_smem")
     return re.sub(r"(mbarrier\.init[^;]*;)", r"\1 fence.mbarrier_init.release.cluster;", ptx)
 
 
 def execute(kernel: Triton, run: Run, options: Options) -> tuple[np.ndarray, Stats]:
-    """(what the launches leave in `run.out`, as its type; the last one's counters)."""
+    """Runs the launches; returns (the contents of `run.out`, in its type; the last launch's counters)."""
     memory, packed, out = Memory(), bytearray(), 0
     size, maps = run.expected.size * np.dtype(type_of(kernel, run.out)).itemsize, iter(kernel.maps)
     for name, kind_of in kernel.arguments.items():
@@ -90,7 +92,7 @@ def execute(kernel: Triton, run: Run, options: Options) -> tuple[np.ndarray, Sta
 
 
 def measure(kernel: Triton, run: Run, options: Options) -> float:
-    """The largest error of a launch, in units of what is allowed; of an exact one 0, or infinity."""
+    """Returns the largest error of a launch, in units of the allowed one; for an exact kernel 0 or infinity."""
     got = execute(kernel, run, options)[0].astype(np.float64)
     allowed = run.atol + run.rtol * np.abs(run.expected)
     error = np.abs(got - run.expected)
@@ -126,7 +128,7 @@ def matmuls(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def copied_products(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
-    """Whole tiles; several; tiles of which a part lies outside, also of K."""
+    """Yields runs with whole tiles, with several, and with tiles that lie partly outside, also along K."""
     bm, bn, bk = (k.constants[name] for name in ("BM", "BN", "BK"))
     for m, n, depth in ((bm, bn, 2 * bk), (2 * bm, bn, 5 * bk), (bm + 24, bn + 8, 3 * bk + 8)):
         a, b = whole(rng, m, depth, most=3), whole(rng, depth, n, most=3)
@@ -135,7 +137,7 @@ def copied_products(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def boxes(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
-    """Inside, across each edge, and outside; of what lies outside nothing is stored."""
+    """Yields runs with boxes inside, across each edge, and outside, where nothing is stored."""
     inner = 2 * int(k.name.split("_")[2]) // 4
     box = [int(n) for n in k.arguments["x"].removeprefix("tensordesc<fp16[").removesuffix("]>").split(",")]
     assert box[-1] == inner
@@ -243,13 +245,13 @@ def dependents(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def drawn(rng: np.random.Generator, bits: int, count: int) -> np.ndarray:
-    """Whole numbers of all sizes up to so many bits, and none of them 0."""
+    """Returns whole numbers of all sizes up to `bits` bits, none of them 0."""
     x = rng.integers(-(1 << bits - 1), 1 << bits - 1, count) >> rng.integers(0, bits - 1, count)
     return np.where(x == 0, 1, x)
 
 
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Toward zero."""
+    """Divides toward zero."""
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
 
@@ -274,7 +276,7 @@ def shorts(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def numbers_and_none(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs in every order, and with NaN on either side or both."""
+    """Returns pairs of numbers in every order, and with NaN on either side or both."""
     a, b = (rng.integers(-3, 4, count).astype(np.float32) for _ in range(2))
     a[rng.random(count) < 0.2], b[rng.random(count) < 0.2] = np.nan, np.nan
     return a, b
@@ -306,7 +308,9 @@ def carried(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def rounded(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
-    """Halfway between two halves, or two of bfloat16, just beside, below the smallest normal half, and anything."""
+    """Yields runs on numbers halfway between two halves, or two of bfloat16, just beside, below the smallest normal half, and
+    any others.
+    """
     n = 256
     near = 2048.0 + np.arange(64)  # every other one lies halfway between two halves
     odd = 1 + np.arange(64) / 256.0  # of bfloat16 likewise
@@ -356,5 +360,5 @@ def runs(kernel: Triton, seed: int = 0) -> Iterator[Run]:
 
 
 def worst(kernel: Triton, options: Options, seed: int = 0) -> float:
-    """The largest error of all its runs; at most 1 is right."""
+    """Returns the largest error of all its runs; at most 1 is right."""
     return max(measure(kernel, run, options) for run in runs(kernel, seed))

@@ -1,4 +1,4 @@
-"""Which instructions of our kernels a program of others witnesses: it would notice if the emulator took them for others.
+"""The instructions of our kernels that programs by others witness: they would notice if the emulator computed something else.
 
     python -m tests.independent.witnesses                 writes witnesses.json anew: some minutes
     python -m tests.independent.witnesses INSTRUCTION ... asks for these and for those that the record lacks
@@ -47,6 +47,7 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "gemm_sm90_2x2": (GEMM_SM90, ()),
     "cluster_groups": ([], ()),
     "bulk_copies": ([], ()),
+    "bulk_stores": ([], ()),
 }
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
@@ -54,7 +55,7 @@ LAYOUTS["movmatrix.sync.m8n8.trans.b16"] = "layouts: movmatrix"
 
 
 class TooLong(Exception):
-    """It does not end."""
+    """A program does not end."""
 
 
 @contextmanager
@@ -72,13 +73,15 @@ def limited() -> Iterator[None]:
 
 
 def kind(case: Case) -> tuple:
-    """Its kernel, and along which sides its tile has clusters: other instructions."""
+    """Returns a case's kernel, and along which sides its tile has clusters, which take other instructions."""
     cluster = getattr(case.tactic.tile, "cluster", ())
     return case.kernel, *(blocks > 1 for blocks in (cluster if isinstance(cluster, tuple) else (1 + cluster,)))
 
 
 def our_instructions(some: bool = False) -> dict[str, list[str]]:
-    """Form -> kernels, of what `doctor` runs: all families and tiles that are offered, or with `some` one tile of a kind."""
+    """Returns form -> kernels with instructions of this form, for the cases of `doctor`: all families and tiles that are
+    offered, or with `some` one tile of a kind.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     known: dict = {}
     examined = cases(DEVICE)
@@ -95,7 +98,7 @@ def our_instructions(some: bool = False) -> dict[str, list[str]]:
 
 
 def notices(kernel: Triton, form: str) -> bool:
-    """Whether this program goes wrong, is refused or never ends, where the emulator takes `form` for something else."""
+    """Whether this program goes wrong, is refused or never ends, if the emulator gives `form` a wrong meaning."""
     broken = replace(kernel, ptx=faults.faulty(kernel.ptx, form, kernel.entry))
     try:
         with limited():
@@ -105,7 +108,7 @@ def notices(kernel: Triton, form: str) -> bool:
 
 
 def layout_notices(name: str, form: str) -> bool:
-    """Whether CuTe's table does: of an mma, or of movmatrix beside ldmatrix."""
+    """Whether CuTe's table shows a wrong meaning: of an mma, or of movmatrix beside ldmatrix."""
     if name not in MATRICES:
         return moved_wrong(faults.faulty(MOVMATRIX, form, "micro")) > 0
     m = MATRICES[name]
@@ -113,8 +116,9 @@ def layout_notices(name: str, form: str) -> bool:
 
 
 def program_notices(name: str, form: str) -> bool:
-    """Whether a CUDA program fails, by its own check or by ending in any other way, or never ends. Raises ValueError where
-    there is no such fault, RuntimeError where the program did not begin."""
+    """Whether a CUDA program fails, by its own check or by ending in any other way, or never ends. Raises ValueError if there
+    is no such fault, RuntimeError if the program did not begin.
+    """
     arguments, options = CUDA[name]
     try:
         out, code = cuda_programs.run(name, arguments, *options, "--fault", form)
@@ -128,13 +132,13 @@ def program_notices(name: str, form: str) -> bool:
 
 @lru_cache
 def sound(name: str) -> bool:
-    """Whether it is right without a fault."""
+    """Whether the program is right without a fault."""
     arguments, options = CUDA[name]
     return cuda_programs.run(name, arguments, *options)[1] == 0
 
 
 def witness(form: str, programs: dict[str, Triton]) -> str:
-    """The first program that notices, or an empty text."""
+    """Returns the first program that notices, or ""."""
     if form in faults.HINTS:
         return HINT
     if form.split(".")[0] in faults.STEERS:
@@ -166,7 +170,7 @@ def witnessed(rows: dict[str, dict]) -> list[str]:
 
 
 def why_not() -> str:
-    """What is missing to ask all programs, or an empty text."""
+    """Says why not all programs can be run, or ""."""
     return packages.missing(packages.CUTLASS, *packages.TOOLKIT) if installed() else "Triton is not installed: make truth"
 
 

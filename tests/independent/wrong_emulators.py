@@ -2,11 +2,11 @@
 
     python -m tests.independent.wrong_emulators [NAME ...]      asks the witnesses of all faults, or of these
 
-faults.py changes what a program says; here the interpreter is changed, so that what no PTX can say wrong is tried too:
-orders of lanes, groups of copies, barriers, checks that are blind or see what is not. A fault is a text of the interpreter's
-source and what stands for it (wrong_emulators.json). The changed sources are compiled by themselves, in some seconds, and
-cached by content. A witness is a program or a table of others and what must come of it; some are broken on purpose, to be
-refused.
+faults.py changes a program's text; here the interpreter is changed, so that faults that no PTX can express are tried too:
+orders of lanes, groups of copies, barriers, checks that are blind or see faults that do not exist. A fault is a text of the
+interpreter's source and its replacement (wrong_emulators.json). The changed sources are compiled by themselves, in some
+seconds, and cached by content. A witness is a program or a table by others and its required result; some are broken on purpose,
+to be refused.
 """
 
 import json
@@ -35,17 +35,17 @@ DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")]
 SPARSE = [Mma(32, "f16", sparse=True, selector=selector) for selector in (0, 1)]
 
 
-# ---- witnesses: whether all is as it must be
+# ---- witnesses: each returns whether all results are right
 
 
 def right(*names: str, late: bool = False, seed: int = 0) -> bool:
-    """Kernels of Triton's compute what NumPy does."""
+    """Whether these Triton kernels compute the same as NumPy."""
     options = Options(async_mode="late" if late else "eager", seed=seed)
     return all(worst(committed(name), options) <= 1 for name in names)
 
 
 def changed(name: str, old: str, new: str, which: int = 0) -> Triton:
-    """A kernel of Triton's with another text, where that stands: everywhere, or the `which`-th time alone."""
+    """Returns a Triton kernel with `new` in place of the text `old`: everywhere, or only at its `which`-th place."""
     kernel = committed(name)
     parts = kernel.ptx.split(old)
     if len(parts) <= which or len(parts) == 1:
@@ -55,7 +55,7 @@ def changed(name: str, old: str, new: str, which: int = 0) -> Triton:
 
 
 def refused(kernel: Triton, words: str) -> bool:
-    """A kernel that was broken on purpose is refused with a message that begins so."""
+    """Whether a kernel that was broken on purpose is refused with a message that begins with `words`."""
     try:
         worst(kernel, Options())
     except EmulatorError as e:
@@ -64,21 +64,23 @@ def refused(kernel: Triton, words: str) -> bool:
 
 
 def without_conflicts(name: str) -> bool:
-    """Triton swizzles its tiles so that no ldmatrix and no copy meets a conflict of banks."""
+    """Whether no ldmatrix and no copy of a Triton kernel meets a conflict of banks: Triton swizzles its tiles for that."""
     kernel = committed(name)
     excess = [execute(kernel, run, Options())[1].excess for run in runs(kernel)]
     return all(e["ldmatrix"] == 0 and e["cp.async"] == 0 for e in excess)
 
 
 def placed() -> bool:
-    """Fragments are loaded as CuTe says, and moved as it would store and load them."""
+    """Whether fragments are loaded as CuTe says, and moved as it would store and load them."""
     return not any(loaded_wrong(count, trans) for count in (1, 2, 4) for trans in (False, True)) and not moved_wrong()
 
 
 def cuda(
     sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None, given: Sequence[str] = ()
 ) -> bool:
-    """A CUDA program, of the arguments `given`, prints these words; with `change`, of its PTX by regular expressions."""
+    """Whether a CUDA program with the arguments `given` prints `words`; `change`: regular expression -> replacement in its
+    PTX.
+    """
     more = ("--replace", json.dumps(dict(change))) if change else ()
     out, _ = cuda_programs.run(name, given, *options, *more, "--emulator", str(sources))
     if "Traceback" in out:
@@ -129,6 +131,10 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "Triton's TMA, no last wait": lambda s: refused(changed("tma_64x64x32", BULK_WAIT, ""), "pending"),
     "CuTe's wgmma": lambda s: cuda(s, "wgmma", "Passed"),
     "NVIDIA's wrappers for Hopper": lambda s: cuda(s, "bulk_copies", "Passed"),
+    "NVIDIA's wrappers for stores": lambda s: cuda(s, "bulk_stores", "Passed"),
+    "NVIDIA's wrappers for stores, a wait short": lambda s: cuda(
+        s, "bulk_stores", "refused: race: write after read", change={r"wait_group\.read 1;": "wait_group.read 2;"}
+    ),
     "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "CUTLASS's convolution, two blocks share pixels": lambda s: cuda(s, "conv_sm90_1x2", "Passed"),
@@ -166,7 +172,9 @@ NEED_CUDA = ("CUB", "cooperative", "nvcc", "CuTe's wgmma", "CUTLASS", "NVIDIA")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """In `file` of the interpreter stands `after` where `before` does, once; `witness` is the one that must notice."""
+    """A fault: in `file` of the interpreter's sources, `after` replaces `before`, which occurs once; `witness` must notice
+    it.
+    """
 
     file: str
     before: str
@@ -175,12 +183,12 @@ class Fault:
 
 
 def faults() -> dict[str, Fault]:
-    """By what they mean, as wrong_emulators.json has them."""
+    """Returns name -> fault, as wrong_emulators.json has them."""
     return {row.pop("fault"): Fault(**row) for row in json.loads(TABLE.read_text())}
 
 
 def sources(fault: Fault | None, folder: Path) -> Path:
-    """A copy of the interpreter's sources with that fault. ValueError where its text does not stand there once."""
+    """Returns a copy of the interpreter's sources with that fault. ValueError if its text does not occur once."""
     for path in (*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")):
         shutil.copy(path, folder)
     if fault:
@@ -193,13 +201,15 @@ def sources(fault: Fault | None, folder: Path) -> Path:
 
 @contextmanager
 def emulator(fault: Fault | None) -> Iterator[Path]:
-    """The interpreter with that fault, or with none; compiled, but for what is in the cache."""
+    """Returns, for the block, the sources of the interpreter with that fault, or with none; compiled, unless the cache has
+    it.
+    """
     with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
         yield sources(fault, Path(folder))
 
 
 def as_it_must_be(witness: str, folder: Path) -> bool:
-    """What the witness says in a process of its own. An emulator that ends it or never ends is wrong."""
+    """Returns the witness's answer in a process of its own. An emulator that ends the process, or never ends, is wrong."""
     command = [sys.executable, "-m", "tests.independent.wrong_emulators", "--witness", witness, str(folder)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)

@@ -20,6 +20,7 @@ from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.planning.counterfactuals import ops_by_layer
 from tactics.measure import timing
 from tactics.planner import plan
+from tactics.planner.forced_plans import forced
 from tests.engines import emulated
 from tests.ort_budget import budgets
 
@@ -86,7 +87,7 @@ def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, 
     network = alternatives(fuse.fuse(lower.lower(importer.sized(importer.load(tmp_path / "inception.onnx", prune=True)))))
     target = device.named(DEFAULT_DEVICE)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = tables.tabulate(network, target, timing.predicted(target), io=ends, how=tables.Considered(True))
+    table = tables.tabulate(network, target, timing.Predicted(target), io=ends, how=tables.Considered(True))
     seconds = []
     for _ in range(3):
         start = time.process_time()
@@ -98,7 +99,7 @@ def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, 
     names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(network, wanted).items()}
     with monkeypatch.context() as patch:
         patch.setattr(plan, "solve", None)
-        found = dict(zip(wanted, plan.forced(table.graph, best, [(names[x], wanted[x]) for x in wanted]), strict=True))
+        found = dict(zip(wanted, forced(table.graph, best, [(names[x], wanted[x]) for x in wanted]), strict=True))
     merged = [layer for layer in wanted if " || " in layer and found[layer]]
     assert len(merged) > 5 and len(list(filter(None, found.values()))) > 30
     for layer in [*merged, *list(wanted)[::4]]:

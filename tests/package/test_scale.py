@@ -68,7 +68,7 @@ def lines_run(function, *args, **options) -> collections.Counter:
 def test_problems_alike_are_timed_once_and_share_their_entries(model):
     network = alternatives(fuse.fuse(lower.lower(importer.read(model("convs", 12)))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
-    asked, predicted = collections.Counter(), timing.predicted(DEVICE)
+    asked, predicted = collections.Counter(), timing.Predicted(DEVICE)
 
     def timer(problem, tactics):
         asked[problem] += 1

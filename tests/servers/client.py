@@ -18,7 +18,7 @@ LOCAL = threading.local()
 
 
 class Reply(NamedTuple):
-    """Status 0: the connection broke."""
+    """A server's reply; status 0: the connection broke."""
 
     status: int
     headers: Mapping[str, str]
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 def ask(
     port: int, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float = 60
 ) -> Reply:
-    """One request; a thread of `flood` keeps its connection."""
+    """Sends one request; a thread of `flood` keeps its connection."""
     known = getattr(LOCAL, "connections", {})
     try:
         if port not in known:
@@ -42,7 +42,9 @@ def ask(
 
 
 def flood(send: Callable[[Any], Any], requests: Sequence[Any], in_flight: int = IN_FLIGHT, at: Mapping[int, Any] | None = None):
-    """What `send` returns for each request; `at`: number of answers -> what is called when there are as many."""
+    """Sends all requests, `in_flight` at a time; returns the result of `send` for each. `at`: number of answers -> a function
+    to call when there are as many.
+    """
     lock, done = threading.Lock(), 0
 
     def one(request):
@@ -70,7 +72,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true value of a condition. AssertionError if there is none in time."""
+    """Returns the first true value of a condition. AssertionError if there is none in time."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"{what}: not within {seconds} s"
@@ -79,7 +81,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def processes_with(variable: str) -> dict[int, str]:
-    """The live processes that have this NAME=value in their environment, with their command lines."""
+    """Returns process -> command line of the live processes that have this NAME=value in their environment."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,7 +93,7 @@ def processes_with(variable: str) -> dict[int, str]:
 
 
 class Server:
-    """A server's process. All that it starts has MARK in its environment, and is gone when it ends."""
+    """A server's process. All processes that it starts have MARK in their environment, and must be gone when it ends."""
 
     def __init__(self, words: Sequence[str | Path], env: Mapping[str, str], log: Path):
         self.mark, self.log = f"SERVED_BY_TEST={log}", log
@@ -109,11 +111,11 @@ class Server:
         assert self.process.poll() is None, self.text()[-5000:]
 
     def named(self, words: str) -> list[int]:
-        """Its processes whose command line has these words."""
+        """Returns the server's processes whose command line contains these words."""
         return sorted(pid for pid, line in processes_with(self.mark).items() if re.search(words, line))
 
     def stop(self, seconds: float = 40) -> dict[int, str]:
-        """End it, as its owner does; the processes that it left behind, which are killed then."""
+        """Ends the server as its owner does; returns the processes that it left behind, which are killed then."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(seconds)
@@ -129,7 +131,9 @@ class Server:
 
 
 def metrics(text: str, prefix: str) -> dict[tuple[str, str], float]:
-    """Prometheus's text: (name without prefix, value of its own label or "") -> the sum over all other labels."""
+    """Parses Prometheus's text: returns (name without prefix, value of our own label or "") -> the sum over all other
+    labels.
+    """
     own, found = ("point", "kind", "layer"), {}
     for name, labels, value in re.findall(rf"^{prefix}(gpu_runtime_\w+?)(?:_total)?\{{(.*)\}} (\S+)$", text, re.M):
         values = dict(re.findall(r'(\w+)="([^"]*)"', labels))

@@ -18,7 +18,7 @@ DEBIAN = Path("/usr/bin/python3.11")  # Triton's stub needs a Python whose libpy
 
 
 def environment(server: str) -> Path:
-    """The folder of the server's environment. Skips, with the reason, where it cannot be made."""
+    """Returns the folder of the server's environment. Skips with the reason if it cannot be made."""
     folder = ROOT / f".venv-{server}"
     wanted = "\n".join((CUDA[server], *PINS[server], (ROOT / "pyproject.toml").read_text()))
     stamp = folder / ".installed"

@@ -13,8 +13,9 @@ MOST, COUNT, DISTINCT = 8, 2000, 200
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`folder` has first.engine and second.engine; `expected[i]` and `later[i]`: their bytes for `requests[i]`; `last`: the
-    layer of first.engine that stores the logits, under the name that its plan gives it."""
+    """The files and answers of a test. `folder` has first.engine and second.engine; `expected[i]` and `later[i]`: their
+    answers, as bytes, to `requests[i]`; `last`: the layer of first.engine that stores the logits, as its plan names it.
+    """
 
     folder: Path
     requests: list[np.ndarray]

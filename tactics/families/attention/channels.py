@@ -13,9 +13,9 @@ from tactics.step import NONFINITE, Launch, floats, ints, launch
 from tactics.tactic import Tactic
 
 MAX_DIM = 128  # rows and columns of the scores: a block holds all of a head
-V_TOKENS, MOST_CHUNKS = 64, 16  # outputs that a block writes at a time, and blocks of a head, at most
-# Clocks of an SM's scheduler slot, of which it has four: of a step of 16 in a stripe of 16 x 16 x 16 (ldmatrix, movmatrix,
-# two products), and of an element that is copied by itself.
+V_TOKENS, MOST_CHUNKS = 64, 16  # outputs that a block writes at a time; the most blocks of a head
+# Clocks of one of an SM's four scheduler slots: a step of 16 x 16 x 16 in a stripe (ldmatrix, movmatrix, two products); an
+# element that is copied by itself.
 STEP_CLK, ELEMENT_CLK = 24, 12
 _Q, _K, _V = (Operand(0, first, (1440, 8, 1, 72)) for first in (0, 24, 48))
 _Y = Operand(1, 0, (480, 8, 1, 24))
@@ -40,7 +40,7 @@ def _dim(p: AttentionProblem) -> int:
 
 
 def _warps(dim: int) -> tuple[int, int]:
-    """Returns (stripes of 16 rows, warps that share one), as in cross_covariance.cu."""
+    """Returns (stripes of 16 rows, warps that share a stripe), as in cross_covariance.cu."""
     return dim // 16, max(1, 8 // (dim // 16))
 
 
@@ -56,7 +56,7 @@ def _shared(dim: int) -> int:
 
 
 def _chunk(p: AttentionProblem) -> int:
-    """Outputs of a row that a block writes."""
+    """Returns the number of outputs of a row that a block writes."""
     return V_TOKENS * -(-p.width // (V_TOKENS * MOST_CHUNKS))
 
 

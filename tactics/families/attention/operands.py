@@ -24,8 +24,8 @@ def formats(shape: Shape4) -> tuple[Format, ...]:
 
 
 def known(p: AttentionProblem, tactic: Tactic, strided: At = None) -> dict[str, Lies]:
-    """Returns the start and steps of each operand, and of "y", in the memory of the tactic's formats; `strided`: as `launches`
-    takes it.
+    """Returns operand name -> (its first element, its steps), and the same for "y", in the memory of the tactic's formats;
+    `strided`: as `launches` takes it.
     """
     fmts, shapes = (*tactic.ins, tactic.out), (*p.tensors, p.out)
     memory = strided or tuple(strides(f, s) for f, s in zip(fmts, shapes, strict=True))
@@ -73,14 +73,14 @@ def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
 
 
 def vectors(at: Lies, contiguous: int, size: int) -> bool:
-    """Whether an operand can be read 8 elements at a time along index `contiguous`, of this size."""
+    """Whether an operand can be read 8 elements at a time along index `contiguous`, whose size is `size`."""
     start, steps = at
     others = [s for i, s in enumerate(steps) if i != contiguous]
     return steps[contiguous] == 1 and not any(v % VECTOR for v in (start, size, *others))
 
 
 def operand_args(found: Mapping[str, Lies]) -> Args:
-    """The kernels' struct Operand of each operand, as `q_at`, ..."""
+    """Returns the kernel's struct Operand for each operand: its first element and steps as members of `q_at`, `k_at`, ..."""
     args: Args = {}
     for name, (start, (batch, head, row, inner)) in found.items():
         args |= member(f"{name}_at", ints(start=start, batch=batch, head=head, row=row, inner=inner))

@@ -13,13 +13,13 @@ from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_
 from tactics.step import NONFINITE, NULL, Launch, floats, ints, launch
 from tactics.tactic import Tactic
 
-MAX_DIM = 128  # of q, k and of v: a warp holds 16 rows of the output
+MAX_DIM = 128  # sizes of a row of q and k, and of v: a warp holds 16 rows of the output
 ROWS, KEYS, THREADS = 64, 32, 128  # as in attention.cu
 NOWHERE: operands.Lies = (0, (0, 0, 0, 0))
-# Clocks of an SM's scheduler slot, of which it has four: of 16 x 16 x 16 of either product (ldmatrix, movmatrix, two products),
-# of a score (scale, maximum, exponential, sum), of a score with an addend, of an element that is copied by itself; and
-# of one turn's chain of both products and the softmax alone.
-STEP_CLK, SCORE_CLK, ADD_CLK, ELEMENT_CLK, TURN_CLK = 14, 10, 8, 12, 500
+# Clocks of one of an SM's four scheduler slots.
+STEP_CLK, ELEMENT_CLK = 14, 12  # 16 x 16 x 16 of a product (ldmatrix, movmatrix, two products); an element copied by itself
+SCORE_CLK, ADD_CLK = 10, 8  # a score (scale, maximum, exponential, sum); more for a score with an addend
+TURN_CLK = 500  # the chain of both products and the softmax in one turn, with no other warp at work
 _Q, _K, _V = (Operand(0, first, (864, 16, 96, 1)) for first in (0, 32, 64))
 _CASE = AttentionProblem(
     2, 2, 9, 9, 16, 16, ((18, 96, 1, 1),), (18, 32, 1, 1), _Q, _K, _V, Operand(1, 0, (288, 16, 32, 1)), bias="chw"

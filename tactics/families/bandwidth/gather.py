@@ -24,7 +24,7 @@ CASES = {
 
 
 def candidates(p: Gathered, device: Device) -> Candidates:
-    """Yields (tactic, reason against it or None)."""
+    """Yields (tactic, reason against it or None) for every combination of formats of the problem's tensors."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
         yield "gather", unsupported("joins tensors along channels, which the move kernel does")
         return
@@ -98,7 +98,7 @@ def section_bytes(p: Gathered, tactic: Tactic) -> dict[str, int]:
 
 
 def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
-    """The positions of each output pixel's inputs: sections that follow from the problem alone."""
+    """Returns the positions of each output pixel's inputs: sections that follow from the problem only."""
     if isinstance(p, ResizeProblem):
         (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
         tables = {"row": row, "column": column, "row_weight": row_weight, "column_weight": column_weight}
@@ -114,7 +114,7 @@ def counts(p: Gathered, tactic: Tactic, device: Device) -> Counts:
 
 
 def _per_element(p: Gathered, tactic: Tactic) -> float:
-    """Instructions per element in addition to its access."""
+    """Returns the instructions per element in addition to its access."""
     if not isinstance(p, ResizeProblem):
         return 12.0
     return movement.per_window(4.0, p.num_taps(0) * p.num_taps(1), p)

@@ -56,7 +56,7 @@ CASES = {
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:
-    """Yields (tactic, reason against it or None)."""
+    """Yields (tactic, reason against it or None) for every combination of formats of the problem's tensors."""
     return CANDIDATES[type(problem)](problem)
 
 
@@ -151,7 +151,7 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
 
 
 def _outputs(p: PoolProblem, groups: int) -> int:
-    """Outputs of one column that a thread of pool.cu computes: several where windows share rows and there are enough
+    """Returns how many outputs of one column a thread of pool.cu computes: several if windows share rows and there are enough
     threads.
     """
     shared = p.dilation[0] == 1 and p.stride[0] < p.r and p.r * p.s <= 9  # rows; of more taps registers hold one window's
@@ -185,7 +185,7 @@ def _divisors(**numbers: int) -> Args:
 
 
 def _kind_args(kind: str, c: int, start: Triple, step: Triple) -> Args:
-    """Arguments that say which elements of the input's `c` channels a kind reads."""
+    """Returns the arguments by which a kind of move selects elements of the input's `c` channels."""
     rows, columns = {"part": (1, 1), "window": (1, 1), "upsample": step[1:]}.get(kind, (step[1], step[1]))
     args = _divisors(rows=rows, columns=columns, inner={"s2d_dcr": c, "channels": rows}.get(kind, rows * rows))
     if kind == "channels":
@@ -210,7 +210,9 @@ def _together(s: Strides, pixels: int, alone: bool) -> tuple[bool, bool]:
 
 
 class _Part(NamedTuple):
-    """The shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end), made of input `source`."""
+    """A part of the output, made of input `source`: the `whole` output's shape, the shape `part`, and its first channel
+    `first_c` (`last`: it ends with the padded channels).
+    """
 
     source: int
     in_shape: Shape4
@@ -221,7 +223,7 @@ class _Part(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Which places of the input are read, by MOVE_KINDS; `fill`: beside the input."""
+    """The elements of the input that are read: `kind` is one of MOVE_KINDS; `fill`: the value of elements outside the input."""
 
     kind: str = "window"
     start: Triple = (0, 0, 0)

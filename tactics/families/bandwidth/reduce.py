@@ -41,17 +41,17 @@ THREADS = 256
 NEIGHBOURS = 8  # vectors of channels that a block reads side by side, where rows keep their channels: 128 bytes of a pixel
 FEW_ROWS = 1024  # below this many vectors, two side by side: a sector; more blocks are worth more than wider ones
 L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
-# Long rows, each by several blocks: as many vectors of a part as a block has threads, twice; at most so many parts at a time,
-# and at least so many, or joining them costs more than it saves.
+# Long rows, each by several blocks: vectors of a part, two for each thread of a block; the most parts of a row; the least, as
+# joining fewer costs more than it saves.
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
 LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
 AHEAD, FROM_L1 = 4, 0.2  # elements that a thread has in flight (reduce.cu); its latency of L1 as a part of its latency of L2
 JOINING = 5  # L2 latencies of a block because of parts: ticket, arrival, waiting for it, reading parts, reading the row again
-# Rows that a few lanes keep in registers: so many vectors each at most, in the order in which they are preferred; threads up to
-# which scale and bias are loaded first; blocks below which blocks of fewer threads are better; instructions of a vector and of
-# a thread; clocks of a thread beside its first wait; registers as compiled for sm_90a, without and with scales loaded first.
-HELD, FEW_THREADS, FEW_BLOCKS = (3, 2, 4, 1), 64 * 1024, 2048
-HELD_INSTRUCTIONS, HELD_CLK = (75, 150), 500
+# Rows that a few lanes keep in registers.
+HELD = (3, 2, 4, 1)  # vectors of a lane, at most, in the order of preference
+FEW_THREADS, FEW_BLOCKS = 64 * 1024, 2048  # up to this many threads load scales first; fewer blocks are smaller ones
+HELD_INSTRUCTIONS, HELD_CLK = (75, 150), 500  # instructions (of a vector, of a thread); a thread's clocks beside its first wait
+# Vectors of a lane -> registers as compiled for sm_90a, without and with scales loaded first.
 HELD_REGISTERS = {1: (40, 48), 2: (48, 76), 3: (64, 96), 4: (80, 128)}
 CASES = {
     "reduce": (
@@ -86,7 +86,9 @@ def _split(p: Problem) -> tuple[Rows | None, PointwiseProblem | None]:
 
 
 def _rows(p: Problem) -> tuple[Rows, PointwiseProblem | None]:
-    """`_split` of a problem of this family. Raises ValueError for a chain behind a pool."""
+    """Returns (the rows, the chain behind them or None) of a problem of this family, as `_split` does. Raises ValueError for a
+    chain behind a pool.
+    """
     rows, chain = _split(p)
     if rows is None:
         raise ValueError(f"reduce: expected a normalization, got {p}")
@@ -112,8 +114,8 @@ def _vector(p: Rows, tactic: Tactic) -> int:
 
 
 def _by_channel(p: Rows, tactic: Tactic) -> bool:
-    """Whether groups of channels that end within vectors, or that have padding behind them, are joined from sums of
-    channels.
+    """Whether groups of channels are reduced in two steps, first each channel, then the group: if a group ends within a vector,
+    or padding follows it.
     """
     if p.groups == 1 or p.kind != "standard" or linear(tactic.ins[0]) or linear(tactic.out) or "n" in p.axes:
         return False
@@ -189,7 +191,7 @@ class _Held:
 
 
 def _held(p: Rows, tactic: Tactic, strided: tuple[Strides, ...], kept: list[int], inside: list[int]) -> _Held | None:
-    """How rows stay in registers; None where they are not whole vectors of channels in consecutive memory."""
+    """Returns how rows stay in registers; None if they are not whole vectors of channels in consecutive memory."""
     rows, elements = prod(kept), inside[1]
     own = (*strided[: 1 + p.added], strided[-1])
     fits = p.c % 8 == 0 and prod(inside) == elements and all(s.block == 1 << s.log2v for s in own)
@@ -207,8 +209,8 @@ def _held(p: Rows, tactic: Tactic, strided: tuple[Strides, ...], kept: list[int]
 
 
 def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows, PointwiseProblem | None, Tactic]:
-    """The same rows read as vectors of 8, where they are the last axes of linear FP16 tensors: memory is read as an image per
-    row, whose channels are the row's elements. Other problems stay as they are.
+    """Returns the same rows read as vectors of 8, if they are the last axes of linear FP16 tensors: each row then is an image
+    whose channels are the row's elements. Other problems are returned unchanged.
     """
     if not isinstance(p, NormalizeProblem) or p.groups > 1 or not "nchw".endswith(p.axes):
         return p, chain, tactic
@@ -276,7 +278,7 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
 
 
 def _count(p: Rows) -> int:
-    """Elements of a row."""
+    """Returns the number of elements in a row."""
     return prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // p.groups
 
 

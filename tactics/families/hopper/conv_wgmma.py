@@ -46,11 +46,11 @@ WAYS = (2, 3, 4, 6, 8, 12, 16)
 FEWEST_K = 16  # of one product: with a smaller K, most of a stage would be zeros
 SHARING = ((1, 1, 1), (2, 1, 1), (1, 2, 1))  # clusters: none, blocks with the same pixels, with the same weights
 PORTABLE_CLUSTER = 8  # blocks
-# Of an H200 (benchmarks/results/h200), fitted to one half of the timed problems (benchmarks/our_times.py). At the end of a tile
-# a warpgroup takes OUTPUT_ALONE clocks for each of its outputs beside their instructions, all of an SM together OUTPUT_CLK, and
-# RESIDUAL_CLK where a residual is added: of ping-pong tiles with three parts, 64x192, the share THREE_PARTS (why is unknown;
-# both halves of the problems show it). Of one warpgroup's products OVERLAPPED stands beside that, the rest runs meanwhile.
-OUTPUT_ALONE, OUTPUT_CLK, RESIDUAL_CLK, THREE_PARTS, OVERLAPPED = 0.05, 0.145, 0.22, 0.3, 0.9
+# The end of a tile on an H200 (benchmarks/results/h200), fitted to one half of the timed problems (benchmarks/our_times.py).
+OUTPUT_ALONE, OUTPUT_CLK = 0.05, 0.145  # clocks of an output beside instructions: of a warpgroup; of all of an SM together
+RESIDUAL_CLK = 0.22  # clocks of an output with a residual, for all of an SM together
+THREE_PARTS = 0.3  # share of RESIDUAL_CLK in ping-pong tiles with three parts, 64x192 (unexplained; both halves show it)
+OVERLAPPED = 0.9  # share of a single warpgroup's products that does not run during the end
 SHARED_L2 = 1.4  # bytes that L2 delivers, as a multiple of `rates`: neighbouring blocks read the same lines
 SM_L2 = 64  # bytes per clock that an SM reads from L2 by TMA: 49 and more were measured with half of the SMs idle
 CLUSTER_CLK = 700  # added to a launch of clusters: 0.36 us in the median of 81 tactics with and without
@@ -98,7 +98,9 @@ TILES = {kernel: tuple(_tiles(kernel)) for kernel in NAMES}
 
 @lru_cache(maxsize=4096)
 def boxes(p: ConvProblem) -> tuple[tuple[int, int, int], ...]:
-    """Boxes of (images, rows, columns): for each tile size the one that discards the least work, then copies least."""
+    """Returns boxes (images, rows, columns) of output pixels: for each tile size the box that discards the least work and, of
+    such, copies least.
+    """
     if p.r != WINDOW_ROWS or p.groups > 1 or p.stride != (1, 1) or p.dilation != (1, 1) or p.c < K_STAGE:
         return ()
     found: dict[int, tuple[float, tuple[int, int, int]]] = {}
@@ -119,7 +121,7 @@ def num_boxes(p: ConvProblem, box: tuple[int, ...]) -> int:
 
 
 def _strips(p: ConvProblem, kernel: str) -> Iterator[Tile]:
-    """Yields tiles of boxes, alone and in clusters of two whose blocks each copy half of a box."""
+    """Yields tiles that are strips: by themselves, and in clusters of two blocks that each copy half of the box of pixels."""
     sparse = KERNELS[kernel].sparse
     for box, (m, warps, pingpong), cluster in product(boxes(p), STRIPS, SHARING):
         one = Tile(m, math.prod(box), K_STAGE, warps, 1, 1, pingpong=pingpong, cluster=cluster, box=box)
@@ -202,7 +204,7 @@ def _no_map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows of a group's product that are stored, padded channels included."""
+    """Returns the rows of a group's product that are stored, padded channels included."""
     m = merged(p)
     channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
     return p.epilogue.d2s**2 * channels
@@ -246,7 +248,7 @@ def _units(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _columns(p: ConvProblem, t: Tile) -> int:
-    """Tiles side by side along pixels."""
+    """Returns the number of tiles side by side along pixels."""
     return num_boxes(p, t.box) if t.box else -(-merged(p).pixels // t.n)
 
 
@@ -404,7 +406,7 @@ def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
 
 
 def _stage_clk(p: ConvProblem, tactic: Tactic, per_clk: float) -> dict[str, float]:
-    """Clocks of a stage by limit, where an SM reads `per_clk` bytes per clock from L2."""
+    """Returns limit -> clocks of a stage, where an SM reads `per_clk` bytes per clock from L2."""
     model = _model(tactic.gemm, tactic.sparse)
     stays = _weights_stay(p, tactic, ends.stored_by_tma(p, tactic))
     at = stage(replace(model, weights="held") if stays else model, CENTRE, per_clk)

@@ -26,36 +26,36 @@ MOST_STAGES = 12
 MOST_SLOTS = 8
 FEWEST_SLOTS = {False: (2, 1), True: (4, 3, 2, 1)}  # without and with a residual, as long as FEWEST_STAGES are left
 WINDOW_ROWS = 3  # of strips: taps of a stage
-# An output of an end by TMA, counted in its machine code (NVRTC 13.0). INSTRUCTIONS: of a thread, without and with a residual.
-# OF_ACTIVATION: (instructions more than a ReLU has, MUFU among them). PORT: bytes per clock of shared memory's port.
-# ONE_WARPGROUP: a warpgroup that ends alone waits for itself. OVER_SIMULATED: an H200's times of the ends before these over
-# their simulated times; it holds UNTIMED, by which a prediction multiplies the whole.
-INSTRUCTIONS, PORT, ONE_WARPGROUP, OVER_SIMULATED = {False: 2.9, True: 5.1}, 128, 1.4, {False: 1.25, True: 1.4}
+# An output of an end by TMA, counted in its machine code (NVRTC 13.0). OF_ACTIVATION: (instructions more than a ReLU has, MUFU
+# among them).
+INSTRUCTIONS = {False: 2.9, True: 5.1}  # of a thread, without and with a residual
+PORT, ONE_WARPGROUP = 128, 1.4  # bytes per clock of shared memory's port; factor of a single warpgroup, which waits for itself
+OVER_SIMULATED = {False: 1.25, True: 1.4}  # an H200's times of older ends over their simulated ones; UNTIMED is a part of it
 OF_ACTIVATION = {name: (row.instructions - 2.0, 2.0 * (row.instructions >= 6)) for name, row in POINTWISE.items()}
 OF_ACTIVATION |= {"gelu": (9.2, 1.0), "silu": (8.2, 1.5)}
-BY_STMATRIX = 0.75  # clocks of ends by threads with stmatrix as a part of those with movmatrix, which were timed: by simulation
+BY_STMATRIX = 0.75  # simulated clocks of ends by threads with stmatrix over the ones with movmatrix, which were timed
 BARRIERS = 16  # bytes, two of a stage or of a slot
 
 
 def taps(t: Tile) -> int:
-    """Taps of a stage."""
+    """Returns the taps of a stage."""
     return WINDOW_ROWS if t.box else 1
 
 
 def teams(t: Tile) -> int:
-    """Warpgroups that multiply."""
+    """Returns the number of warpgroups that multiply."""
     return t.threads // 128 * (1 + t.pingpong)
 
 
 def part(t: Tile) -> int:
-    """Pixels that a warpgroup stores at a time; where a cluster shares K, each block has one part if there are enough groups of
-    eight.
+    """Returns how many pixels a warpgroup stores at a time; if a cluster shares K, each block has one part, as long as there
+    are enough groups of eight.
     """
     return next(n for n in (64, 32, 16, 8) if t.n % n == 0 and (n == 8 or n * t.cluster[2] <= t.n))
 
 
-def piece(t: Tile) -> tuple[int, int, int]:
-    """The images, rows and columns of the box that one copy stores: the largest share of the tile's box that divides the
+def copied_box(t: Tile) -> tuple[int, int, int]:
+    """Returns (images, rows, columns) of the box that one copy stores: the largest share of the tile's box that divides the
     part.
     """
     images, rows, cols = t.box
@@ -91,7 +91,7 @@ def end(
     """
     stored = {} if store or not stored_by_tma(p, tactic) else _stored_maps(p, tactic, strided)
     values, size = room(p, tactic, bool(stored))
-    pixels = math.prod(piece(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
+    pixels = math.prod(copied_box(tactic.gemm)) if stored and tactic.gemm.box else part(tactic.gemm)
     whole = not (linear(tactic.out) or store or merged(p).one.k % ROWS)
     return {"OUT_TMA": int(bool(stored)), "PIECE": pixels, "WHOLE_ROWS": int(whole), **values}, size, stored
 
@@ -143,6 +143,6 @@ def _stored_maps(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | 
     y, *others = reversed(strided or (strides(tactic.out, p.out_shape),) * (2 + p.epilogue.residual))
     views = {"y_map": (maps.Y, y), **({"r_map": (maps.RESIDUAL, others[0])} if p.epilogue.residual else {})}
     try:
-        return {n: maps.stored_map(p, *view, channels, part(t), piece(t) if t.box else ()) for n, view in views.items()}
+        return {n: maps.stored_map(p, *view, channels, part(t), copied_box(t) if t.box else ()) for n, view in views.items()}
     except ValueError:
         return {}

@@ -19,8 +19,8 @@ MOST_OFFSET = 254  # of im2col, by CUTLASS's bound (conv/collective/sm90_implici
 
 
 def input_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """The map of the input, whose strides are `x`, for copies of `pixels` with `channels`. Raises ValueError with the broken
-    rule.
+    """Returns the tensor map of the input, whose strides are `x`, for copies of `pixels` pixels with `channels` channels.
+    Raises ValueError with the broken rule.
     """
     return (pixels_map if pixels_in_order(p, x) else convolution_map)(p, x, channels, pixels)
 
@@ -32,7 +32,7 @@ def pixels_in_order(p: ConvProblem, x: Strides) -> bool:
 
 
 def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """A map [pixels of all images][channels]."""
+    """Returns a map of the input as [pixels of all images][channels]."""
     _in_order(p.n, p.h * p.w, x)
     swizzle = _swizzle(p, x, channels)
     dims = padded_channels("hwc8", p.c), p.n * p.h * p.w
@@ -40,8 +40,8 @@ def pixels_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
 
 
 def convolution_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> Map:
-    """A map [n][h][w][channels], in im2col mode: a column's pixels begin in the box between the corners, which has p x q of
-    them.
+    """Returns a map [n][h][w][channels] in im2col mode: a column's pixels begin in the box between the corners, which has p x q
+    of them.
     """
     swizzle = _swizzle(p, x, channels)
     top, left, bottom, right = p.pad
@@ -63,7 +63,9 @@ def convolution_map(p: ConvProblem, x: Strides, channels: int, pixels: int) -> M
 
 
 def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]) -> Map:
-    """A map [n][h][w][channels], in boxes of images, rows and columns of the input, which may begin or end outside of it."""
+    """Returns a map [n][h][w][channels] of the input, copied in boxes (images, rows, columns) that may begin or end outside of
+    it.
+    """
     images, rows, cols = box
     dims, steps = (padded_channels("hwc8", p.c), p.w, p.h, p.n), (x.pixel, x.pixel * p.w, x.n)
     strides = tuple(s * HALF for s in steps)
@@ -71,10 +73,10 @@ def box_map(p: ConvProblem, x: Strides, channels: int, box: tuple[int, int, int]
 
 
 def stored_map(p: ConvProblem, of: Arg, y: Strides, channels: int, pixels: int, box: tuple[int, ...]) -> Map:
-    """The map of the output, or of a residual with the same layout, for copies of 64 of its `channels`.
+    """Returns the map of the output, or of a residual with the same layout, for copies of 64 of its `channels`.
 
-    A copy has a box of images, rows and columns, or, without `box`, `pixels` in order, as one row. Raises ValueError with the
-    broken rule.
+    A copy has a box of images, rows and columns or, without `box`, `pixels` consecutive pixels as one row. Raises ValueError
+    with the broken rule.
     """
     _together(channels, y)
     if not box:

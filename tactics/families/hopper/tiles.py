@@ -22,7 +22,8 @@ BARRIERS = 1024  # bytes: mbarriers, and alignment to the 1,024 of a swizzle's a
 STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
 # By the number of multiplying warpgroups, of each of their threads: all, or what setmaxnreg can give; ptxas adds up to 65,536.
 REGISTERS = {1: 255, 2: 232, 3: 160}
-# Of a thread of 2:4 loops beside its sums: values and metadata of an m64 and 64 of K, and others (ptxas 13.0: nothing spills).
+# A thread's registers in 2:4 loops, beside its sums: values and metadata for an m64 and 64 of K; others (ptxas 13.0: nothing
+# spills).
 OF_WEIGHTS, OTHERS = 8 + 2, 30
 MOST_BATCH = 4  # of tiles that are no strips: by then an L2 latency is hidden
 FEWEST_STAGES = 3
@@ -53,7 +54,7 @@ class Box:
 
     @property
     def per_tap(self) -> float:
-        """Pixels that are copied for each tap."""
+        """The number of pixels that are copied for each tap."""
         return self.copied / self.r
 
 
@@ -63,7 +64,7 @@ class HopperTile:
 
     `weights`: smem (SS), registers (RS, straight from L2), or held (RS, all of K, loaded once for all tiles). `shared`: the
     operand that a cluster of two blocks copies once: pixels, weights or "". `groups`: warpgroups that multiply; `pingpong`:
-    each a tile of its own. `box`: of a strip.
+    each of them has its own tile. `box`: the pixels of a strip, else None.
     """
 
     m: int
@@ -142,8 +143,8 @@ def stages(tile: HopperTile) -> int:
 
 @lru_cache(maxsize=65536)
 def stage(tile: HopperTile, figures: Figures, l2: float = 0.0) -> Stage:
-    """The clocks of a stage. `l2`: bytes per clock that this SM reads, where other SMs leave it more or less than `figures`; 0:
-    as there.
+    """Returns the clocks of a stage. `l2`: bytes per clock that this SM reads, if other SMs leave it more or less than
+    `figures` says; 0: as in `figures`.
     """
     step = 32 if tile.sparse else 16
     blocks, steps = tile.m // 64, K_STAGE // step

@@ -53,13 +53,13 @@ def turns(p: ConvProblem) -> int:
 
 
 def strip_rows(p: ConvProblem, tactic: Tactic) -> int:
-    """Pixels of a strip."""
+    """Returns the number of pixels in a strip."""
     return tactic.gemm.n + (p.r - 1) * p.w + p.s - 1
 
 
 def copies(p: ConvProblem, tactic: Tactic) -> int:
-    """The most pixels of the next strip that a thread copies per turn: all copies begin at least STAGES - 1 turns before its
-    first turn.
+    """Returns the most pixels of the next strip that a thread copies per turn: all copies begin at least STAGES - 1 turns
+    before its first turn.
     """
     t = tactic.gemm
     if blocks_of_k(p) == 1:

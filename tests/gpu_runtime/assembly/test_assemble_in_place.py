@@ -237,7 +237,7 @@ def solve(path, in_place=True, **options) -> tuple[plan.Plan, float]:
     """(the plan, seconds that solving took), with or without entries in place."""
     net = shared_concats.share(lowered(path, **options)) if in_place else lowered(path, **options)
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    graph = tables.tabulate(net, named(DEVICE), timing.predicted(named(DEVICE)), io=io, how=tables.Considered(False)).graph
+    graph = tables.tabulate(net, named(DEVICE), timing.Predicted(named(DEVICE)), io=io, how=tables.Considered(False)).graph
     force = {} if in_place else {c.name: (lambda e: e.tactic is not None) for c in graph.choices}
     start = time.perf_counter()
     return plan.solve(graph, force=force, milp_seconds=20), time.perf_counter() - start

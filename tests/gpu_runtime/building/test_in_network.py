@@ -15,7 +15,8 @@ from gpu_runtime.frontend.source import source_of
 from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import ranges
-from tactics.measure.timing import Predicted, Time, quantiles
+from tactics.measure.race import quantiles
+from tactics.measure.timing import Predicted, Time
 from tests.conftest import MODELS
 
 H200 = named("h200")

@@ -32,7 +32,7 @@ def table(sparse=True, exhaustive=False):
     network = shared_concats.share(fuse.fuse(lower.lower(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     return tables.tabulate(
-        network, DEVICE, timing.predicted(DEVICE), io=io, how=tables.Considered(sparse, exhaustive=exhaustive)
+        network, DEVICE, timing.Predicted(DEVICE), io=io, how=tables.Considered(sparse, exhaustive=exhaustive)
     )
 
 
@@ -153,7 +153,7 @@ def test_exhaustive_asks_for_every_namesake():
     def timer(problem, tactics):
         tactics = list(tactics)
         asked.extend((problem, t) for t in tactics)
-        return timing.predicted(DEVICE)(problem, tactics)
+        return timing.Predicted(DEVICE)(problem, tactics)
 
     timer.prepare = lambda work: None
     t = table()

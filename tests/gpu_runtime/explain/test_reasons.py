@@ -12,7 +12,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import named
 from cuda_kernels.rates import rates
 from gpu_runtime.explain import reasons, wording
-from gpu_runtime.explain.reason_texts import REASONS
+from gpu_runtime.explain.reason_texts import REASONS, time_text
 from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
 from gpu_runtime.planning import tables
@@ -159,7 +159,8 @@ def test_an_estimate_among_measured_times_is_no_verdict():
     assert (r.verdict, r.reason) == ("dense", "not_timed")
     assert r.best_dense.timed and not r.best_sparse.timed
     timing = SimpleNamespace(timing=Timing("measured", "measured"))
-    assert "sparse takes ~12.00 us, dense 10.00 us" in REASONS[r.reason].sentence(r, timing)
+    times = (time_text(best, timing.timing) for best in (r.best_dense, r.best_sparse))
+    assert "sparse takes ~12.00 us, dense 10.00 us" in REASONS[r.reason].sentence(r, timing, *times)
 
 
 def test_no_sparse_tactic():
@@ -222,7 +223,7 @@ def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels(
     r = row(network(W[:, :2], groups=32), timer(10, 8, 1))
     assert (r.verdict, r.reason) == ("not_eligible", "grouped_conv") and "2 input channels" in r.detail
     r = row(network(W[:, :1], groups=64), timer(10, 8, 1))
-    plan_of = {"sparsity": {"mode": "enable"}, "timing": {"kind": "predicted"}}
+    plan_of = SimpleNamespace(timing=Timing("predicted", "predicted(h200)"), solution=SimpleNamespace(rivals=None))
     assert "depthwise convolution: each output channel reads one input channel" in wording.sentence(r, plan_of)
 
 

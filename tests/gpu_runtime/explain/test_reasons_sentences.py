@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from cuda_kernels.device import named
-from gpu_runtime.explain import reasons, wording
+from gpu_runtime.explain import figures, reasons, wording
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.runtime.findings import Solution, SparsityRow
@@ -67,7 +67,7 @@ def changes_alone(row: SparsityRow) -> bool:
 
 @pytest.mark.slow
 def test_what_sparse_kernels_save_is_the_difference_of_the_totals_and_the_middle_of_its_range():
-    told = [" ".join(" ".join(wording.network_lines(drawn(seed))).split()) for seed in SEEDS]
+    told = [" ".join(" ".join(figures.network_lines(drawn(seed))).split()) for seed in SEEDS]
     totals = r"takes ~(\S+) us; without sparse kernels ~(\S+) us \((?:no difference|(\S+) % slower)\)"
     ranged = 0
     for text in told:

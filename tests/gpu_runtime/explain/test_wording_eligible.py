@@ -5,7 +5,7 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from gpu_runtime.explain import wording
+from gpu_runtime.explain import figures, wording
 
 NETWORKS = {  # name -> (channels of its input, (channels, pruned) of each layer)
     "none": (3, ((3, False), (6, False))),
@@ -23,7 +23,7 @@ def test_the_network_in_a_line(name, tmp_path):
     onnx.save(net.finish(x), tmp_path / "n.onnx")
     plan = gr.build(tmp_path / "n.onnx", sparsity="enable", device="l4").record
     able = [f"conv{i}" for i, (_, pruned) in enumerate(layers) if pruned]
-    log, lines = wording.sparsity_text(plan), " ".join(" ".join(wording.network_lines(plan)).split())
+    log, lines = wording.sparsity_text(plan), " ".join(" ".join(figures.network_lines(plan)).split())
     assert f"{wording.ELIGIBLE_LINE} {', '.join(able)}".strip() in log
     if able:
         assert "2:4 gains " in lines

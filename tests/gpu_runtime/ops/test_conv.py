@@ -63,8 +63,17 @@ def test_drawn_convolutions(tens):
 
 
 @pytest.mark.full
-def test_two_hundred_drawn_convolutions():
-    for seed in range(20, 200):
+@pytest.mark.parametrize("tens", range(2, 20))
+def test_two_hundred_drawn_convolutions(tens):
+    for seed in range(10 * tens, 10 * tens + 10):
+        conv, given = drawn(seed)
+        check(conv, *given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hundred", range(2, 30))
+def test_three_thousand_drawn_convolutions(hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
         conv, given = drawn(seed)
         check(conv, *given)
 
@@ -75,6 +84,22 @@ def test_the_answer_of_a_layer():
     row = conv.why((8, 128, 28, 28))
     assert (row.verdict == "sparse") == ("sparse24" in conv.tactic((8, 128, 28, 28)))
     assert row.best_dense and row.best_sparse and row.reason in ("picked", "dense_faster", "uncertain")
+
+
+def test_a_sparse_kernel_is_forced_where_dense_ones_are_faster():
+    w, shape = weights(64, 512), (2, 512, 6, 6)
+    free, forced = (
+        SparseConv2d.from_dense(w, padding=1, prune="magnitude", device="h200", force=force) for force in ("", "sparse")
+    )
+    row, other = forced.why(shape), free.why(shape)
+    assert (other.verdict, other.reason, "dense" in free.tactic(shape)) == ("dense", "dense_faster", True)
+    assert (row.verdict, row.reason, "sparse24" in forced.tactic(shape)) == ("sparse", "forced", True)
+    assert (row.best_dense, row.best_sparse) == (other.best_dense, other.best_sparse) and row.us > row.best_dense.us
+    says = " ".join(str(forced._plan(shape, False).engine.explain()).split())
+    assert "Runs sparse because it is forced to, in " in says and "; the best dense kernel takes " in says
+    wins = SparseConv2d.from_dense(weights(128, 512), padding=1, prune="magnitude", device="a100", force="sparse")
+    assert wins.why((8, 512, 14, 14)).reason == "picked"
+    check(forced, image(*shape))
 
 
 def test_out_is_filled_and_returned():
@@ -103,8 +128,9 @@ def test_once():
     [
         ({"prune": "refuse"}, r"groups of 4 input channels have two zeros, expected all: prune and fine-tune"),
         ({"prune": "randomly"}, "prune: expected 'refuse' or 'magnitude', got 'randomly'"),
-        ({"stride": 0}, "stride: expected one or two whole numbers, 1 or more, got 0"),
-        ({"padding": (1, 2, 3)}, r"padding: expected one, two or four whole numbers, 0 or more, got \(1, 2, 3\)"),
+        ({"stride": 0}, "stride: expected 1 or 2 whole numbers, 1 or more, got 0"),
+        ({"padding": (1, 2, 3)}, r"padding: expected 1 or 2 or 4 whole numbers, 0 or more, got \(1, 2, 3\)"),
+        ({"force": "dense"}, "force: expected '' or 'sparse', got 'dense'"),
         ({"activation": "relu6"}, "activation: expected one of '', 'relu'.*, got 'relu6'"),
         ({"groups": 3}, r"weight: expected \[K, C / groups, R, S\] with K a multiple of groups=3, got \[8, 16, 3, 3\]"),
         ({"strides": 1}, "unknown option 'strides', expected some of stride.*did you mean 'stride'"),
@@ -141,3 +167,15 @@ def test_an_output_that_is_still_read():
     x = image(1, 16, 6, 6)
     with pytest.raises(ValueError, match="out: it shares memory with x, which is still read while y is written"):
         conv(x, out=x)
+
+
+def test_what_a_new_user_gets_wrong_is_told_at_once():
+    w = np.zeros((16, 64), np.float32)
+    with pytest.raises(ValueError, match="unknown device 'l44': did you mean l4"):
+        SparseLinear.from_dense(w, device="l44")
+    linear = SparseLinear.from_dense(w, device="h200")
+    with pytest.raises(ValueError, match=r"x: expected \[\.\.\., 64\], got \[2, 5, 63\]"):
+        linear(np.zeros((2, 5, 63), np.float16))
+    with pytest.warns(RuntimeWarning, match="no GPU here to time tactics on"):
+        linear.conv.tune((1, 64, 1, 8))
+    assert "weight=[16, 64, 1, 1]" in repr(linear.conv)

@@ -16,7 +16,7 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, report
 from gpu_runtime.explain.facts import layer_rows, pieces_text
 from gpu_runtime.planning import batch_pieces, tables
-from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, Pieces, blocks, offer, smaller
+from gpu_runtime.planning.batch_pieces import PIECES, WHOLE, BatchPieces, blocks, offer, smaller
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.verify import derived
 from gpu_runtime.text import size_text
@@ -56,7 +56,7 @@ def forced(monkeypatch, images_of, pick=lambda group: PIECES) -> None:
         images = table.network.inputs[0].shape4[0]
         sizes = images_of(images)
         able = {i for i, b in enumerate(blocks(table.network)) if batch_pieces._able(table.network, b, images)}
-        return Pieces(sizes, frozenset(able)) if len(sizes) > 1 and able else None
+        return BatchPieces(sizes, frozenset(able)) if len(sizes) > 1 and able else None
 
     def offered(net, pieces, device, chosen):
         both = offer(net, pieces, device, chosen)
@@ -272,7 +272,7 @@ def test_blocks_beside_those_that_gain_are_offered_where_that_may_save_a_whole_t
     for saved, expected in ((0.0, {1}), (5.0, {0, 1}), (7.0, {0, 1, 2}), (10.0, {0, 1, 2, 3})):
         monkeypatch.setattr(batch_pieces, "_whole_us", lambda network, device, tensor, us=saved: us)
         found = batch_pieces.worthwhile(table, SimpleNamespace(us=100.0))
-        assert found == Pieces(sizes_of(16, 4), frozenset(expected))
+        assert found == BatchPieces(sizes_of(16, 4), frozenset(expected))
     assert max(asked) == 8
     assert batch_pieces.worthwhile(table, SimpleNamespace(us=10_000.0)) is None
     launch, asked[:] = 20.0, []  # of a block's 100 us, 8 launches take all; 4 leave 20 of each, less than the 50 that are known

@@ -52,7 +52,7 @@ def small(n: int):
 def table(proto, device: str = "h200", timer=None) -> tables.Table:
     net = alternatives(lowered(proto))
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    return tables.tabulate(net, named(device), timer or timing.predicted(named(device)), io=io, how=tables.Considered(False))
+    return tables.tabulate(net, named(device), timer or timing.Predicted(named(device)), io=io, how=tables.Considered(False))
 
 
 def assembled(t: tables.Table, chosen: plan.Plan) -> Engine:
@@ -72,7 +72,7 @@ class Favouring:
 
     def __init__(self, how: str, batches=POINTS):
         self.failures: dict = {}
-        self.how, self.batches, self.times = how, batches, timing.predicted(named("h200"))
+        self.how, self.batches, self.times = how, batches, timing.Predicted(named("h200"))
         self.prepare = self.times.prepare
 
     def __call__(self, problem, tactics):

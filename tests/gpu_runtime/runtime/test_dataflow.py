@@ -56,7 +56,7 @@ def assembled(proto, monkeypatch) -> tuple[Given, dict[str, Op]]:
     net = alternatives(lowered(proto))
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(
-        net, named(DEFAULT_DEVICE), timing.predicted(named(DEFAULT_DEVICE)), io=io, how=tables.Considered(False)
+        net, named(DEFAULT_DEVICE), timing.Predicted(named(DEFAULT_DEVICE)), io=io, how=tables.Considered(False)
     )
     assemble.assemble(table, plan.solve(table.graph))
     monkeypatch.undo()

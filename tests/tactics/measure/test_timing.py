@@ -14,6 +14,7 @@ from cuda_kernels.compile import CompileError
 from tactics.candidates import candidates
 from tactics.measure import compiling, timing
 from tactics.measure.cache import Cache
+from tactics.measure.race import quantiles
 from tests.tactics.measure.scripted import CHW, H200, PROBLEM, requests, tactics
 
 
@@ -267,7 +268,7 @@ def test_a_child_that_died_between_two_calls_is_replaced(fake):
 def test_predictions_have_a_band_and_are_never_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Cache, "add", lambda *_, **__: pytest.fail("a prediction was written"))
-    timer = timing.predicted(H200)
+    timer = timing.Predicted(H200)
     some = candidates(PROBLEM, H200)
     times = timer(PROBLEM, some)
     assert set(times) == set(some) and timer(PROBLEM, some) == times and not timer.failures
@@ -279,5 +280,5 @@ def test_predictions_have_a_band_and_are_never_written(tmp_path, monkeypatch):
 
 
 def test_quantiles_are_ordered():
-    assert timing.quantiles([3.0]) == (3.0, 3.0, 3.0)
-    assert timing.quantiles(list(range(101, 112))) == (103, 106, 109)
+    assert quantiles([3.0]) == (3.0, 3.0, 3.0)
+    assert quantiles(list(range(101, 112))) == (103, 106, 109)

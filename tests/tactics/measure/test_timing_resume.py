@@ -57,7 +57,7 @@ class Scripted(Child):
 
 def built(path, answered, answers=math.inf):
     """All times of four problems, from a process that ends behind so many answers; None where it does."""
-    timer = timing.measured(H200, Cache(path), driver="580", compile_first=False)
+    timer = timing.Measured(H200, Cache(path), driver="580", compile_first=False)
     timer.racing.worker = Scripted(answered, answers)
     try:
         return [timer(replace(PROBLEM, n=n), tactics(30)) for n in range(1, 5)]
@@ -83,7 +83,7 @@ import sys; sys.path.insert(0, {root!r})
 from tests.tactics.measure.test_timing_resume import *
 waits = []
 def wait(): waits.append(1)
-timer = timing.measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False, waits=wait)
+timer = timing.Measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False, waits=wait)
 for n in range(1, 7):
     assert len(timer(replace(PROBLEM, n=n), tactics(4))) == 4
 print(len(waits))
@@ -113,7 +113,7 @@ def test_without_a_folder_for_locks_nobody_waits(fake, monkeypatch):
 BUILD = """
 import sys; sys.path.insert(0, {root!r})
 from tests.tactics.measure.test_timing_resume import *
-timer = timing.measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False)
+timer = timing.Measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False)
 try:
     for n in range(1, 30):
         timer(replace(PROBLEM, n=n), tactics(3))

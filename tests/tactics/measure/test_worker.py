@@ -28,7 +28,7 @@ def test_the_worker_says_why_it_cannot_measure_here():
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "error" in json.loads(done.stdout.splitlines()[0])
     with pytest.raises(ValueError, match="nothing can be measured"):
-        timing.measured(H200, Cache("/nonexistent/times.jsonl"), compile_first=False)(PROBLEM, tactics(1))
+        timing.Measured(H200, Cache("/nonexistent/times.jsonl"), compile_first=False)(PROBLEM, tactics(1))
 
 
 BY_DEFINITION = "conv_asymmetric", "conv_residual_prelu", "conv_residual_after", "conv_clip", "conv_tail"

@@ -6,8 +6,9 @@ import pytest
 
 from tactics.planner import eliminate, formulation, splitting
 from tactics.planner.changes import changed
+from tactics.planner.forced_plans import forced
 from tactics.planner.graph import Graph
-from tactics.planner.plan import forced, solve
+from tactics.planner.plan import solve
 from tests.planner_graphs import evaluate, faster, layers_of, sibling_graph, small_graph, solved
 
 SEEDS = 500

@@ -8,7 +8,8 @@ import pytest
 
 from tactics.planner import boxes, eliminate, factors
 from tactics.planner.factors import NEVER
-from tactics.planner.plan import forced, solve
+from tactics.planner.forced_plans import forced
+from tactics.planner.plan import solve
 from tests.planner_graphs import layers_of, sibling_graph, small_graph
 
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpu_runtime.padded_channels.layouts import Link, Pieces
+from gpu_runtime.padded_channels.layouts import ChannelSlices, Link
 from gpu_runtime.rewrites.drafts import Together
 from tactics.format import Key
 from tactics.planner.eliminate import minimise
@@ -35,8 +35,10 @@ def followers(n: int) -> None:
 
 def parts(n: int) -> None:
     """A tensor of which each part is another tensor."""
-    pieces = Pieces([Link("x", 2 * i, f"y{i}", 0, 2) for i in range(n)], {"x": 2 * n, **{f"y{i}": 2 for i in range(n)}}, {})
-    assert pieces.starts("x") == [*range(0, 2 * n, 2)]
+    slices = ChannelSlices(
+        [Link("x", 2 * i, f"y{i}", 0, 2) for i in range(n)], {"x": 2 * n, **{f"y{i}": 2 for i in range(n)}}, {}
+    )
+    assert slices.starts("x") == [*range(0, 2 * n, 2)]
 
 
 def one_format(n: int) -> None:

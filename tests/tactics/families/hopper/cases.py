@@ -1,4 +1,4 @@
-"""Convolutions on wgmma in the emulator: what their tests run, and how one is judged."""
+"""Convolutions on wgmma in the emulator: the cases of their tests, and the judgement of one."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ MOST_BLOCKS = 8  # of a cluster that the emulator starts; tiles of larger ones a
 WAYS = ({}, {"persist": 1}, {"persist": 2}, {"persist": 3}, {"split": 2}, {"split": 3}, {"stream": 2}, {"stream": 3})
 DEEP = tuple({"cluster": (1, 1, n)} for n in (2, 4))  # blocks of a cluster share K
 
-# What each case is there for. No size is a multiple of a tile's.
+# Purpose of each case -> its problem. No size is a multiple of a tile's.
 CASES = {
     "one_stage": conv_case(1, 64, 5, 7, 40, 1, 1, bias=True, sparse24=True),
     "two_stages": conv_case(2, 100, 6, 5, 72, 1, 1, act=RELU, sparse24=True),
@@ -90,7 +90,7 @@ STAY = {
 
 
 def named_tiles(kernels: tuple[str, ...] = NAMES) -> list:
-    """(kernel, tile) of every tile that plans may have, strips apart."""
+    """Returns (kernel, tile) for every tile that plans may have, without strips."""
     skip = pytest.mark.skip(reason=f"the emulator starts clusters of {MOST_BLOCKS}")
     return [
         pytest.param(kernel, tile, id=f"{kernel}-{tile}", marks=[skip] * (math.prod(tile.cluster) > MOST_BLOCKS))
@@ -100,7 +100,7 @@ def named_tiles(kernels: tuple[str, ...] = NAMES) -> list:
 
 
 def strips(problem: ConvProblem, kernel: str) -> list[Tile]:
-    """Of the problem, alone: as plans have them, but with two stages."""
+    """Returns the problem's strips outside of clusters, as plans have them but with two stages."""
     return [
         Tile(m, math.prod(box), 64, warps, 1, 2, pingpong=pingpong, box=box)
         for box in boxes(problem)
@@ -109,8 +109,9 @@ def strips(problem: ConvProblem, kernel: str) -> list[Tile]:
 
 
 def fitting(tile: Tile, way: dict) -> ConvProblem:
-    """Two or three tiles along channels and along pixels, the last of each partly filled, the last cluster too; 18 stages,
-    every other one of 8 channels."""
+    """Returns a problem of two or three tiles along channels and along pixels, of which the last one is partly filled, and so
+    is the last cluster; 18 stages, every other one of 8 channels.
+    """
     h = 13 if tile.n > 64 else 5
     k = tile.m * tile.cluster[0] + 8
     return conv_case(3, 72, h, 11, k, 3, 3, pad=ONE, bias=True, act=RELU, residual=not way, sparse24=True)
@@ -118,13 +119,13 @@ def fitting(tile: Tile, way: dict) -> ConvProblem:
 
 @lru_cache(maxsize=64)
 def data(problem: ConvProblem) -> tuple[list[np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """(inputs, weights, expected), drawn and computed once."""
+    """Returns (inputs, weights, expected), drawn and computed once."""
     inputs, weights = random_data(problem)
     return inputs, weights, reference(problem, inputs, weights)
 
 
 def crafted(kernel: str, tile: Tile, problem: ConvProblem, out: Format = HWC8, x: Format = HWC8) -> Tactic:
-    """Whether plans would hold it or not; a residual lies as the output does, in FP16."""
+    """Returns a tactic for the problem even if plans would not have it; a residual lies as the output does, in FP16."""
     added = Format("fp16", out.layout)
     return Tactic(kernel, tile, (x, *((added,) if problem.epilogue.residual else ())), out)
 
@@ -135,12 +136,12 @@ def tactics(problem: ConvProblem, kernel: str) -> list[Tactic]:
 
 
 def alone(tactic: Tactic) -> Tile:
-    """Its tile as the tables have it: whatever shares its work, a cluster along K among it, apart."""
+    """Returns the tactic's tile as the tables have it: without split, stream-K, persistent blocks and a cluster along K."""
     return replace(tactic.gemm.whole, cluster=(*tactic.gemm.cluster[:2], 1))
 
 
 def run(problem: ConvProblem, tactic: Tactic, **options):
-    """(output with padding, counters) of a tactic, checks on, after comparing with the reference."""
+    """Runs a tactic with checks on, and compares with the reference; returns (output with padding, counters)."""
     inputs, weights, expected = data(problem)
     gpu = Emulated(DEVICE, **options)
     got = execute(gpu, problem, tactic, inputs, weights)
@@ -149,7 +150,9 @@ def run(problem: ConvProblem, tactic: Tactic, **options):
 
 
 def held(problem: ConvProblem, tactic: Tactic, orders=ORDERS) -> np.ndarray:
-    """The products that the tile needs and no others, without a bank conflict; the same bits in every order and mode."""
+    """Runs a tactic in every order and mode: the output's bits are the same, its products are the ones that the tile needs, no
+    bank conflict occurs. Returns the output.
+    """
     got, stats = run(problem, tactic)
     t, m = tactic.gemm, merged(problem)
     assert not linear(tactic.ins[0])
@@ -168,7 +171,7 @@ def held(problem: ConvProblem, tactic: Tactic, orders=ORDERS) -> np.ndarray:
 
 
 def shared(tile: Tile, way: dict) -> Tile:
-    """A tile whose work so many blocks share, of a cluster so many clusters."""
+    """Returns the tile with its work shared by the number of blocks that `way` gives; for a cluster by as many clusters."""
     return replace(
         tile, **{name: n if name in ("split", "cluster") else n * math.prod(tile.cluster) for name, n in way.items()}
     )
