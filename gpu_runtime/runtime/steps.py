@@ -58,7 +58,7 @@ def device_for(engine: EngineData, device: str | None) -> Device:
     if device == "emulator" or (device is None and not devices.has_gpu()):
         return planned_device(engine.record.device)
     if device is not None and devices.has_cupy() and (why := devices.why_no_gpu()):
-        raise EngineError(f"device='cuda': no GPU can be used here: {why}; device='emulator' runs the same kernels on the CPU")
+        raise EngineError(f"device: no GPU can be used here: {why}; device='emulator' runs the same kernels on the CPU")
     current = devices.current()
     check_device(engine.record.device, current.sm)
     return current

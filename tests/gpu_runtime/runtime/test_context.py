@@ -121,9 +121,9 @@ def test_without_a_gpu_a_context_on_one_says_why(engine, monkeypatch):
     """Whatever CuPy says; InferenceSession warns of a provider that is not there, and goes on."""
     monkeypatch.setattr(devices, "why_no_gpu", lambda: "compute capability 7.5 is below 8.0")
     with pytest.raises(gr.EngineError) as caught:
-        engine.context(device="cuda")
+        engine.context(device="cuda:0")
     assert str(caught.value) == (
-        "device='cuda': no GPU can be used here: compute capability 7.5 is below 8.0; device='emulator' runs the same kernels "
+        "device: no GPU can be used here: compute capability 7.5 is below 8.0; device='emulator' runs the same kernels "
         "on the CPU"
     )
 
