@@ -23,6 +23,7 @@ NETWORK = {
     "ProfilingVerbosity": "always `detailed` when layers are objects",
     "Engine Metadata": "the model's name and the device",
     "Batch": "the number of images of a run",
+    "Points": "of an engine for several sizes, each plan: its inputs, images `first` to `batch`, microseconds, bytes",
     "Timing": "`measured`, or `predicted(DEVICE)`: how all times in the file came about",
     "TotalUs": "what the plan takes, microseconds",
     "LaunchesChecked": "whether every launch was checked to read what was written for it, and no more than that",

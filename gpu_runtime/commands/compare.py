@@ -63,7 +63,7 @@ def compare_command(asked: Asked) -> None:
     with the original.
     """
     if asked.labels and not asked.inputs:
-        raise click.UsageError("--labels need --inputs=FILE.npz, the samples that they belong to")
+        raise click.UsageError("--labels needs --inputs=FILE.npz, the samples that they belong to")
     samples, classes = split_labels(asked.labels, read_arrays("--inputs", asked.inputs))
     from gpu_runtime.accuracy import compare, wording
 

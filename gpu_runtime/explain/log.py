@@ -24,7 +24,7 @@ from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.explain.wording import tensorrt_lines
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord
-from gpu_runtime.text import listed, printable, wrap
+from gpu_runtime.text import listed, printable, several, wrap
 
 MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log; of that of a network with more layers than LARGE
 FACT = 10  # columns of a fact's key
@@ -47,7 +47,7 @@ def log_text(record: EngineRecord, width: int, most: int) -> str:
     head = list(filter(None, head))
     if sparsity.mode == "force" and sparsity.not_pruned:
         name, why = sparsity.not_pruned[0]
-        text = f"{len(sparsity.not_pruned)} initializers could not be pruned, such as {name}: {why}"
+        text = f"{several(len(sparsity.not_pruned), 'initializer')} could not be pruned, such as {name}: {why}"
         head += wrap(printable(text), width)[:2]
     head += wrap(printable(whose_text(record)), width)[:2]
     head += tensorrt_lines(sparsity)

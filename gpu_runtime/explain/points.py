@@ -6,7 +6,7 @@ from gpu_runtime.explain.figures import us_text
 from gpu_runtime.planning.sums import agreeing
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of, batches, specs
-from gpu_runtime.text import printable, shapes_text, size_text, sizes_option, table, wrap
+from gpu_runtime.text import printable, several, shapes_text, size_text, sizes_option, table, wrap
 from tactics.launches import section_bytes
 
 
@@ -147,4 +147,4 @@ def batches_text(record: EngineRecord) -> str:
     shown = next(p for p in found if p.shown)
     texts = [f"{_images(p)}: {us_text(p.us, timing)}" for p in found]
     exact = "".join(f"; none is padded: {p.exact}" for p in record.profiles if p.exact)
-    return printable(f"{len(found)} plans, shown is the one for {shown.inputs}; images {', '.join(texts)}{exact}")
+    return printable(f"{several(len(found), 'plan')}, shown is the one for {shown.inputs}; images {', '.join(texts)}{exact}")

@@ -77,7 +77,7 @@ def pruning(rows: list[dict]) -> str:
     if not shared:
         return ""
     share = lost_text(lost / energy if energy else 0.0)
-    return f"--sparsity=force would prune {len(shared)} initializers, which would lose {share} of their energy"
+    return f"--sparsity=force would prune {several(len(shared), 'initializer')}, which would lose {share} of their energy"
 
 
 def text(rows: list[dict]) -> str:

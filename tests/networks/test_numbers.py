@@ -17,7 +17,7 @@ from gpu_runtime.explain.reason_texts import NO_GAIN
 from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.runtime.plan_record import Outlook
-from gpu_runtime.text import lost_text, share_text
+from gpu_runtime.text import lost_text, several, share_text
 from tests.conftest import MODELS, model_path
 from tests.example_plan import example_plan, record
 
@@ -92,7 +92,7 @@ def test_all_commands_show_one_weight_energy(name):
         whole = sum(r["lost_energy"] * r["energy"] for r in changed.values()) / sum(r["energy"] for r in changed.values())
         assert whole == pytest.approx(pruned.sparsity.pruned_energy)
         assert f"initializers, {lost_text(whole)} of their energy" in " ".join(wording.sparsity_text(pruned).split())
-        told = f"would prune {len(changed)} initializers, which would lose {lost_text(whole)} of their energy"
+        told = f"would prune {several(len(changed), 'initializer')}, which would lose {lost_text(whole)} of their energy"
         assert told in pattern.pruning(list(rows.values()))
     assert all(r.stored_share in (None, 1.0) for r in pruned.sparsity.rows), "what is pruned has the pattern"
 

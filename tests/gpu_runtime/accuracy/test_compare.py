@@ -208,7 +208,7 @@ def test_accuracy_is_by_labels_and_none_is_read_off_random_values(tmp_path, monk
     with pytest.raises(ValueError, match="labels: expected one for each of 8 samples, got 7"):
         compare(path, engine, {"x": x}, labels=y[:-1])
     assert compare(path, engine, {"x": x}, labels=y, metric=lambda got, y: float(len(y))).scores.engine == 8
-    assert "--labels need --inputs" in cli(f"compare {path} e.engine --labels y")[2]
+    assert "--labels needs --inputs" in cli(f"compare {path} e.engine --labels y")[2]
 
 
 def test_tolerances_are_by_element():
