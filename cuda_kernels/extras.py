@@ -8,12 +8,7 @@ CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of
 BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
 RAY = f"timing on a cluster and serving by Ray take the extra ray: pip install '.[ray]' {WHERE.format(extra='ray')}"
-<<<<<<< HEAD
-TORCH = "gr.compile, its backend, gpu_runtime.ops.torch and training take it: pip install torch, see https://pytorch.org"
-CUPY = f"running on a GPU takes it: {CUDA}"
-=======
 TORCH = "gr.compile, gpu_runtime.ops.torch and training take it: pip install torch, as https://pytorch.org says for your GPU"
->>>>>>> fixpy
 TRAIN = f"training the digits network takes the extra train: pip install '.[train]' {WHERE.format(extra='train')}"
 # Module -> its package, and its use, with the cure.
 EXTRAS = {

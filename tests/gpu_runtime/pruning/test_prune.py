@@ -280,7 +280,7 @@ def test_what_pruning_gains_is_told_first(digits, cli):
         code == 0
         and out.startswith("No engine can be built of this model, so the gain of 2:4 is unknown: odd.onnx: 1 node has ")
         and "\nPruned 1 of the 1 " in out
-        and out.endswith("\nWrote s.onnx, of which no engine can be built, either\n")
+        and out.endswith("\nWrote s.onnx: no engine can be built from it, either\n")
     )
     words = " ".join(out.split())
     assert "; export the model without them" in words and "\\n" not in words
