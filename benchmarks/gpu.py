@@ -79,6 +79,8 @@ ROWS = (
     Row("", "networks", 110, "small trained networks, measured", "networks.json", (), f"benchmarks.gpu_networks {IN_TIME}"),
     Row("", "conv", 150, "ResNet-50's layers beside cuDNN", "conv.json", ("torch",),
         f"benchmarks.bench_conv {IN_TIME} --cache {{folder}}/timings.jsonl", ""),
+    Row("", "operators", 60, "operators beside PyTorch's", "operators.json", ("torch",),
+        f"benchmarks.experiments.operators {IN_TIME}"),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import gpu_runtime as gr
 from benchmarks import bench_conv, gpu_networks
 from benchmarks.bench_networks import KINDS, model_of, row_of
-from benchmarks.experiments import changed, counters, layers, right, stored
+from benchmarks.experiments import changed, counters, layers, operators, right, stored
 from benchmarks.hardware import NEWEST
 from cuda_kernels.device import Device
 from gpu_runtime.runtime import feeds
@@ -156,6 +156,7 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "compiled": lambda device, small, _: [] if small else of_builds(MEASURED_OTHERS, device),
     "networks": of_networks,
     "conv": lambda device, small, _: [] if small else of_conv(device),
+    "operators": lambda device, small, _: operators.kernels(device, small),
 }
 
 

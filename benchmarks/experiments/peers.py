@@ -134,14 +134,14 @@ class Sparselt:
         self.ask(op="replay", s=seconds)
 
 
-def of_sparselt(entry: Entry, failed: dict[str, str]) -> tuple[Sparselt, Contestant] | None:
-    """Returns cuSPARSELt's process and product in the first type that works; adds to `failed` why the others do not."""
-    p = entry.problem
-    sizes = {"rows": p.k, "depth": p.r * p.s * p.c, "columns": p.n * p.p * p.q}
+def of_sparselt(rows: int, depth: int, columns: int, failed: dict[str, str]) -> tuple[Sparselt, Contestant] | None:
+    """Returns cuSPARSELt's process and product [rows, depth] x [depth, columns] in the first type that works; adds to `failed`
+    why the others do not.
+    """
     for dtype in SPARSE_TYPES:
         child = Sparselt()
         try:
-            facts = child.ask(op="product", **sizes, dtype=dtype)
+            facts = child.ask(op="product", rows=rows, depth=depth, columns=columns, dtype=dtype)
             child.sample()
             return child, Contestant(child.sample, child.replay, facts)
         except RuntimeError as e:
@@ -179,7 +179,8 @@ def measured(name: str, x: Experiment, torch: Any) -> None:
         contestants |= of_torch(torch, contest, dense)
     except RuntimeError as e:
         row["failed"]["torch"] = str(e)[:500]
-    found = of_sparselt(sparse, row["failed"])
+    p = sparse.problem
+    found = of_sparselt(p.k, p.r * p.s * p.c, p.n * p.p * p.q, row["failed"])
     try:
         if found:
             contestants["cusparselt"] = found[1]

@@ -147,7 +147,7 @@ def test_a_network_that_computes_something_else_is_an_error(finite, error, text)
     assert text in wrong and bool(wrong) == bool(text)
 
 
-OFF_GPU = ("peers", "counters", "sanitizer", "compiled", "conv")  # machine code of others
+OFF_GPU = ("peers", "counters", "sanitizer", "compiled", "conv", "operators")  # machine code of others
 
 
 @pytest.mark.driver
@@ -206,6 +206,20 @@ def test_the_row_of_peers_is_rehearsed_with_a_torch_that_computes_nothing(tmp_pa
         assert not row["failed"] and set(peers.LABELS) <= set(row)
         assert row["cusparselt"]["dtype"] == "float16" and row["cusparselt"]["rel_error"] < 1e-2
         assert all(row[label]["us"] > 0 and row[label]["watts"] > 0 for label in peers.LABELS)
+
+
+@pytest.mark.driver
+@timed
+def test_the_row_of_operators_is_rehearsed_with_a_torch_that_computes_nothing(tmp_path):
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests" / "fake_torch"), str(ROOT)]))
+    out = tmp_path / "operators.json"
+    command = [sys.executable, "-m", "benchmarks.experiments.operators", "--out", str(out), "--seconds", "150"]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    conv, linear = json.loads(out.read_text())["layers"]
+    assert "sparse24" in conv["tactics"]["2:4"] and "sparse24" in linear["tactics"]["2:4"]
+    assert not linear["failed"] and {"2:4", "ours", "torch", "cusparselt"} <= set(linear) and "cusparselt" not in conv
+    assert all(row[label]["us"] > 0 and row[label]["host_us"] > 0 for row in (conv, linear) for label in ("2:4", "ours"))
 
 
 NCU = """#!{python}

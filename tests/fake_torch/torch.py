@@ -1,4 +1,5 @@
-"""As much of PyTorch's interface as row `peers` of `make gpu` calls, on NumPy arrays: a rehearsal without PyTorch and a GPU.
+"""As much of PyTorch's interface as rows `peers` and `operators` of `make gpu` call, on NumPy arrays: a rehearsal without
+PyTorch and a GPU.
 
 Nothing here takes time on a GPU, so its times mean nothing. Functions have PyTorch's parameters and no others, so a call that
 PyTorch would refuse fails here too.
@@ -150,7 +151,8 @@ def cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups
 
 nn = SimpleNamespace(
     functional=SimpleNamespace(
-        conv2d=lambda x, w, bias, stride, padding, dilation, groups: _conv(x, w, bias, stride, padding, dilation, groups)
+        conv2d=lambda x, w, bias, stride, padding, dilation, groups: _conv(x, w, bias, stride, padding, dilation, groups),
+        linear=lambda x, w: Tensor(np.zeros((len(x.a), len(w.a)), np.float32)),
     )
 )
 sparse = SimpleNamespace(to_sparse_semi_structured=lambda x: x)
