@@ -313,7 +313,7 @@ def test_inspect_sparsity_says_first_what_pruning_gains(digits, cli):
     code, out, _ = cli(command)
     words = " ".join(out.split())
     assert code == 0 and words.startswith(
-        "weights are not 2:4; pruned, this network would take ~95.99 us instead of ~114.69 us ("
+        "weights are not 2:4; pruned, this network would take ~95.77 us instead of ~114.69 us ("
     )
     assert "; next: gpu-runtime prune dense.onnx -o dense_24.onnx --layers=auto --device=l4 --shapes=x:64x1x8x8 " in words
     assert json.loads(cli(f"{command} --json")[1])["if_pruned"]["now_us"] == 114.69
