@@ -35,7 +35,7 @@ def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False)
     and plans that the engine holds.
     """
     import gpu_runtime as gr
-    from gpu_runtime.building import points as choice
+    from gpu_runtime.building import chosen_sizes as choice
     from gpu_runtime.explain import points
 
     proto = opened(name)

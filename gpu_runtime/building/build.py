@@ -13,12 +13,12 @@ import numpy as np
 from cuda_kernels.compile import compile_many
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble
-from gpu_runtime.building import points
+from gpu_runtime.building import chosen_sizes
 from gpu_runtime.building.fit import ends_of, fit
 from gpu_runtime.building.if_pruned import with_pruned
 from gpu_runtime.building.load import load, lowered, shared
 from gpu_runtime.building.options import BuildOptions
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.plans import Plans
 from gpu_runtime.building.record import Built, engine_record, explain, plan_record
 from gpu_runtime.building.settle import settle
@@ -46,7 +46,7 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
     options = replace(options.checked(), progress=logged(options.progress))
     importer.check_target(options.save_pruned)
     target, options = placed(options)
-    wanted = points.asked(options.shapes)
+    wanted = chosen_sizes.asked(options.shapes)
     source = source_of(model, Examples(options.example_inputs, options.shapes), options.progress)
     options.progress(Progress("import", str(source)))
     pruned = None if options.save_pruned is None else io.BytesIO()
@@ -54,41 +54,41 @@ def build(model: ModelLike, options: BuildOptions) -> Engine:
     planner = Planner(target, make_timer(target, options, [network for network, *_ in fitted]), options)
     profiles, planned = _planned(fitted, exact, wanted, planner)
     planned = [with_pruned(loaded, p, planner) for p in planned]
-    explained, given = _explained(loaded, planned, planner), points.optimal(wanted, options.shapes)
+    explained, given = _explained(loaded, planned, planner), chosen_sizes.optimal(wanted, options.shapes)
     return _reported(_packed(source, planned, explained, given, profiles, planner), options.save_pruned, pruned)
 
 
 def _fitted(
-    source: Path | Source, wanted: Sequence[points.Asked], options: BuildOptions, pruned: BinaryIO | None
+    source: Path | Source, wanted: Sequence[chosen_sizes.Asked], options: BuildOptions, pruned: BinaryIO | None
 ) -> tuple[list[Fitted], list[str | None], importer.Loaded]:
     """Returns (the network at each size in types that hold its tensors; for each profile why no batch may be padded, None if
     any may; the loaded model without its large weights).
     """
     progress, calibration, prune = options.progress, options.calibration, options.sparsity == "force"
-    loaded, sizes = load(source, lambda m: points.sizes(m, wanted, options.shapes), prune, pruned)
+    loaded, sizes = load(source, lambda m: chosen_sizes.sizes(m, wanted, options.shapes), prune, pruned)
     plain: list[Network] = []
     for shapes in sizes:
         network = lowered(loaded, shapes, progress)
         plain.append(shared(network, plain[0]) if plain else network)
-    points.check_first(loaded.source, wanted, plain)
-    exact = points.meeting(loaded, wanted, plain)
+    chosen_sizes.check_first(loaded.source, wanted, plain)
+    exact = chosen_sizes.meeting(loaded, wanted, plain)
     known: ranges.Known = {}
     fitted = []
     for shapes, network in zip(sizes, plain, strict=True):
-        rows = points.repeated(calibration, shapes) if wanted else calibration
+        rows = chosen_sizes.repeated(calibration, shapes) if wanted else calibration
         fitted.append((*fit(loaded, network, rows, progress, known, options.precisions), rows))
     return fitted, exact, replace(loaded, large={})
 
 
 def _planned(
-    fitted: Sequence[Fitted], exact: Sequence[str | None], wanted: Sequence[points.Asked], planner: Planner
-) -> tuple[tuple[Profile, ...], list[Planned]]:
-    """Plans each fitted network; returns the profiles, and the plans that the engine keeps (points.kept: some batch runs
+    fitted: Sequence[Fitted], exact: Sequence[str | None], wanted: Sequence[chosen_sizes.Asked], planner: Planner
+) -> tuple[tuple[Profile, ...], list[PlannedNetwork]]:
+    """Plans each fitted network; returns the profiles, and the plans that the engine keeps (chosen_sizes.kept: some batch runs
     fastest with them).
 
     `exact`: for each profile why it takes only the batches of its plans, or None where others may be padded.
     """
-    planned: list[Planned] = []
+    planned: list[PlannedNetwork] = []
     planners: list[Planner] = []
     options = planner.options
     for network, reached, rows in fitted:
@@ -96,9 +96,9 @@ def _planned(
         planners.append(replace(planner, ends=ends))
         first = planned[0].table.network if planned else None
         planned.append(replace(settle(network, reached, rows, planners[-1], first), fitted=network))
-    profiles, stay = points.kept(wanted, planned, exact)
+    profiles, stay = chosen_sizes.kept(wanted, planned, exact)
     if options.batch_invariant:
-        return profiles, points.alike(profiles, [planned[i] for i in stay])
+        return profiles, chosen_sizes.alike(profiles, [planned[i] for i in stay])
     if not runs_whole(planner.target, options) or planner.timer.early:
         return profiles, [planned[i] for i in stay]
     from gpu_runtime.building import in_network
@@ -118,7 +118,7 @@ def _reported(engine: Engine, path: str | os.PathLike | BinaryIO | None, pruned:
     return engine
 
 
-def _explained(loaded: importer.Loaded, planned: Sequence[Planned], planner: Planner) -> list[Explained]:
+def _explained(loaded: importer.Loaded, planned: Sequence[PlannedNetwork], planner: Planner) -> list[Explained]:
     """Returns each plan's reasons; the logger and the options' `log` get the timings of each layer. Closes the timer."""
     patterns: reasons.Patterns = {}
     explained, tell = [explain(loaded, p, planner, patterns) for p in planned], planner.options.log
@@ -136,9 +136,9 @@ def _explained(loaded: importer.Loaded, planned: Sequence[Planned], planner: Pla
 
 def _packed(
     source: Path | Source,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedNetwork],
     explained: Sequence[Explained],
-    shapes: points.Shapes,
+    shapes: chosen_sizes.Shapes,
     profiles: tuple[Profile, ...],
     planner: Planner,
 ) -> Engine:
@@ -201,7 +201,7 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
         for target in targets:
             progress(Progress("device", f"{target.title}{f', batch {next(iter(inputs.values()))[0]}' if sizes else ''}"))
             planner = Planner(target, make_timer(target), options, ends)
-            planned = Planned(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
+            planned = PlannedNetwork(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
             explained, pruned = explain(loaded, planned, planner, {}), with_pruned(loaded, planned, planner).if_pruned
             model = Model(network.name)
             found.append(Outlook(model, target, timing_record(target), *explained, options.risk, inputs, pruned))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.record import fp32_reasons, solution_of
 from gpu_runtime.building.target import make_timer
 from gpu_runtime.errors import ModelError
@@ -28,7 +28,7 @@ ZEROS = ((2, 3), (1, 3), (0, 3), (1, 2), (0, 2), (0, 1))  # channels of the four
 PRODUCTS = ("Gemm", "MatMul")  # operators with the pattern along all elements of a flattened image
 
 
-def with_pruned(loaded: importer.Loaded, planned: Planned, planner: Planner) -> Planned:
+def with_pruned(loaded: importer.Loaded, planned: PlannedNetwork, planner: Planner) -> PlannedNetwork:
     """Returns the plan with the predicted one with 2:4 weights beside it; without that one unless --sparsity=enable, if no
     weights could become 2:4, or if no such plan has the allowed memory.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from cuda_kernels.launch import Cuda
 from gpu_runtime.benchmark.inputs import random_inputs
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.record import trial
 from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.entries import addresses
@@ -45,12 +45,13 @@ TURN_S, EMULATED_TURN_S = 0.2, 0.002  # GPU time of one plan before the other's 
 SAMPLE_US = 500.0  # of replays between two events
 LEAST_SAMPLES = 4  # of a turn
 PROFILES = 20  # runs, each layer between two events
+Change = Callable[[PlannedNetwork], PlannedNetwork]
 
 
 class Running:
     """A plan that runs on the GPU, on random inputs; it is loaded at its first run, until `close`."""
 
-    def __init__(self, planned: Planned, planner: Planner):
+    def __init__(self, planned: PlannedNetwork, planner: Planner):
         self.planned, self._planner, self._stack = planned, planner, ExitStack()
         self.engine = trial(planned.table, planned.chosen, planner.target)
         self.name = hashlib.sha256(repr(self.engine.plan.layers).encode()).hexdigest()[:24]
@@ -116,7 +117,7 @@ class _InPlace(Around):
         return {t: self.times.get((problem, t), time) for t, time in self.timer(problem, tactics).items()}
 
 
-def settle(planned: Planned, planner: Planner) -> Planned:
+def settle(planned: PlannedNetwork, planner: Planner) -> PlannedNetwork:
     """Runs several plans as a whole; returns the fastest, with the findings. The module's docstring says which are tried.
 
     Where the GPU has no memory for that, or the host no time, a RuntimeWarning says so, and the plan is the best so far.
@@ -148,7 +149,7 @@ class _Search:
     def run(self) -> None:
         planner, timer = self._planner, self._planner.timer
         self.apart, corrected = _apart(self.best, timer)
-        others: list[Callable[[Planned], Planned]] = [partial(_replanned, planner, corrected)] if corrected else []
+        others: list[Change] = [partial(_replanned, planner, corrected)] if corrected else []
         others += [partial(_changed, op, entry) for op, entry in _rivals(self.best.planned)]
         if (whole := batch_pieces.without(self.best.planned.table.graph)) is not None:
             others.insert(0, lambda planned: replace(planned, chosen=solve(whole)))
@@ -219,7 +220,7 @@ def _apart(best: Running, timer: Timer) -> tuple[tuple[Apart, ...], dict[tuple[P
     return tuple(found), {pair: Time(us := statistics.median(rows), us, us) for pair, rows in times.items()}
 
 
-def _rivals(planned: Planned) -> list[tuple[str, Entry]]:
+def _rivals(planned: PlannedNetwork) -> list[tuple[str, Entry]]:
     """Returns (op, another entry in its formats that takes about as long alone), the closest first."""
     table, chosen = planned.table, planned.chosen
     found: list[tuple[float, str, Entry]] = []
@@ -244,7 +245,7 @@ def _rivals(planned: Planned) -> list[tuple[str, Entry]]:
     return [(name, entry) for _, name, entry in sorted(found, key=lambda row: row[:2])[:MOST_RIVALS]]
 
 
-def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
+def _changed(op: str, entry: Entry, planned: PlannedNetwork) -> PlannedNetwork:
     """Returns the plan with this entry, if it has another one in the same formats; else the plan unchanged."""
     chosen, was = planned.chosen, planned.chosen.entries.get(op)
     if was is None or (was.ins, was.out) != (entry.ins, entry.out):
@@ -253,7 +254,7 @@ def _changed(op: str, entry: Entry, planned: Planned) -> Planned:
     return replace(planned, chosen=replace(chosen, entries={**chosen.entries, op: entry}, total_ps=total))
 
 
-def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: Planned) -> Planned:
+def _replanned(planner: Planner, corrected: Mapping[tuple[Problem, Tactic], Time], planned: PlannedNetwork) -> PlannedNetwork:
     """Returns the best plan with tactics' times corrected to their times in place."""
     table, chosen = replace(planner, timer=_InPlace(planner.timer, corrected))(planned.table.network)
     return replace(planned, table=table, chosen=chosen)

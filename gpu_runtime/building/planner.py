@@ -23,7 +23,7 @@ from tactics.planner.plan import Plan, solve
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedNetwork:
     """A network's table of timed tactics, the plan chosen from it, and the ranges of the network's tensors.
 
     With one plan for all batches, `own` is the fastest plan of this batch alone, and `dense_us` the time of the best plan for
@@ -100,7 +100,7 @@ class Planner:
         found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
         return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
-    def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> Planned:
+    def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> PlannedNetwork:
         """Returns the final plan, in pieces or not.
 
         If its activations take more bytes than allowed, it is the fastest plan found in pieces that fits, see docs/plans.md;
@@ -108,7 +108,7 @@ class Planner:
         """
         free = self.in_pieces(table, chosen)
         if self.options.activations is None or not self.may_cut or assemble.arena_bytes(*free) <= self.options.activations:
-            return Planned(*free, reached)
+            return PlannedNetwork(*free, reached)
         allowed, takes = self.options.activations, [whole := assemble.arena_bytes(table, chosen)]
         best = (table, chosen) if whole <= allowed else None
 
@@ -132,7 +132,7 @@ class Planner:
             bisect_left(rising, True, key=enough)
         if best is None:
             raise self.too_large(table.network, min(takes), tried=len(takes) > 1)
-        return Planned(*best, reached, whole=None if best[1] is chosen else (chosen.us, whole))
+        return PlannedNetwork(*best, reached, whole=None if best[1] is chosen else (chosen.us, whole))
 
     def too_large(self, network: Network, least: int, tried: bool) -> ModelError:
         """Makes the error that activations take `least` bytes, which is too much; `tried`: with the batch in pieces."""

@@ -10,7 +10,7 @@ from cuda_kernels.compile import installed_nvrtc, source_hash
 from cuda_kernels.device import Device
 from gpu_runtime import installed_version
 from gpu_runtime.assembly import assemble
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.target import timing_record
 from gpu_runtime.engine import Engine
 from gpu_runtime.explain import reasons
@@ -27,7 +27,7 @@ from tactics.planner.plan import Plan
 
 
 def explain(
-    loaded: importer.Loaded, planned: Planned, planner: Planner, known: reasons.Patterns
+    loaded: importer.Loaded, planned: PlannedNetwork, planner: Planner, known: reasons.Patterns
 ) -> tuple[SparsityRecord, Solution]:
     """Returns the explanation and the solution, before weights are packed; `known`: patterns of weights, from plans for other
     batches.
@@ -65,7 +65,7 @@ def explain(
     )
 
 
-def fp32_reasons(planned: Planned) -> dict[str, str]:
+def fp32_reasons(planned: PlannedNetwork) -> dict[str, str]:
     """Returns FP32 tensor -> the sentence on why it cannot be FP16."""
     return {t: clipped(why) for t, why in planned.reached.single if planned.table.network.type(t).fixed}
 

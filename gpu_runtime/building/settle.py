@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.building import deviations
 from gpu_runtime.building.load import shared
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.record import trial
 from gpu_runtime.network import Network
 from gpu_runtime.planning import tables
@@ -27,7 +27,7 @@ def settle(
     calibration: Mapping[str, Any] | None,
     planner: Planner,
     first: Network | None = None,
-) -> Planned:
+) -> PlannedNetwork:
     """Makes plans, runs them on the calibration input and compares them with FP32 until no layer needs more FP32, at most
     ROUNDS times.
 

@@ -35,9 +35,9 @@ def pick_device(device: str | Device | None) -> Device:
         return devices.named(device)
     if not devices.has_gpu():
         return devices.named(DEFAULT_DEVICE)
-    from gpu_runtime.doctor import findings
+    from gpu_runtime.doctor import known_failures
 
-    return findings.applied(devices.current())
+    return known_failures.applied(devices.current())
 
 
 def _here() -> tuple[Device, str]:

@@ -107,20 +107,20 @@ def inspect_sparsity_command(model: str, device: str | None, shapes: str, requir
     """
     sizes = parse_shapes(shapes)
     from gpu_runtime.frontend import pattern
-    from gpu_runtime.pruning import benefit, sums
+    from gpu_runtime.pruning import benefit, merged_branches
 
-    rows, merged, unknown = sums.inspect_file(model, sizes)
+    rows, merged, unknown = merged_branches.inspect_file(model, sizes)
     progress = listening()
     forecast = benefit.forecast(model, checked_device(device) or benefit.NO_DEVICE, sizes, progress)
     plan = forecast.outlook
     progress.end()
     ranked = benefit.ranking(rows, plan) if plan else []
     found: dict[str, Any] = {"summary": pattern.summary(rows), "pruning": pattern.pruning(rows), "layers": rows}
-    found |= {"merged": sums.data(merged), "merged_unknown": unknown or None}
+    found |= {"merged": merged_branches.data(merged), "merged_unknown": unknown or None}
     found |= {"device": plan.device.name, "gain": forecast.gain, "ranking": benefit.data(ranked)} if plan else {}
     found |= {"if_pruned": forecast.data()} if plan else {}
     first = benefit.verdict(forecast, pattern.not_24(rows), unknown)
-    text = first + pattern.text(rows) + sums.text(merged, unknown) + (benefit.text(ranked, plan) if plan else "")
+    text = first + pattern.text(rows) + merged_branches.text(merged, unknown) + (benefit.text(ranked, plan) if plan else "")
     answer(as_json, lambda: found, lambda: text)
     if require and (missing := pattern.not_24(rows)):
         say(f"--require: {len(missing)} weights that can be 2:4 are not: {', '.join(missing)}", err=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 from cuda_kernels.compile import CompileError, compile_kernel, virtual
 from cuda_kernels.device import Device
-from gpu_runtime.doctor import findings
+from gpu_runtime.doctor import known_failures
 from gpu_runtime.doctor.cases import Case, cases, kernels_of
-from gpu_runtime.doctor.findings import Failure
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
-from gpu_runtime.doctor.rates import RATES, Rate, rate
+from gpu_runtime.doctor.known_failures import Failure
+from gpu_runtime.doctor.measured_rates import RATES, Rate, rate
 from gpu_runtime.progress import Listener, Progress, ignore
 from tactics import codec as records
 from tactics.kernels import KERNELS
@@ -176,8 +176,8 @@ def _noted(found: Examination) -> Examination:
     """The examination, with the parts that builds leave out recorded for them."""
     if found.common_cause:
         return found
-    denied = _denied(found.families, findings.of(found.device))
-    return replace(found, denied=denied, kept=findings.keep(found.device, denied))
+    denied = _denied(found.families, known_failures.of(found.device))
+    return replace(found, denied=denied, kept=known_failures.keep(found.device, denied))
 
 
 def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Failure, ...]:
@@ -269,4 +269,4 @@ def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:
 def _short(text: object) -> str:
     """One printable line without folders, as findings store it."""
     words = " ".join(without_folders(str(text)).split())
-    return "".join(c if c.isprintable() else "?" for c in words)[: findings.MOST_TEXT]
+    return "".join(c if c.isprintable() else "?" for c in words)[: known_failures.MOST_TEXT]

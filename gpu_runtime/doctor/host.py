@@ -15,7 +15,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.files import cache_dir
 from cuda_kernels.launch import Emulated
 from gpu_runtime import installed_version
-from gpu_runtime.doctor.rates import SMALL
+from gpu_runtime.doctor.measured_rates import SMALL
 from tactics.candidates import candidates
 from tactics.measure.cache import Cache
 from tactics.measure.timing import driver_version

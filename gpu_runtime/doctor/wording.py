@@ -6,7 +6,7 @@ from typing import Any
 from cuda_kernels.device import Device
 from gpu_runtime.doctor.examine import Examination, Family, Outcome
 from gpu_runtime.doctor.host import PACKAGES, Verdict
-from gpu_runtime.doctor.rates import Rate
+from gpu_runtime.doctor.measured_rates import Rate
 from gpu_runtime.text import first_of, printable, table, wrap
 from tactics import codec
 

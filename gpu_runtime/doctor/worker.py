@@ -19,7 +19,7 @@ import numpy as np
 
 from cuda_kernels.device import Device, current, named, why_no_gpu
 from cuda_kernels.launch import Emulated, open_gpu
-from gpu_runtime.doctor.rates import RATES, SMALL
+from gpu_runtime.doctor.measured_rates import RATES, SMALL
 from tactics import codec as records
 from tactics.candidates import candidates
 from tactics.format import to_memory

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_runtime.explain.figures import us_text
-from gpu_runtime.planning.sums import agreeing
+from gpu_runtime.planning.order_of_sums import agreeing
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of, batches, specs
 from gpu_runtime.text import printable, several, shapes_text, size_text, sizes_option, table, wrap

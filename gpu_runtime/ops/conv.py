@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     device: str | Device | None
 
 
-class Plan(NamedTuple):
+class SizePlan(NamedTuple):
     """The plan of one size: an engine of one layer, and how it runs: on the caller's arrays on a GPU, or in the emulator.
     `whole`: the plan for more images, from which it is made."""
 
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     out_shape: Shape4
     direct: Direct | None
     context: Context | None
-    whole: Plan | None = None
+    whole: SizePlan | None = None
 
 
 class SparseConv2d:
@@ -79,7 +79,7 @@ class SparseConv2d:
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None, geometry: Geometry, options: Options) -> None:
         self.weight, self.bias, self.geometry, self.activation = weight, bias, geometry, options.get("activation", "")
         self._device, self._forced = options.get("device"), bool(options.get("force"))
-        self._plans: dict[tuple[tuple[int, ...], bool], Plan] = {}
+        self._plans: dict[tuple[tuple[int, ...], bool], SizePlan] = {}
         self._prepared: set[tuple[tuple[int, ...], bool]] = set()  # sizes to whose plans fewer images round up
         self._planning, self._running = threading.RLock(), threading.Lock()  # calls of known sizes do not wait for a build
         self._gpu: Cuda | None = None
@@ -176,10 +176,10 @@ class SparseConv2d:
         """[N, K, P, Q] of y for x of this shape. Raises ValueError where the operator does not take it."""
         return self.geometry.out_shape(self.weight.shape, shape)
 
-    def _plan(self, shape: tuple[int, ...], residual: bool) -> Plan:
+    def _plan(self, shape: tuple[int, ...], residual: bool) -> SizePlan:
         return self._plans.get((shape, residual)) or self._rounded(shape, residual) or self._make(shape, residual)
 
-    def _rounded(self, shape: tuple[int, ...], residual: bool) -> Plan | None:
+    def _rounded(self, shape: tuple[int, ...], residual: bool) -> SizePlan | None:
         """The plan of the next larger size that is prepared, at this size; None without any, or where its kernel cannot."""
         out = self.out_shape(shape)
         n, _, h, w = shape
@@ -194,7 +194,7 @@ class SparseConv2d:
             self._plans[shape, residual] = plan = whole._replace(out_shape=out, direct=direct, whole=whole)
         return plan
 
-    def _ready(self, shape: tuple[int, ...], residual: bool, stream: int) -> Plan:
+    def _ready(self, shape: tuple[int, ...], residual: bool, stream: int) -> SizePlan:
         """Returns the plan of a size, ready on the stream. Raises RuntimeError while the stream is captured and it is not."""
         plan = self._plans.get((shape, residual)) or self._rounded(shape, residual)
         if plan is not None and (plan.direct is None or plan.direct.is_ready(stream)):
@@ -209,7 +209,7 @@ class SparseConv2d:
                 plan.direct.ready(stream)
         return plan
 
-    def _make(self, shape: tuple[int, ...], residual: bool, measure: bool = False) -> Plan:
+    def _make(self, shape: tuple[int, ...], residual: bool, measure: bool = False) -> SizePlan:
         out = self.out_shape(shape)
         stored = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
         model = graph(stored, self.geometry, self.activation, shape, out if residual else ())
@@ -217,7 +217,7 @@ class SparseConv2d:
         with self._planning, _current(gpu := self._opened()):
             engine = _built(model, replace(options, forced=self._forced), measure)
             direct = None if gpu is None else Direct(gpu, engine)
-            plan = Plan(engine, out, direct, engine.context(device="emulator") if gpu is None else None)
+            plan = SizePlan(engine, out, direct, engine.context(device="emulator") if gpu is None else None)
             own = {key: other for key, other in self._plans.items() if other.whole is None}  # the others may be of an old plan
             self._plans = own | {(shape, residual): plan}
         return plan

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpu_runtime.network import FP16_MAX, Network, Op, computes
 from gpu_runtime.padded_channels.layouts import ChannelSlices, Link, SliceStart
-from gpu_runtime.padded_channels.sums import summed
+from gpu_runtime.padded_channels.partial_sums import summed
 from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.channels import of_channels
 from gpu_runtime.rewrites.drafts import (

@@ -6,6 +6,6 @@ Leaves: a `Table`: for every op its tactics per combination of formats and place
 
 alternatives: the network with all options that rewrites offer; places: tensors inside others, and views; io_formats: requested
 formats at the edges; entries: tactics that may run one op; tables: all of it timed; counterfactuals: the plan under other
-conditions; invariant: one choice for several batches; rows: whether images of a batch are computed independently; batch_pieces:
-batches that run in pieces.
+conditions; invariant: one choice for several batches; independent_images: whether images of a batch are computed
+independently; batch_pieces: batches that run in pieces.
 """

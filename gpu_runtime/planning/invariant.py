@@ -1,5 +1,5 @@
 """Makes one choice for several batches of a network: each op has the same tactic, formats and order of sums at all of them, so
-that an image's result has the same bits in every batch (see sums.py).
+that an image's result has the same bits in every batch (see order_of_sums.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpu_runtime.errors import ModelError
 from gpu_runtime.planning.counterfactuals import without_sparse
 from gpu_runtime.planning.entries import Times, addresses, cost_of
-from gpu_runtime.planning.sums import order, steady
+from gpu_runtime.planning.order_of_sums import order, steady
 from gpu_runtime.planning.tables import Table, choices
 from tactics.format import Key
 from tactics.measure.timing import Time

@@ -19,8 +19,8 @@ from gpu_runtime.frontend.weights import Weight, as_stored, name_layers, prune_o
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
+from gpu_runtime.pruning import merged_branches, wording
 from gpu_runtime.pruning import permute as channels
-from gpu_runtime.pruning import sums, wording
 from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
 from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
 from gpu_runtime.pruning.result import Pruned, Result, Shared
@@ -80,7 +80,7 @@ def prune(
     `layers`, `skip`: names of layers or weights, or shell patterns, to prune only these or to leave these dense; layers="auto":
     the layers that the plan for `device` runs sparse. `example_inputs`, `device`: as for `build`, the GPU for which
     `result.forecast` is what 2:4 gains, which `tell` gets before anything is pruned; "none": no forecast, which takes a plan.
-    Branches that may run as one convolution (sums.py) get one pattern, the convolution's too, unless `separate`.
+    Branches that may run as one convolution (merged_branches.py) get one pattern, the convolution's too, unless `separate`.
 
     `permute`: reorder channels to lose less; without pruning the network computes the same up to rounding. `shapes`: sizes of
     dynamic inputs, for tracing channels. `calibration`: inputs by name, several samples along their first axes; on them
@@ -151,8 +151,8 @@ class _Ways:
 def _pruned(whole: onnx.ModelProto, checked: onnx.ModelProto, found: Found, reference: Reference | None, ways: _Ways) -> Result:
     rows, chosen = _ordered(checked, found, ways) if ways.permute and found[1] else found
     dense = {w.name: _values(w).copy() for w in chosen} if reference else {}
-    added = sums.find(checked, ways.shapes) if chosen and not ways.separate else sums.Found()
-    patterns = _patterns(added.sums, chosen, sums.own_weights(checked.graph))
+    added = merged_branches.find(checked, ways.shapes) if chosen and not ways.separate else merged_branches.Found()
+    patterns = _patterns(added.sums, chosen, merged_branches.own_weights(checked.graph))
     by_itself = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen if w.node.name in patterns.masks}
     before = {w.name: was for w in chosen if (was := prune_one(w, patterns.masks.get(w.node.name)))}
     rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]

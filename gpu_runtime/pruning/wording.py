@@ -9,8 +9,8 @@ from gpu_runtime.frontend.pattern import astray
 from gpu_runtime.frontend.weights import together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
+from gpu_runtime.pruning.merged_branches import not_looked_for
 from gpu_runtime.pruning.result import Pruned, Result
-from gpu_runtime.pruning.sums import not_looked_for
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, one_line, printable, several, shapes_text, table, wrap
 

@@ -94,7 +94,7 @@ class _Block:
     held: dict[str, _Held]
 
 
-class Plan(Protocol):
+class PlanParts(Protocol):
     """The parts of a plan that the proof reads."""
 
     @property
@@ -107,7 +107,7 @@ class Plan(Protocol):
     def memory(self) -> Memory: ...
 
 
-def prove(plan: Plan, using: Collection[int], network: Network | None = None) -> list[list[Span]]:
+def prove(plan: PlanParts, using: Collection[int], network: Network | None = None) -> list[list[Span]]:
     """Returns, for each layer, the memory without a later reader. Raises Fault for the first error in a plan's use of memory.
 
     `using`: numbers of the layers whose launches use the workspace, whose content is undefined before and after each of them;
@@ -143,7 +143,7 @@ class _Walk:
     the last layer.
     """
 
-    def __init__(self, plan: Plan, network: Network | None):
+    def __init__(self, plan: PlanParts, network: Network | None):
         self.network, self.size = network, plan.memory.activation_bytes
         self.counters = [Box(offset, (), nbytes) for offset, nbytes in plan.memory.zeros]
         self.workspace = [] if plan.memory.workspace is None else [Box(plan.memory.workspace[0], (), plan.memory.workspace[1])]

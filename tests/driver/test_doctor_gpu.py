@@ -15,7 +15,7 @@ from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.files import cache_dir
 from cuda_kernels.launch import Cuda
 from gpu_runtime.doctor.cases import cases
-from gpu_runtime.doctor.rates import SMALL
+from gpu_runtime.doctor.measured_rates import SMALL
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.kernels import KERNELS
 from tactics.measure import race

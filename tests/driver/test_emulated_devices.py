@@ -156,7 +156,7 @@ def test_code_for_another_architecture_is_refused(name, printed, monkeypatch):
 def repeated_launches():
     """How many launches of five run: one that would write what is there already does not."""
     from cuda_kernels.launch import Cuda
-    from gpu_runtime.doctor.rates import SMALL
+    from gpu_runtime.doctor.measured_rates import SMALL
     from tactics.candidates import candidates
     from tactics.sampling.data import random_data, reference
     from tactics.sampling.trial import execute, judge

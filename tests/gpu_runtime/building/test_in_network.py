@@ -8,7 +8,7 @@ from cuda_kernels.device import named
 from gpu_runtime.building import in_network
 from gpu_runtime.building.load import lowered
 from gpu_runtime.building.options import BuildOptions
-from gpu_runtime.building.planner import Planned, Planner
+from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.record import trial
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.source import source_of
@@ -69,7 +69,7 @@ def planned():
     network = alternatives(lowered(loaded, {"input": (4, 3, 32, 32)}))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     planner = Planner(H200, Remembering(), BuildOptions(), ends)
-    return Planned(*planner(network), ranges.Ranges("nothing")), planner
+    return PlannedNetwork(*planner(network), ranges.Ranges("nothing")), planner
 
 
 def until(planner: Planner, ended) -> Planner:

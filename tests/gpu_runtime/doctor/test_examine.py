@@ -15,10 +15,10 @@ from cuda_kernels import device as devices
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.building import target
-from gpu_runtime.doctor import examine, findings, wording
+from gpu_runtime.doctor import examine, known_failures, wording
 from gpu_runtime.doctor.cases import PROBLEMS, able, cases
-from gpu_runtime.doctor.findings import Failure
-from gpu_runtime.doctor.rates import PRODUCT, RATES, SMALL, products, rate
+from gpu_runtime.doctor.known_failures import Failure
+from gpu_runtime.doctor.measured_rates import PRODUCT, RATES, SMALL, products, rate
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.candidates import base_runner, candidates, rejected
 from tactics.kernels import KERNELS
@@ -36,7 +36,7 @@ TILE = "conv_dense_hmma_16816_64x64x64_w2x2_s4"
 def own_cache(tmp_path, monkeypatch):
     """Findings in a folder of the test's own; compiled kernels and the emulator stay where they are."""
     (tmp_path / "cache").mkdir()
-    for entry in findings.files.cache_dir().iterdir() if findings.files.cache_dir().is_dir() else ():
+    for entry in known_failures.files.cache_dir().iterdir() if known_failures.files.cache_dir().is_dir() else ():
         if entry.name != "doctor":
             (tmp_path / "cache" / entry.name).symlink_to(entry)
     monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path / "cache"))
@@ -159,7 +159,7 @@ for line in sys.stdin:
 
 def child(tmp_path, faults="lambda name: None", device=HERE):
     """The command of a child that answers as if all were right, but for `faults`: tactic's name -> answer, or no answer."""
-    text = json.dumps(findings.codec.to_json(type(device), device))
+    text = json.dumps(known_failures.codec.to_json(type(device), device))
     path = tmp_path / "child.py"
     path.write_text(CHILD.format(device=text, faults=faults))
     return sys.executable, str(path)
@@ -195,7 +195,7 @@ def test_all_is_well(tmp_path):
     assert [r.measured for r in found.rates] == [100.0] * len(RATES)
     assert found.versions["CUDA of the driver"] == "13.0"
     assert "Passed: 2 kernel families give correct results" in wording.text(found)
-    assert findings.of(HERE) == () and findings.read(findings.path_of(HERE))
+    assert known_failures.of(HERE) == () and known_failures.read(known_failures.path_of(HERE))
 
 
 FAULTS = {  # what the child does for the pool: how it is told
@@ -220,7 +220,7 @@ def test_a_fault_is_a_verdict_and_no_end(tmp_path, name):
     assert denied.what == "pool" and words in denied.why
     text = wording.text(found)
     assert "Not passed" in text and "Plans for this GPU exclude: pool" in text and words in text
-    assert findings.of(HERE) == found.denied
+    assert known_failures.of(HERE) == found.denied
 
 
 def test_after_two_lost_processes_no_third_is_risked(tmp_path):
@@ -251,7 +251,7 @@ def test_where_nothing_is_right_no_kernel_is_to_blame(tmp_path):
     found = examined(tmp_path, 'lambda name: {"wrong": "zeros"}', kernels=("pool", "reduce", "gather"))
     assert found.common_cause and not found.well and not found.denied and not found.kept
     assert "Every case failed" in wording.text(found)
-    assert not findings.path_of(HERE).exists()
+    assert not known_failures.path_of(HERE).exists()
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ def test_the_real_child_runs_in_the_emulator():
     found = examine.examine(H200, emulated=True, kernels=("pointwise", "library", "move"))
     assert found.well and found.emulated and not found.kept and not found.rates
     assert all(o.error_of < 1e-3 for f in found.families for o in f.outcomes)
-    assert not (findings.files.cache_dir() / "doctor").exists()
+    assert not (known_failures.files.cache_dir() / "doctor").exists()
 
 
 # ---- what builds read
@@ -300,30 +300,30 @@ def test_the_real_child_runs_in_the_emulator():
 
 def test_findings_are_of_a_driver_and_a_version_of_the_sources(monkeypatch):
     failed = (Failure("conv_sparse24", "hung"), Failure(TILE, "wrong"))
-    assert findings.keep(HERE, failed) and findings.of(HERE) == failed
-    assert findings.of(replace(named("a100"), measured=True)) == ()
+    assert known_failures.keep(HERE, failed) and known_failures.of(HERE) == failed
+    assert known_failures.of(replace(named("a100"), measured=True)) == ()
     with pytest.warns(RuntimeWarning, match="plans exclude these kernels.*conv_sparse24"):
-        device = findings.applied(HERE)
+        device = known_failures.applied(HERE)
     assert dict(device.left_out) == {"conv_sparse24": "hung", TILE: "wrong"}
-    monkeypatch.setattr(findings, "driver_version", lambda: "999.1")
+    monkeypatch.setattr(known_failures, "driver_version", lambda: "999.1")
     with pytest.warns(RuntimeWarning, match="2 kernels or tiles fail.*now 999.1: ignored"):
-        assert findings.applied(HERE) == HERE
-    findings.keep(HERE, ())
-    assert findings.of(HERE) == () and len(findings.read(findings.path_of(HERE))) == 2
+        assert known_failures.applied(HERE) == HERE
+    known_failures.keep(HERE, ())
+    assert known_failures.of(HERE) == () and len(known_failures.read(known_failures.path_of(HERE))) == 2
     monkeypatch.undo()
 
 
 def test_what_was_not_seen_right_again_stays_denied(tmp_path):
-    findings.keep(HERE, (Failure("pool", "old"), Failure("conv_stem", "old"), Failure(TILE, "old")))
+    known_failures.keep(HERE, (Failure("pool", "old"), Failure("conv_stem", "old"), Failure(TILE, "old")))
     assert [f.what for f in examined(tmp_path, kernels=("pool",)).denied] == ["conv_stem", TILE]
 
 
 def test_only_the_newest_records_stay(monkeypatch):
-    for i in range(2 * findings.MOST_RECORDS):
-        monkeypatch.setattr(findings, "driver_version", lambda i=i: f"{i}.0")
-        findings.keep(HERE, (Failure("move", str(i)),))
-    found = findings.read(findings.path_of(HERE))
-    assert len(found) == findings.MOST_RECORDS and found[0].failed[0].why == str(2 * findings.MOST_RECORDS - 1)
+    for i in range(2 * known_failures.MOST_RECORDS):
+        monkeypatch.setattr(known_failures, "driver_version", lambda i=i: f"{i}.0")
+        known_failures.keep(HERE, (Failure("move", str(i)),))
+    found = known_failures.read(known_failures.path_of(HERE))
+    assert len(found) == known_failures.MOST_RECORDS and found[0].failed[0].why == str(2 * known_failures.MOST_RECORDS - 1)
 
 
 RECORD = {"device": "d", "driver": "1", "source": "s", "failed": [{"what": "move", "why": "x"}]}
@@ -345,34 +345,34 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_that_is_something_else_is_ignored_with_a_warning(name):
-    path = findings.path_of(HERE)
+    path = known_failures.path_of(HERE)
     path.parent.mkdir(parents=True)
     path.write_bytes(HOSTILE[name])
     with pytest.warns(RuntimeWarning, match="it is ignored") as told:
-        assert findings.applied(HERE) == HERE
+        assert known_failures.applied(HERE) == HERE
     assert all(str(w.message).isprintable() and len(str(w.message)) < 600 for w in told)
     with pytest.warns(RuntimeWarning):
-        assert findings.keep(HERE, (Failure("move", "x"),))
-    assert findings.of(HERE) == (Failure("move", "x"),)
+        assert known_failures.keep(HERE, (Failure("move", "x"),))
+    assert known_failures.of(HERE) == (Failure("move", "x"),)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_a_folder_or_a_pipe_is_ignored(kind):
-    path = findings.path_of(HERE)
+    path = known_failures.path_of(HERE)
     path.parent.mkdir(parents=True)
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.warns(RuntimeWarning, match="it is ignored"):
-        assert findings.of(HERE) == ()
+        assert known_failures.of(HERE) == ()
 
 
 def test_two_at_once_leave_a_whole_file():
     sets = [tuple(Failure(k, "x" * n) for k in list(KERNELS)[:n]) for n in (1, 20)]
-    threads = [threading.Thread(target=findings.keep, args=(HERE, sets[i % 2])) for i in range(8)]
+    threads = [threading.Thread(target=known_failures.keep, args=(HERE, sets[i % 2])) for i in range(8)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert findings.of(HERE) in sets
+    assert known_failures.of(HERE) in sets
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
         Failure(kernel, "no answer in 15 s: the process hung and was killed")
         for kernel in ("conv_sparse24", "conv_strip_sparse24", "conv_sparse24_sm90")
     )
-    findings.keep(HERE, (*hung, Failure(TILE, "zeros")))
+    known_failures.keep(HERE, (*hung, Failure(TILE, "zeros")))
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.setattr(devices, "current", lambda: HERE)
     with pytest.warns(RuntimeWarning, match="plans exclude these kernels"):

@@ -11,7 +11,7 @@ from gpu_runtime.assembly import assemble
 from gpu_runtime.building.record import Built, engine_record, plan_record, solution_of
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import ModelError
-from gpu_runtime.planning import invariant, sums, tables
+from gpu_runtime.planning import invariant, order_of_sums, tables
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, Model
@@ -103,7 +103,7 @@ def test_an_image_has_the_same_bits_in_each_batch(how):
     found = found_at(how)
     plans = invariant.solve(found)
     engines = engines_of(found, plans)
-    assert sums.agreeing([e.plan.layers for e in engines]) == [(0, 1, 2)]
+    assert order_of_sums.agreeing([e.plan.layers for e in engines]) == [(0, 1, 2)]
     assert {len(p.entries) for p in plans} == {len(plans[0].entries)}
     tiles = [e.tactic.tile for p in plans for e in p.entries.values() if e.tactic and isinstance(e.tactic.tile, Tile)]
     assert any(t.split > 1 for t in tiles) == (how == "split") and not any(t.stream for t in tiles)
@@ -129,7 +129,7 @@ def convolution(n: int):
 def test_free_plans_that_split_k_at_some_batches_are_told_apart_and_differ():
     found = [table(convolution(n), timer=Favouring("split", (1,))) for n in POINTS]
     engines = engines_of(found, [plan.solve(t.graph) for t in found])
-    assert sums.agreeing([e.plan.layers for e in engines]) == [(0,), (1, 2)]
+    assert order_of_sums.agreeing([e.plan.layers for e in engines]) == [(0,), (1, 2)]
     one, four, sixteen = answers(engines)
     assert np.array_equal(four, sixteen[:4])
     assert not np.array_equal(one, four[:1]) and np.allclose(one, four[:1], atol=1e-2)
@@ -146,11 +146,11 @@ def test_long_rows_are_shared_among_other_numbers_of_blocks_at_other_batches():
     """All by the one tactic that there is for their formats: the order of sums tells the points apart."""
     found = [table(normalization(n)) for n in POINTS]
     engines = engines_of(found, [plan.solve(t.graph) for t in found])
-    assert sums.agreeing([e.plan.layers for e in engines]) == [(0,), (1,), (2,)]
+    assert order_of_sums.agreeing([e.plan.layers for e in engines]) == [(0,), (1,), (2,)]
     with pytest.raises(ModelError, match="batches 1, 4, 16 have no plan in common .* no usable tactic .* for y"):
         invariant.solve(found)
     engines = engines_of(found[:2], invariant.solve(found[:2]))
-    assert sums.agreeing([e.plan.layers for e in engines]) == [(0, 1)]
+    assert order_of_sums.agreeing([e.plan.layers for e in engines]) == [(0, 1)]
 
 
 @pytest.mark.parametrize("block", [attention_models.tokens, attention_models.cross_covariance, attention_models.windows])
@@ -158,7 +158,7 @@ def test_options_that_other_batches_lack_are_left_out(block):
     """At batch 1 axes vanish, so that attention apart has other ops there."""
     found = [table(block(b=b)) for b in (1, 2, 5)]
     plans = invariant.solve(found)
-    assert sums.agreeing([e.plan.layers for e in engines_of(found, plans)]) == [(0, 1, 2)]
+    assert order_of_sums.agreeing([e.plan.layers for e in engines_of(found, plans)]) == [(0, 1, 2)]
 
 
 def test_networks_with_other_layers_have_no_plan_in_common():
@@ -183,7 +183,9 @@ def test_every_number_that_a_batch_changes_is_known_to_leave_the_order_of_sums_a
     for device in ("h200", "rtx4090"):
         for problem in problems:
             same = [
-                {t: sums.order(p, t) for t in candidates(p, named(device))} for n in (1, 3, 40) if (p := replace(problem, n=n))
+                {t: order_of_sums.order(p, t) for t in candidates(p, named(device))}
+                for n in (1, 3, 40)
+                if (p := replace(problem, n=n))
             ]
             for t in same[0]:
                 orders = {own[t] for own in same if t in own}
@@ -197,6 +199,6 @@ def test_functions_of_a_library_that_add_up():
         tactic = candidates(p, named("h200"))[0]
         (call,) = launches(p, tactic)
         assert isinstance(call, Call)
-        assert (sums.order(p, tactic) is None) == (name in sums.SUMS), name
+        assert (order_of_sums.order(p, tactic) is None) == (name in order_of_sums.SUMS), name
     adding = {"CumSum", "GlobalLpPool", "LpNormalization"}
-    assert adding <= sums.SUMS <= FUNCTIONS.keys()
+    assert adding <= order_of_sums.SUMS <= FUNCTIONS.keys()

@@ -11,7 +11,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import DRIVER_NAMES, Device, named
 from cuda_kernels.driver import DriverError
-from gpu_runtime.building import points
+from gpu_runtime.building import chosen_sizes
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import steps
 from gpu_runtime.runtime.fields import Batch, TensorSpec
@@ -44,7 +44,7 @@ def exact(tmp_path_factory) -> gr.Engine:
 def engine(tmp_path_factory) -> gr.Engine:
     """Of one plan, whatever the plan for one row would gain."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(points, "WORTH", 2.0)
+        patch.setattr(chosen_sizes, "WORTH", 2.0)
         return made(tmp_path_factory.mktemp("range"), 1, MOST, MOST)
 
 

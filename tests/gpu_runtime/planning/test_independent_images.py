@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpu_runtime.planning.rows import meeting
+from gpu_runtime.planning.independent_images import meeting
 from tests import attention_models, drawn
 from tests.reference_run import model, node, ort_run
 from tests.reference_run import network as lowered

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.building.load import lowered
-from gpu_runtime.building.planner import Planned
+from gpu_runtime.building.planner import PlannedNetwork
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.network import Network
-from gpu_runtime.planning import invariant, rows
+from gpu_runtime.planning import independent_images, invariant
 from gpu_runtime.runtime.bounds import MOST_PLANS
 from gpu_runtime.runtime.plan_record import Profile
 from gpu_runtime.text import dims
@@ -200,12 +200,12 @@ def meeting(loaded: importer.Loaded, wanted: Sequence[Asked], plain: Sequence[Ne
                 of.append(lowered(loaded, _shapes(loaded, asked, asked.max + 1)))
             except ModelError as e:  # this batch was not requested
                 why = f"at batch {asked.max + 1}, where images are looked at, {e}"
-        found.append(why or rows.meeting(*of) if asked.ranged else None)
+        found.append(why or independent_images.meeting(*of) if asked.ranged else None)
     return found
 
 
 def kept(
-    wanted: Sequence[Asked], planned: Sequence[Planned], exact: Sequence[str | None]
+    wanted: Sequence[Asked], planned: Sequence[PlannedNetwork], exact: Sequence[str | None]
 ) -> tuple[tuple[Profile, ...], list[int]]:
     """Returns the profiles, and the numbers of the plans that stay.
 
@@ -229,7 +229,7 @@ def kept(
     return tuple(profiles), stay
 
 
-def alike(profiles: Sequence[Profile], planned: Sequence[Planned]) -> list[Planned]:
+def alike(profiles: Sequence[Profile], planned: Sequence[PlannedNetwork]) -> list[PlannedNetwork]:
     """Returns the plans of each profile with one tactic per layer for all its batches."""
     found = list(planned)
     for p in profiles:

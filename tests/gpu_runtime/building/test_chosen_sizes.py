@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from gpu_runtime.building.points import Asked, asked, candidates, cells, worth
+from gpu_runtime.building.chosen_sizes import Asked, asked, candidates, cells, worth
 from gpu_runtime.errors import ModelError
 from gpu_runtime.runtime.bounds import MOST_PLANS
 from tests.engines import build
