@@ -34,8 +34,9 @@ def exported(style: tuple[tuple[str, ...], tuple[str, ...]]) -> onnx.ModelProto:
         nodes[-1].name = name
         if style is NEW and i in NAMESPACES:
             nodes[-1].metadata_props.add(key="namespace", value=NAMESPACES[i])
-        tensors.setdefault(weight, RNG.standard_normal((64, 64, 1, 1)).astype(np.float32))
-    return model(nodes, {"t0": (4, 64, 14, 14)}, "t5", tensors)
+        tensors.setdefault(weight, RNG.standard_normal((256, 256, 1, 1)).astype(np.float32))
+    # of so many channels that no two layers are one launch
+    return model(nodes, {"t0": (4, 256, 14, 14)}, "t5", tensors)
 
 
 @pytest.mark.parametrize("style", [OLD, NEW, BARE], ids=["torchscript", "dynamo", "bare"])

@@ -45,6 +45,9 @@ def test_parameters_with_which_a_function_is_spelled_are_as_many_as_it_has():
         assert row.spelled is None or Stage(name, params=row.spelled) in spelled.SPELLED
 
 
-@pytest.mark.parametrize("rules", [pointwise.OPS, {op for op in channel_rules.RULES if op not in channel_rules.SIZES}])
+RESPELLED = {"CastLike"}  # the import turns it into an operator of the table; pruning reads the file as it is
+
+
+@pytest.mark.parametrize("rules", [pointwise.OPS, {*channel_rules.RULES} - {*channel_rules.SIZES} - RESPELLED])
 def test_no_rule_is_of_an_operator_that_is_refused(rules):
     assert rules <= operators.OPERATORS
