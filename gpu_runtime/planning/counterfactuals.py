@@ -187,7 +187,8 @@ def without_sparse(network: Network) -> plan.Force:
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     """Returns the dense plan with a library's estimated times for its FP16 convolutions; None if no time can be estimated."""
-    launched = [(op, entry) for op in table.network.ops if (entry := dense.entries.get(op.name)) and entry.tactic]
+    ops = [op for op in table.network.ops if plan.holds(op.when, dense.options)]  # an op in pieces has its whole one's name
+    launched = [(op, entry) for op in ops if (entry := dense.entries.get(op.name)) and entry.tactic]
     found = [
         (entry.us, known)
         for op, entry in launched

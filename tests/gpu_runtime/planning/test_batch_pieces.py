@@ -153,7 +153,9 @@ def test_a_library_is_as_fast_beside_a_plan_in_pieces(monkeypatch):
     monkeypatch.setattr(batch_pieces, "worthwhile", lambda table, chosen: None)
     whole = gr.build(resnet50(64), device="rtx4090")
     assert any(layer.images for layer in pieces.plan.layers) and not any(layer.images for layer in whole.plan.layers)
-    assert pieces.plan.solution.rivals.library.us <= whole.plan.solution.rivals.library.us * 1.001
+    library, alone = (engine.plan.solution.rivals.library for engine in (pieces, whole))
+    assert library.us <= alone.us * 1.001 and library.us == pytest.approx(alone.us, rel=0.03)
+    assert library.own_us >= 0 and library.layers <= alone.layers  # a layer in pieces counts once
 
 
 def test_one_image_and_batch_invariant_plans_have_no_pieces(monkeypatch):
