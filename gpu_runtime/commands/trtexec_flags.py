@@ -5,6 +5,7 @@ the options of timed inferences, which `build` and `bench` have.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
@@ -300,6 +301,19 @@ class TrtexecCommand(click.Command):
         return super().invoke(ctx)
 
 
+class OfEngine(click.Command):
+    """A command that reads an engine, and says what becomes of trtexec's options of builds, which it does not have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            if (flag := BY_NAME.get(e.option_name)) is None:
+                raise
+            text = flag.sentence.format(value="N") or "an option of builds: an engine runs as it was built"
+            raise click.UsageError(f"{flag.name}: {text}", ctx) from None
+
+
 def _keeps_last(p: click.Parameter) -> bool:
     """Whether an option has one value, the last that is given."""
     return isinstance(p, click.Option) and not p.multiple and not p.is_flag
@@ -334,7 +348,7 @@ def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _offered(typed: str, known: Iterable[str]) -> list[str]:
-    """What to offer for an option that does not exist: none that is refused or ignored, and one that writes a file only to who
-    typed the beginning of its name, --saveEngin."""
+    """What to offer for an option that does not exist, the one that is spelt most like it: none that is refused or ignored, and
+    one that writes a file only to who typed the beginning of its name, --saveEngin."""
     own = [name for name in known if name not in BY_NAME or BY_NAME[name].verdict == "accepted"]
-    return [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]]
+    return difflib.get_close_matches(typed, [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]], 1)
