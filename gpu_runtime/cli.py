@@ -95,8 +95,8 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     UNWRITTEN.clear()
     width = WIDTH.set(columns())
     interrupted: list[int] = []
-    if args is None:  # this is a process of its own
-        atexit.register(_end, interrupted)
+    if args is None:  # a process of its own, which would die by SIGINT if Ctrl-C falls into an import: this ends it last
+        atexit.register(lambda: os._exit(*interrupted) if interrupted else None)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
@@ -130,9 +130,3 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         sys.exit(1)
     finally:
         WIDTH.reset(width)
-
-
-def _end(code: list[int]) -> None:
-    """The last that an interrupted process does: after a Ctrl-C in the midst of an import Python would end by SIGINT."""
-    if code:
-        os._exit(*code)

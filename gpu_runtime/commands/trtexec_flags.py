@@ -286,6 +286,10 @@ class TrtexecCommand(click.Command):
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as e:
             raise click.NoSuchOption(e.option_name, possibilities=_offered(e.option_name, known), ctx=ctx) from None
+        except click.BadOptionUsage as e:
+            kinds = [p.type for p in self.params if e.option_name in p.opts and isinstance(p.type, click.Choice)]
+            expected = "".join(f" Expected one of {', '.join(kind.choices)}" for kind in kinds)
+            raise click.BadOptionUsage(e.option_name, f"{e.message}{expected}", ctx) from None
         ctx.meta[REPEATED] = [p.opts[0] for p, n in Counter(order).items() if n > 1 and _keeps_last(p)]
         return rest
 

@@ -149,6 +149,7 @@ def test_wrong_usage(refused):
     refused("build tiny.onnx --ray --device a100", "--ray measures on the GPUs of a cluster: leave --device out", code=2)
     refused("build tiny.onnx --builderOptimizationLevel=6", "--builderOptimizationLevel", code=2)
     refused("build tiny.onnx --saveEngin=old.engine", "--saveEngin", code=2)
+    refused("build tiny.onnx --sparsity", "'--sparsity' requires an argument. Expected one of disable, enable, force", code=2)
     refused("build tiny.onnx --sparcity=enable", "Did you mean '--sparsity'?", code=2)
     refused("rum tiny.engine", "No such command 'rum'; did you mean 'run' instead of 'rum'?", code=2)
     refused("help", "No such command 'help'; gpu-runtime --help lists the commands", code=2)
