@@ -4,7 +4,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a requested check did not pass, 1
 message on stderr. Files are written whatever becomes of stdout: a reader who leaves changes nothing, a full disk is a failure.
 """
 
+import atexit
 import io
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -14,11 +16,11 @@ import click
 from cuda_kernels.compile import CompileError
 from cuda_kernels.driver import code_of
 from cuda_kernels.extras import why_missing
-from gpu_runtime.commands.console import QUIET, UNWRITTEN, columns, say, stdout_problem
+from gpu_runtime.commands.console import INTERRUPTED, QUIET, UNWRITTEN, columns, say, stdout_problem
 from gpu_runtime.commands.options import HELP, version_option
 from gpu_runtime.commands.targets import KEPT, WRITTEN, written
 from gpu_runtime.errors import InternalError
-from gpu_runtime.text import WIDTH
+from gpu_runtime.text import WIDTH, suggest
 
 # fmt: off
 COMMANDS = {  # name -> the module, imported when the command is asked for, and the line of `gpu-runtime --help`
@@ -38,6 +40,11 @@ COMMANDS = {  # name -> the module, imported when the command is asked for, and 
     "triton-repo": ("gpu_runtime.serving.triton_repo", "Write a model of NVIDIA Triton that runs an engine."),
 }
 # fmt: on
+# Commands that users of other programs look for, and the cure.
+ELSEWHERE = {
+    "help": "gpu-runtime --help lists the commands, gpu-runtime COMMAND --help the options of one",
+    "serve": "docs/serving.md has the servers: Triton by gpu-runtime triton-repo, Ray by serve run gpu_runtime.serving.ray:app",
+}
 
 
 class Commands(click.Group):
@@ -48,6 +55,12 @@ class Commands(click.Group):
 
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
         return command_of(name) if name in COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            cure = f"; {ELSEWHERE[args[0]]}" if args[0] in ELSEWHERE else suggest(args[:1], COMMANDS)
+            raise click.UsageError(f"No such command {args[0]!r}{cure}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -81,6 +94,9 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     QUIET.clear()
     UNWRITTEN.clear()
     width = WIDTH.set(columns())
+    interrupted: list[int] = []
+    if args is None:  # a process of its own, which would die by SIGINT if Ctrl-C falls into an import: this ends it last
+        atexit.register(lambda: os._exit(*interrupted) if interrupted else None)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
@@ -96,7 +112,8 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
         say("; ".join([f"interrupted: {written()}", *KEPT]), err=True)
-        sys.exit(130)
+        interrupted.append(INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)
         sys.exit(1)

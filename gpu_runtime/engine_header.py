@@ -73,7 +73,10 @@ def _header_bytes(file: BinaryIO, size: int, name: str) -> bytes:
         raise bad(name, "not an engine: it is empty")
     if size < 8:
         raise bad(name, f"not an engine: expected at least 8 bytes, got {size}")
-    (length,) = struct.unpack("<Q", file.read(8))
+    began = file.read(8)
+    (length,) = struct.unpack("<Q", began)
+    if length > MAX_HEADER_BYTES and file.read(1) != b"{":
+        raise bad(name, f"not an engine: it begins with the bytes {began.hex(' ')}")
     if length > MAX_HEADER_BYTES:
         raise bad(name, f"not an engine, or damaged: expected a header of at most {MAX_HEADER_BYTES} bytes, got {length}")
     if 8 + length > size:

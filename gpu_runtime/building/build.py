@@ -186,8 +186,9 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
     options, targets = options.checked(), [named(name) for name in names]
     progress = options.progress
     shapes: Any = options.shapes  # one size of each input
+    source = source_of(model, Examples(options.example_inputs, shapes, bool(sizes)), progress)
     loaded, sized = load(
-        source_of(model, Examples(options.example_inputs, shapes, bool(sizes)), progress),
+        source,
         lambda m: [importer.at_batch(m, shapes or {}, n) for n in sizes] or [shapes],
         options.sparsity == "force",
     )
@@ -203,6 +204,6 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
             planner = Planner(target, make_timer(target), options, ends)
             planned = PlannedNetwork(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
             explained, pruned = explain(loaded, planned, planner, {}), with_pruned(loaded, planned, planner).if_pruned
-            model = Model(network.name)
-            found.append(Outlook(model, target, timing_record(target), *explained, options.risk, inputs, pruned))
+            stored = Model(network.name, sha256_of(source))
+            found.append(Outlook(stored, target, timing_record(target), *explained, options.risk, inputs, pruned))
     return Plans(tuple(found), sizes)

@@ -20,7 +20,7 @@ from gpu_runtime.commands.options import argument, cubins_option, flag, gathered
 from gpu_runtime.commands.progress import ProgressLine, listening
 from gpu_runtime.commands.reading import opened
 from gpu_runtime.commands.targets import check_targets, write_all, written
-from gpu_runtime.commands.trtexec_flags import Wanted
+from gpu_runtime.commands.trtexec_flags import OfEngine, Wanted
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain.points import at_text
@@ -43,7 +43,7 @@ class Asked:
     shown: str = given(shown_at)
 
 
-@click.command("bench")
+@click.command("bench", cls=OfEngine)
 @gathered(Asked)
 def bench_command(asked: Asked) -> None:
     """Time inferences of ENGINE on a GPU: throughput, latency, and the shares of the host, the copies and the kernels in it.

@@ -199,6 +199,12 @@ class Asked:
         return {} if self.constraints == "none" else found
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """`build`'s arguments that the options decide. Raises UsageError."""
+        same = {name: getattr(self, name) for name in ALIKE}
+        return same | parse_pools(self.pools) | {"shapes": self.sizes, "timing_cache": self.cache}
+
+    @property
     def exports(self) -> dict[str, str | None]:
         """Option -> the file of an engine's layers that it asks for."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
@@ -243,13 +249,14 @@ def build_command(asked: Asked) -> None:
         say(f"this machine has no {target.title}: layer times are of each tactic alone", err=True)
     planned = target if asked.optimization_level else replace(target, measured=False)
     count, is_default = spread.count if spread else None, planned is target and not asked.device
+    on = {"calibration": reading.read_arrays("--calibration", asked.calibration), "device": None if spread else target}
+    arguments = asked.arguments | on
     head = log.planning_lines(planned, columns(), count, is_default)
     if not planned.measured and (unread := typed("timing_cache", "only_cached_times", "tuning_time")):
         say(f"ignored: {', '.join(unread.values())}: times are predicted, so none is measured or cached", err=True)
     say("\n".join(head))
     pruned = io.BytesIO()
-    on = {"calibration": reading.read_arrays("--calibration", asked.calibration), "device": None if spread else target}
-    engine = _built(asked, source, {**on, "ray": spread}, progress, pruned)
+    engine = _built(asked, source, {**arguments, "ray": spread}, progress, pruned)
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = bench.layer_times(engine, wanted) if asked.profiled and not away else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -270,20 +277,15 @@ def build_command(asked: Asked) -> None:
         bench.time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
 
 
-def _built(asked: Asked, source: str, on: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
-    """The engine; Ctrl-C ends the timing of tactics first. `on`: further arguments of pipeline.build."""
+def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
+    """The engine; Ctrl-C ends the timing of tactics first. `arguments`: of pipeline.build."""
     from gpu_runtime import pipeline
     from gpu_runtime.building.options import deadline
 
-    same: dict[str, Any] = {name: getattr(asked, name) for name in ALIKE}
-    same |= parse_pools(asked.pools)
     with Interrupts(progress, deadline(asked.tuning_time)) as told:
         return pipeline.build(
             source,
-            **same,
-            **on,
-            shapes=asked.sizes,
-            timing_cache=asked.cache,
+            **arguments,
             save_pruned=pruned if asked.save_pruned else None,
             tuning_time=told.ended,
             log=say if asked.verbose else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +33,15 @@ def _of_another_kind(path: Path, kind: str) -> str | None:
     return f"is an existing file of another kind, which {what} would overwrite: give another name, or remove the file"
 
 
+def _unmade(path: Path) -> str | None:
+    """Why no file can be made beside `path`, where no permission tells: /proc takes none, even from root."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as e:
+        return f"no file can be made in {path.parent}: {e.strerror}; choose another folder"
+
+
 def check_targets(
     targets: Mapping[str, str | None], sources: Iterable[str], kinds: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Path]:
@@ -45,7 +55,9 @@ def check_targets(
         twin = next((o for o, other in found.items() if other == path), None)
         if name.startswith("="):  # -o=FILE
             problem: str | None = "expected the name of a file: write it after a space, or as --option=FILE"
-        elif problem := files.fault(name):
+        elif name == "-":
+            problem = "nothing is written to standard output: give the name of a file, or ./- for one of that name"
+        elif problem := files.fault(name) or _unmade(path):
             pass
         elif any(os.path.exists(s) and os.path.samefile(s, name) for s in sources if path.exists()):
             problem = "is a file that this command reads: give another name"

@@ -5,6 +5,7 @@ the options of timed inferences, which `build` and `bench` have.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
@@ -285,6 +286,10 @@ class TrtexecCommand(click.Command):
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as e:
             raise click.NoSuchOption(e.option_name, possibilities=_offered(e.option_name, known), ctx=ctx) from None
+        except click.BadOptionUsage as e:
+            kinds = [p.type for p in self.params if e.option_name in p.opts and isinstance(p.type, click.Choice)]
+            expected = "".join(f" Expected one of {', '.join(kind.choices)}" for kind in kinds)
+            raise click.BadOptionUsage(e.option_name, f"{e.message}{expected}", ctx) from None
         ctx.meta[REPEATED] = [p.opts[0] for p, n in Counter(order).items() if n > 1 and _keeps_last(p)]
         return rest
 
@@ -298,6 +303,19 @@ class TrtexecCommand(click.Command):
         for sentence, texts in reasons.items():
             say(f"ignored: {', '.join(texts)}: {sentence}", err=True)
         return super().invoke(ctx)
+
+
+class OfEngine(click.Command):
+    """A command that reads an engine, and says what becomes of trtexec's options of builds, which it does not have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            if (flag := BY_NAME.get(e.option_name)) is None:
+                raise
+            text = flag.sentence.format(value="N") or "an option of builds: an engine runs as it was built"
+            raise click.UsageError(f"{flag.name}: {text}", ctx) from None
 
 
 def _keeps_last(p: click.Parameter) -> bool:
@@ -334,7 +352,7 @@ def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _offered(typed: str, known: Iterable[str]) -> list[str]:
-    """What to offer for an option that does not exist: none that is refused or ignored, and one that writes a file only to who
-    typed the beginning of its name, --saveEngin."""
+    """What to offer for an option that does not exist, the one that is spelt most like it: none that is refused or ignored, and
+    one that writes a file only to who typed the beginning of its name, --saveEngin."""
     own = [name for name in known if name not in BY_NAME or BY_NAME[name].verdict == "accepted"]
-    return [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]]
+    return difflib.get_close_matches(typed, [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]], 1)

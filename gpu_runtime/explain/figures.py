@@ -10,7 +10,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import IfPruned, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Outlook, PlanRecord, Timing
-from gpu_runtime.text import first_of, lost_text, printable, sizes_option, versus, wrap
+from gpu_runtime.text import first_of, lost_text, printable, several, sizes_option, versus, wrap
 from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
@@ -203,6 +203,10 @@ def rates_text(plans: Sequence[Explained]) -> str:
     return f"{times}; launches that use our times: {own}; rates: {known}{found[0].source}"
 
 
+def _gains(ratio: float) -> str:
+    return "gains nothing measurable" if ratio < 1.005 else f"gains {ratio_text(ratio)}"
+
+
 def gain_text(record: Explained) -> str:
     """What 2:4 gains against the fastest dense plan known, ours or a library's; empty where no layer could be sparse or no
     dense plan was looked for."""
@@ -212,7 +216,7 @@ def gain_text(record: Explained) -> str:
         return ""
     own = dense / total
     if library is None or dense <= library.us:
-        gain = f"gains {ratio_text(own)}" if dense - total >= SHOWN_US else "gains nothing"
+        gain = _gains(own) if dense - total >= SHOWN_US else "gains nothing"
         others = "is not known" if library is None else f"is estimated to be {versus(library.us, dense)}"
         return f"{gain} over our dense plan, the fastest known. A dense plan with a library's kernels {others}"
     if library.us <= total:
@@ -220,7 +224,7 @@ def gain_text(record: Explained) -> str:
         speeds = f"{ratio_text(library.us / total)} the estimated speed of a library's dense kernels{doubt}"
         return f"gains nothing: this plan runs at {speeds}, and at {ratio_text(own)} the speed of our dense plan"
     doubt = " (less than the error of the estimate)" if library.low_us <= total else ""
-    text = f"gains {ratio_text(library.us / total)} over the fastest dense plan known, an estimate of a library's{doubt}"
+    text = f"{_gains(library.us / total)} over the fastest dense plan known, an estimate of a library's{doubt}"
     return f"{text}, and {ratio_text(own)} over our dense plan"
 
 
@@ -249,7 +253,8 @@ def pruned_text(sparsity: SparsityRecord) -> str:
         return "--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"
     energy = sparsity.pruned_energy
     taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
-    text = f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.pruned)} initializers"
+    where = several(len(sparsity.pruned), "initializer")
+    text = f"--sparsity=force set the two smallest of each four weights to zero in {where}"
     return f"{text}{taken}: the outputs differ from the original model's"
 
 

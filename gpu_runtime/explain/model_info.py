@@ -11,7 +11,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.describe import ModelInfo, describe
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
-from gpu_runtime.text import first_of, listed, printable, size_text
+from gpu_runtime.text import first_of, listed, printable, several, size_text
 
 MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON has all
 
@@ -39,7 +39,7 @@ def text(info: ModelInfo) -> str:
     made = f", made by {info.producer}" if info.producer else ""
     opsets = ", ".join(f"{'opset' if d == 'ai.onnx' else d} {v}" for d, v in info.opsets.items())
     count = f"{info.weights / 1e6:.2f} M" if info.weights >= 100_000 else str(info.weights)
-    weights = f"{count} values ({', '.join(info.weight_types)}) in {info.initializers} initializers"
+    weights = f"{count} values ({', '.join(info.weight_types)}) in {several(info.initializers, 'initializer')} and constants"
     rows = [
         ("inputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.inputs)),
         ("outputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.outputs)),

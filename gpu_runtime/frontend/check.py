@@ -202,8 +202,8 @@ def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto
         raise ModelError(f"its shapes cannot be inferred: {first_line(e)}") from e
 
 
-def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
-    """Raises ModelError of two lines for unsupported nodes: the operators, and the cure."""
+def check_ops(proto: onnx.ModelProto, ops: Collection[str], from_file: bool) -> None:
+    """Raises ModelError of two lines for unsupported nodes: the operators, and the cure, which of a module is none of files."""
     bad = unsupported(proto, ops)
     if not bad:
         return
@@ -215,11 +215,12 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
             + (f"; these operators have no kernel either: {unsupported_text(others)}" if others else "")
             + "\ngive the FP32 or FP16 model from before quantization: kernels compute in FP16, also with 2:4 weights"
         )
+    listed = "`gpu-runtime inspect --json` lists all, docs/operators.md" if from_file else "docs/operators.md lists"
     count = "1 node has" if len(bad) == 1 else f"{len(bad)} nodes have"
     raise ModelError(
         f"{count} an operator that is not supported: {unsupported_text(bad)}\n"
-        "export the model without them, or compute them outside it; `gpu-runtime inspect --json` lists all, docs/operators.md "
-        f"the supported ones{_why_sized(bad)}{_cut(proto.graph, bad)}"
+        f"export the model without them, or compute them outside it; {listed} the supported ones{_why_sized(bad)}"
+        + (_cut(proto.graph, bad) if from_file else "")
     )
 
 

@@ -104,7 +104,7 @@ def load(
         as_stored = onnx.ModelProto()
         if save_pruned is not None:
             as_stored.CopyFrom(proto)
-        names = _check(proto)
+        names = _check(proto, isinstance(source, Path))
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
         loaded = _loaded(source, proto, pruned, not_pruned, names)
@@ -179,7 +179,7 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
     """Checks a model without its control flow, `proto`, like one that was read."""
-    names = {name: loaded.onnx_names.get(own, own) for name, own in _check(proto).items()}
+    names = {name: loaded.onnx_names.get(own, own) for name, own in _check(proto, isinstance(loaded.source, Path)).items()}
     flat = _loaded(loaded.source, proto, {}, loaded.not_pruned, {**loaded.onnx_names, **names})
     return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
 
@@ -191,16 +191,16 @@ def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
     """Cleans a model in memory; `proto` is used up. Raises ModelError."""
-    names = _check(proto)
+    names = _check(proto, False)
     return _sized(_loaded(Source(name, b""), proto, {}, (), names), shapes)
 
 
-def _check(proto: onnx.ModelProto) -> dict[str, str]:
+def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
     """Refuses unreadable models, drops texts, and gives every node a name. Returns name -> that in the file, where it was
-    another one. Raises ModelError.
+    another one. Raises ModelError, with the cures of a file only for a model `from_file`.
     """
     check_graph(proto.graph)
-    check_ops(proto, OPERATORS)
+    check_ops(proto, OPERATORS, from_file)
     check_values(proto.graph)
     spell_out_group_norms(proto)
     names = name_layers(proto.graph)

@@ -374,7 +374,8 @@ def to_array(name: str, t: TensorProto) -> np.ndarray:
             raise ValueError("negative dimension")
         return numpy_helper.to_array(t)
     except Exception as e:
-        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None
+        problem = f"its data do not match its type and shape {list(t.dims)}: {e}"
+        raise ModelError(f"tensor {name!r}: {problem}; export the model again, with its weights") from None
 
 
 def title(node: onnx.NodeProto) -> str:

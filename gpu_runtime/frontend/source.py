@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "gpu_runtime.name"  # in the meta of an exported graph_module: the name of the module, which torch.export drops
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # -> the attribute
 MOST_NAME = 100  # characters of a graph's name that name the model
 EXPECTED = (
     "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto, a torch.nn.Module or a "
@@ -82,6 +83,13 @@ class Examples:
         return sorted(found | ({0} if self.batches and shape else set()))
 
 
+def _unwrapped(module: Any) -> Any:
+    """The module inside torch's wrappers of it, whose forward has no names for its arguments."""
+    while type(module).__module__.startswith("torch.") and (held := WRAPPERS.get(type(module).__name__)):
+        module = getattr(module, held)
+    return module
+
+
 def source_of(model: Any, examples: Examples | None = None, progress: Listener = ignore) -> Path | Source:
     """Turns `model`, in one of the forms EXPECTED, into a path or Source, which can be read repeatedly.
 
@@ -91,6 +99,7 @@ def source_of(model: Any, examples: Examples | None = None, progress: Listener =
         return model
     examples = examples or Examples()
     if _is_of_torch(model, "nn", "Module"):
+        model = _unwrapped(model)
         progress(Progress("export", type(model).__name__))
         return _exported(model, examples)
     if examples.inputs is not None:

@@ -67,6 +67,12 @@ class Forecast(Shown):
         """The gain over the fastest dense plan known, in words; "" without an outlook."""
         return gain_text(self.outlook) or "gains nothing: no layer can run sparse" if self.outlook else ""
 
+    @property
+    def gain_over_now(self) -> float | None:
+        """How many times as fast the pruned plan is as the plan of the model as it is; None without an outlook."""
+        found = self.data()
+        return found["gain_over_now"] if found else None
+
     def data(self) -> dict[str, Any] | None:
         """The numbers for JSON: microseconds of the plans at this batch, and how many times as fast the pruned plan is."""
         outlook = self.outlook

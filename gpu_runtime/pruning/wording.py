@@ -89,7 +89,7 @@ def _cells(r: Pruned, permuted: bool, a: Calibrated | None) -> list[str]:
 def summary(result: Result) -> list[str]:
     able = [r for r in result.rows if r.verdict != "kept"]
     done, already = ([r for r in able if r.verdict == verdict] for verdict in ("pruned", "2:4"))
-    line = f"Pruned {len(done)} of the {len(able)} weights that can be 2:4"
+    line = f"Pruned {len(done)} of the {several(len(able), 'weight')} that can be 2:4"
     line += f" ({len(already)} were already)" if already else ""
     if done:
         line += f"; they lost {lost_text(result.lost_energy)} of their energy (the sum of their squares)"

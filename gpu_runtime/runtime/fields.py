@@ -95,7 +95,7 @@ def _short(value: object) -> str:
         return f"{type(value).__name__}(...)" if type(value).__str__ is object.__str__ else str(value)
     if isinstance(value, Collection) and (len(value) > MOST_ITEMS or any(is_dataclass(v) for v in value)):
         return f"<{len(value)} items>"
-    return repr(value)
+    return repr(float(f"{value:.9g}") if isinstance(value, float) else value)
 
 
 class Batch(int):

@@ -53,6 +53,8 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise click.UsageError(f"--name: expected letters, digits, '_', '-' and '.', got {name!r}")
+    if os.path.lexists(output) and not os.path.isdir(output):
+        raise click.UsageError(f"--output {output}: expected a folder, Triton's model repository, got a file")
     loaded = load(engine)
     size = sizes(loaded)
     _check_runs_here(loaded, kind)

@@ -58,6 +58,13 @@ def test_a_module_is_built_for_a_range_of_batches(torch, net):
         assert y.shape == (3, 8) and np.abs(y - net(x).numpy()).max() < 2e-3
 
 
+def test_wrappers_of_a_module_are_looked_through(torch, net):
+    for wrapped in (torch.nn.DataParallel(net), torch.compile(net), torch.nn.DataParallel(torch.compile(net))):
+        engine = gr.build(wrapped, example_inputs=(torch.randn(1, 8, 6, 6),), device="a100")
+        assert (engine.record.model.name, engine.inputs[0].name) == ("Sequential", "input")
+        assert [row.layer for row in engine.explain().layers] == LAYERS
+
+
 def test_an_export_that_fails_says_the_cause_first(torch, net):
     x = torch.randn(1, 8, 6, 6)
     for given, cause in (

@@ -51,6 +51,19 @@ def test_the_error_of_a_prediction(files):
     assert (timed.us, timed.low_us) == pytest.approx((found.us, found.low_us))
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--batch=8", "--batch: the batch is part of the input's size: give --shapes=NAME:Nx3x224x224"),
+        ("--fp16", "--fp16: an option of builds: an engine runs as it was built"),
+        ("--strems=4", "No such option '--strems'. (Did you mean one of: "),
+    ],
+)
+def test_options_of_trtexec_that_are_of_builds(files, cli, option, text):
+    code, out, err = cli(f"bench tiny.engine {option}")
+    assert (code, out) == (2, "") and text in err
+
+
 def test_what_predicting_does_not_do(files, cli):
     code, out, err = cli("bench tiny.engine --predict --exportTimes=t.json --dumpOutput --iterations=3")
     assert (code, out) == (2, "") and "--predict runs nothing: leave out --dumpOutput, --exportTimes" in err

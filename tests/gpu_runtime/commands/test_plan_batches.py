@@ -1,5 +1,6 @@
 """`gpu-runtime plan --batches`: the plans of separate builds, from one reading of the model, in a table and on a page."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -116,6 +117,11 @@ def test_the_table_and_the_page(files, cli):
 def test_wrong_options(files, cli, args, text):
     code, out, err = cli(f"plan sparse.onnx --devices l4 {args}")
     assert code and out == "" and text in err
+
+
+def test_the_json_has_the_hash_of_the_model(files, cli):
+    (found,) = json.loads(cli("plan tiny.onnx --devices l4 --json")[1])
+    assert found["model"]["sha256"] == hashlib.sha256((files / "tiny.onnx").read_bytes()).hexdigest()
 
 
 def test_a_fixed_batch_is_refused(files, cli):

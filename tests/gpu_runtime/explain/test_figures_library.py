@@ -116,6 +116,12 @@ def test_no_number_is_told_where_no_2_4_kernel_of_a_library_is_faster(digits):
             replace(ESTIMATE, us=150.0),
             "gains nothing over our dense plan, the fastest known. A dense plan with a library's",
         ),
+        (100.3, None, "gains nothing measurable over our dense plan, the fastest known"),
+        (
+            130.0,
+            replace(ESTIMATE, us=100.2, high_us=115.0),
+            "gains nothing measurable over the fastest dense plan known, an estimate of a library's (less than",
+        ),
         (105.0, None, "gains 1.05x over our dense plan, the fastest known. A dense plan with a library's kernels is not known"),
     ],
 )

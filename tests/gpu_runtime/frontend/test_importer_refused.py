@@ -68,6 +68,10 @@ def test_unsupported_operators_are_all_listed(tmp_path):
     first, second, third = message.splitlines()
     assert first.endswith(": Det (b), Einsum 'ncii->nc' with a diagonal (mix), com.example.Magic (d), Nothing (y)")
     assert second.startswith("export the model without them, or compute them outside it; ") and "['x'], ['a'])" in third
+    with pytest.raises(ModelError) as caught:  # of a model in memory, such as a module's, there is no file to cut
+        importer.of_proto(proto, "Net", {})
+    (second,) = str(caught.value).splitlines()[1:]
+    assert second == "export the model without them, or compute them outside it; docs/operators.md lists the supported ones"
 
 
 def test_a_model_is_cut_in_front_of_what_values_size(tmp_path, monkeypatch):
@@ -151,7 +155,7 @@ def test_names_defined_twice_or_never(tmp_path):
 def test_weights_that_do_not_fit_or_are_not_finite(tmp_path):
     proto = small()
     proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
-    refused(tmp_path, proto, r"tensor 'w': its data do not match its type and shape \[8, 4, 3, 3\]")
+    refused(tmp_path, proto, r"tensor 'w': its data do not match its type and shape \[8, 4, 3, 3\].*; export the model")
     for value in (np.nan, np.inf):
         proto = small()
         w = weights(8, 4, 3, 3)

@@ -12,6 +12,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.frontend import importer, pattern
 from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.pruning import benefit
 from gpu_runtime.pruning.prune import prune
 from tests.channel_networks import network
 from tests.conftest import DIGITS, model_path
@@ -290,6 +291,12 @@ def test_what_pruning_gains_is_told_first(digits, cli):
     assert words.startswith("weights are not 2:4; no engine can be built of this model: 1 node has an") and "\\n" not in words
     code, _, err = cli("prune odd.onnx -o t.onnx --layers auto")
     assert code == 1 and "odd.onnx" in err and not (digits / "t.onnx").exists()
+
+
+def test_the_gain_of_a_forecast_is_a_number_and_a_sentence():
+    found = benefit.forecast(DIGITS / "digits_dense.onnx", "l4", {"x": (64, 1, 8, 8)})
+    assert found.gain_over_now == found.data()["gain_over_now"] > 1.1 and found.gain.startswith("gains ")
+    assert benefit.Forecast().gain_over_now is None
 
 
 def test_auto_says_the_batch_at_which_it_judges(digits, cli):

@@ -20,6 +20,7 @@ from gpu_runtime import engine as engine_module
 from gpu_runtime import inference_session, pipeline
 from gpu_runtime.runtime import context as context_module
 from gpu_runtime.runtime import future
+from gpu_runtime.runtime.findings import Solution
 from tests.reference_run import model, node
 
 SHAPE = (2, 16, 6, 6)
@@ -54,6 +55,11 @@ def test_many_inputs_are_not_all_shown():
     proto = model([node("Concat", " ".join(names), "y", axis=1)], dict.fromkeys(names, (1, 8, 2, 2)), "y")
     text = repr(gr.build(proto, device="a100"))
     assert "input_2 1x8x2x2 float32, ... -> y 1x72x2x2 float32;" in text and "input_3" not in text
+
+
+def test_a_repr_rounds_numbers_and_the_record_does_not():
+    solution = Solution(0.2400000000000091, "proven", "")
+    assert "=0.24," in repr(solution) and solution.total_us == 0.2400000000000091
 
 
 def test_what_an_engine_takes_is_a_small_record(engine):

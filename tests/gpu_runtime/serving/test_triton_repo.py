@@ -81,7 +81,8 @@ def test_what_cannot_be_served_is_refused(cli, files, monkeypatch):
     for name in ("../up", ".hidden", "a/b"):
         assert "--name: expected letters" in cli(f"triton-repo tiny.engine -o repo --name={name}")[2]
     (files / "file").write_text("")
-    assert "the model could not be written" in cli("triton-repo tiny.engine -o file --name net")[2]
+    code, _, err = cli("triton-repo tiny.engine -o file --name net")
+    assert code == 2 and "--output file: expected a folder, Triton's model repository, got a file" in err
     build(files, model([node("Transpose", "x", "y", perm=(1, 0))], {"x": (4, 8)}, "y")).save(files / "flat.engine")
     assert "first dimension" in cli("triton-repo flat.engine -o repo --name net")[2]
     monkeypatch.setattr(triton_repo, "_check_runs_here", lambda *_: (_ for _ in ()).throw(gr.EngineError("another GPU")))
