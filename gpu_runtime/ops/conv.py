@@ -270,7 +270,12 @@ class SparseLinear:
         return cls(SparseConv2d.from_dense(w[:, :, None, None], bias, **options))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Computes y [..., K], as `SparseConv2d` does; rows are contiguous."""
+        """Computes and returns y [..., K] for x [..., C], FP16 arrays with any number of leading axes, as SparseConv2d does.
+
+        `residual` and `out`: arrays of y's shape, or None: no residual, and y in a new array. `stream`: as for SparseConv2d.
+        All arrays must be C-contiguous: the channels of one row (one index of the leading axes) lie next to each other, and
+        rows one after the other. Raises ValueError for another shape, type or order in memory.
+        """
         k, c = self.conv.weight.shape[:2]
         y = self.conv(_image("x", x, c), _image("residual", residual, k), _image("out", out, k), stream)
         return y.transpose(0, 2, 3, 1).reshape(*x.shape[:-1], y.shape[1]) if out is None else out
@@ -345,7 +350,11 @@ def _nhwc(shape: Shape4) -> Shape4:
 
 
 def _image(name: str, a: Any, channels: int) -> Any:
-    """Views rows [..., channels] as the pixels of an image [1, channels, 1, rows]; None stays None."""
+    """Views an array [..., channels] as an image [1, channels, 1, rows], each index of the leading axes a pixel; None stays
+    None.
+
+    Raises ValueError for another last axis, or an array that is not C-contiguous.
+    """
     if a is None:
         return None
     if not a.shape or a.shape[-1] != channels:
