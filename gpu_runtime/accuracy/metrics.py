@@ -72,7 +72,9 @@ def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _top1(outputs: Arrays, labels: np.ndarray) -> float:
-    """Returns the share of samples whose largest score is the label's, in the one output [samples, classes]. Raises ValueError."""
+    """Returns the share of samples whose largest score is the label's, in the one output [samples, classes]. Raises
+    ValueError.
+    """
     flat: dict[str, np.ndarray] = {
         name: y.reshape(y.shape[:2]) for name, y in outputs.items() if y.ndim >= 2 and set(y.shape[2:]) <= {1}
     }

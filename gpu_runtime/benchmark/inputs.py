@@ -91,7 +91,9 @@ def read_input(info: Bound, path: str) -> np.ndarray:
 
 
 def load_inputs(text: str, inputs: Sequence[Bound]) -> dict[str, np.ndarray]:
-    """Returns an array per input: from the files that --loadInputs names in `text`, random for all others. Raises ValueError."""
+    """Returns an array per input: from the files that --loadInputs names in `text`, random for all others. Raises
+    ValueError.
+    """
     by_name = {i.name: i for i in inputs}
     given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}
     return random_inputs([i.spec for i in inputs]) | given

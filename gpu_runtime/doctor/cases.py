@@ -21,7 +21,9 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """Returns the kernel's tactics for a problem; on FP32 tensors if the kernel computes only a library's problems (KERNELS)."""
+    """Returns the kernel's tactics for a problem; on FP32 tensors if the kernel computes only a library's problems
+    (KERNELS).
+    """
     dtypes = () if KERNELS[kernel].problems else ("fp32",) * len(problem.all_shapes)
     return [t for t in candidates(problem, device, dtypes) if t.kernel == kernel]
 

@@ -169,7 +169,9 @@ def examine(
 
 
 def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: bool, no_gpu: str) -> list[Verdict]:
-    """Returns the verdicts of the checks that need no GPU, then the verdict on the GPU itself. `hello`: the child's first line."""
+    """Returns the verdicts of the checks that need no GPU, then the verdict on the GPU itself. `hello`: the child's
+    first line.
+    """
     status: Status = "passed" if not no_gpu else "failed" if "error" in hello else "untested"
     built = [emulator(device)] if emulated or no_gpu else []
     gpu = Verdict("emulated device" if emulated else "GPU", status, no_gpu or str(device))

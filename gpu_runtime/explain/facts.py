@@ -68,7 +68,9 @@ def ends_of(layer: Layer) -> tuple[str, str]:
 
 
 def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
-    """Returns, for each row of a table, the numbers of the layers that it shows: one layer, or all pieces of a batch of one op."""
+    """Returns, for each row of a table, the numbers of the layers that it shows: one layer, or all pieces of a batch of
+    one op.
+    """
     rows: list[list[int]] = []
     run: dict[str, list[int]] = {}
     for i, layer in enumerate(layers):

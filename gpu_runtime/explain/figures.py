@@ -98,7 +98,9 @@ def sureness(row: SparsityRow) -> str:
 
 
 def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
-    """Returns word -> the number of layers that run sparse and are this sure; {} if times are measured or no layer runs sparse."""
+    """Returns word -> the number of layers that run sparse and are this sure; {} if times are measured or no layer runs
+    sparse.
+    """
     words = [sureness(row) for row in sparsity.rows for _ in row.layers if row.verdict == "sparse"]
     return {word: words.count(word) for word, _ in SURE} if any(words) else {}
 
@@ -297,7 +299,9 @@ def network_lines(record: Explained) -> list[str]:
 
 
 def pruned_outlook(record: Explained) -> Outlook | None:
-    """Returns the predicted plan of the network with all weights pruned to 2:4, as an Outlook; None if no such plan was made."""
+    """Returns the predicted plan of the network with all weights pruned to 2:4, as an Outlook; None if no such plan was
+    made.
+    """
     found = record.if_pruned
     if found is None:
         return None

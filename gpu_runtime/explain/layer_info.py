@@ -399,7 +399,9 @@ def _io_tensor(t: Bound, mode: str) -> Keys:
 
 
 def _clean(name: str) -> str:
-    """Returns a name that graph viewers can draw: without markup, control characters and TensorRT's suffix for a shape profile."""
+    """Returns a name that graph viewers can draw: without markup, control characters and TensorRT's suffix for a shape
+    profile.
+    """
     name = re.sub(r"\[profile +(\d+)\]", r"(profile \1)", name)
     name = name.translate(str.maketrans("<>&|", "()+/"))
     return "".join(c if c.isprintable() else "?" for c in name)

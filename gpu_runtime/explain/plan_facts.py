@@ -138,7 +138,9 @@ def _overflow(record: EngineRecord, most: Most) -> str:
 
 
 def _compared(record: EngineRecord, most: Most) -> str:
-    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only what is wrong."""
+    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only what is
+    wrong.
+    """
     found = record.plan.range.compared if record.plan.range else None
     if found is None or (most and not (found.skipped or found.far)):
         return ""

@@ -184,7 +184,9 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
 
 
 def _blank(op: Op, own: Op, known: Known) -> SparsityRow:
-    """Returns a layer's row with its name and its weights' pattern, and with the verdict not_eligible until another is known."""
+    """Returns a layer's row with its name and its weights' pattern, and with the verdict not_eligible until another is
+    known.
+    """
     weights = *map(id, own.weights.values()), own.layers, own.branches
     if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of
         known.patterns[weights] = own, _pattern(own), _stored(own, known.stored)

@@ -137,7 +137,9 @@ def store(table: Table, pruned: Table | None = None) -> Choices:
 
 
 def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
-    """Returns the planner's graph that `store` made a record of. `pruned`: the ops that keep their entries for pruned weights."""
+    """Returns the planner's graph that `store` made a record of. `pruned`: the ops that keep their entries for pruned
+    weights.
+    """
     times, keys = {t.name: t.reformat_ps for t in stored.tensors}, {t.name: t.keys for t in stored.tensors}
     place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}
 
@@ -285,7 +287,9 @@ def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
 
 
 def _ops(stored: Choices, layer: str) -> set[str]:
-    """Returns the names of the ops that may compute a layer: by its own name or an op's; for merged siblings, the ops of each."""
+    """Returns the names of the ops that may compute a layer: by its own name or an op's; for merged siblings, the ops of
+    each.
+    """
     named = [c for c in stored.choices if layer in (c.layer, c.op, *c.layers)]
     members = {m for c in named if layer in (c.layer, c.op) for m in (c.layers or [c.layer])} - {""}
     same = [c for c in stored.choices if c.layer and members & {*(c.layers or [c.layer])}]

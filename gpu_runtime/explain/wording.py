@@ -48,7 +48,9 @@ def tensorrt_lines(sparsity: SparsityRecord) -> list[str]:
 
 
 def sparsity_text(record: Explained) -> str:
-    """Returns the sparsity log: whose plan it is, TensorRT's two lines, a table with a row per layer, and a sentence per layer."""
+    """Returns the sparsity log: whose plan it is, TensorRT's two lines, a table with a row per layer, and a sentence per
+    layer.
+    """
     sparsity, timing = record.sparsity, record.timing
     lines = []
     if sparsity.mode == "force":
@@ -114,7 +116,9 @@ def _plan(record: Explained) -> str:
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
-    """Returns the sentences on the branches that were merged into the layer, and on the gain of merging; "" for other layers."""
+    """Returns the sentences on the branches that were merged into the layer, and on the gain of merging; "" for other
+    layers.
+    """
     if not row.branches:
         return ""
     what = f"{len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "a convolution and its own input"

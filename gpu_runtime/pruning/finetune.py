@@ -49,7 +49,9 @@ class Masks:
         return f"Masks({several(len(self.zeros), 'weight')})"
 
     def __call__(self) -> None:
-        """Sets the pruned weights to zero. To mask only gradients is not enough: momentum and weight decay change zeros, too."""
+        """Sets the pruned weights to zero. To mask only gradients is not enough: momentum and weight decay change zeros,
+        too.
+        """
         for parameter, zero in self.zeros:
             parameter.data.masked_fill_(zero, 0)
 

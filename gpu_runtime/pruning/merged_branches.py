@@ -31,7 +31,9 @@ DENSE = "Prune the original model, in which all branches are dense"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The sums of a model (branches that are added and may become one convolution); `unknown`: why the search failed, else ""."""
+    """The sums of a model (branches that are added and may become one convolution); `unknown`: why the search failed,
+    else "".
+    """
 
     sums: tuple[Sum, ...] = ()
     unknown: str = ""

@@ -119,7 +119,9 @@ def _ordered(row_of: Sequence[int], joined: Sequence[tuple[int, int]]) -> list[l
 
 
 def _placed(order: Sequence[list[int]], joined: Sequence[tuple[int, int]], widths: Sequence[float]) -> list[float]:
-    """Returns the x of each node and cut: near the mean x of its neighbours, in its row's order, without overlap of the widths."""
+    """Returns the x of each node and cut: near the mean x of its neighbours, in its row's order, without overlap of the
+    widths.
+    """
     above, below = _neighbours(len(widths), joined)
     x = [0.0] * len(widths)
     for row in order:

@@ -21,7 +21,9 @@ PROCESS, KERNELS = 1, 1  # numbers of the one process and of its one track
 
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
-    """Returns a dict per layer: its name, tactic, formats, time and verdict; for a layer with weights also the reason in words."""
+    """Returns a dict per layer: its name, tactic, formats, time and verdict; for a layer with weights also the reason in
+    words.
+    """
     found = []
     for facts in facts_of(record):
         layer, row = facts.layer, facts.row
@@ -80,7 +82,9 @@ def _named(what: str, name: str) -> dict[str, object]:
 
 
 def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[dict[str, object]]:
-    """Returns the counter's events: the bytes of live activations at the start of each launch (`starts`, in us) and at `end`."""
+    """Returns the counter's events: the bytes of live activations at the start of each launch (`starts`, in us) and at
+    `end`.
+    """
     steps, blocks = record.plan.steps, data.blocks(record.plan)
     begin = [min((starts[i] for i in step.covers), default=0.0) for step in steps]
     counts = [sum(b.nbytes for b in blocks if b.first <= s <= b.last) for s in range(len(steps))]

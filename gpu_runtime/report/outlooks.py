@@ -164,7 +164,9 @@ def _device_table(plans: Sequence[Outlook]) -> list[str]:
 
 
 def _differing(plans: Sequence[Outlook]) -> list[list[str]]:
-    """Returns a paragraph for each layer whose verdict differs among the devices, after a paragraph that counts these layers."""
+    """Returns a paragraph for each layer whose verdict differs among the devices, after a paragraph that counts these
+    layers.
+    """
     by_layer = _by_layer(plans)
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
     differ = f"{len(differing)} of {len(by_layer[0])} layers have different verdicts:"

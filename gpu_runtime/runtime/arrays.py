@@ -151,7 +151,9 @@ def _input(info: Bound) -> str:
 
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
-    """Returns a NumPy array on the memory of any library's host array. Raises TypeError or ValueError if NumPy cannot read it."""
+    """Returns a NumPy array on the memory of any library's host array. Raises TypeError or ValueError if NumPy cannot
+    read it.
+    """
     if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # its module is then imported
         raise ValueError(f"{what}: expected an array, got a masked array, whose mask would be ignored: give its .filled(value)")
     if isinstance(a, np.ndarray | np.generic):
@@ -201,7 +203,9 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
 
 
 def host_output(info: Bound, a: Any) -> np.ndarray:
-    """Returns a NumPy array on the memory of `a`, which the run will fill. Raises TypeError or ValueError if it does not fit."""
+    """Returns a NumPy array on the memory of `a`, which the run will fill. Raises TypeError or ValueError if it does not
+    fit.
+    """
     what = _output(info)
     if isinstance(a, NUMBERS):
         raise TypeError(f"{what}: expected an array to fill, got {kind(a)}: np.empty({info.shape}, np.{DTYPES[info.dtype]})")

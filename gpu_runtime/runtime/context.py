@@ -131,7 +131,9 @@ class Context:
     def _open(
         self, plans: Sequence[PlanRecord], graph: bool, warm: bool, nvtx: bool, poison: bool, progress: Counter | None
     ) -> None:
-        """Allocates memory, loads kernels, and makes a point (a plan ready to launch) for each plan. Parameters as for Context."""
+        """Allocates memory, loads kernels, and makes a point (a plan ready to launch) for each plan. Parameters as for
+        Context.
+        """
         ranges = _ranges() if nvtx else nullcontext
         graph = graph and not nvtx and not poison
         weights, arena, self._flags = self._allocate(plans)
@@ -151,7 +153,9 @@ class Context:
             self._point.enter()
 
     def _allocate(self, plans: Sequence[PlanRecord]) -> tuple[int, int, int]:
-        """Returns the addresses of weights, activations, and flags of infinity or NaN: a 32-bit word per step, and a spare one."""
+        """Returns the addresses of weights, activations, and flags of infinity or NaN: a 32-bit word per step, and a
+        spare one.
+        """
         weights, most = self.engine.weights, max(plan.memory.activation_bytes for plan in plans)
         words = 1 + sum(len(plan.steps) for plan in plans)
         try:

@@ -59,7 +59,9 @@ class Rows(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A call's arrays by name, of the right shapes and types, and its number of rows. `outs`: the caller's arrays for outputs."""
+    """A call's arrays by name, of the right shapes and types, and its number of rows. `outs`: the caller's arrays for
+    outputs.
+    """
 
     given: dict[str, arrays.Given]
     outs: dict[str, arrays.Given]

@@ -93,7 +93,9 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         WATCHER.watch(self)
 
     def _ended(self, timeout: float | None) -> Ran:
-        """Waits for the run, notifies those who wait for the future, and returns the results. Raises the run's error, or _Late."""
+        """Waits for the run, notifies those who wait for the future, and returns the results. Raises the run's error, or
+        _Late.
+        """
         try:
             with explained():
                 if not self._wait(timeout):

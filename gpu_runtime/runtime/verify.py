@@ -205,7 +205,9 @@ def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.nda
 
 
 def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
-    """Returns name -> offset of workspace and counters, after a check that each is as large as the launches need. Raises Fault."""
+    """Returns name -> offset of workspace and counters, after a check that each is as large as the launches need. Raises
+    Fault.
+    """
     using = [launch for work in todo for launch in work if launch.workspace]
     need = {
         derive.WORKSPACE: max((s.workspace for s in using), default=None),

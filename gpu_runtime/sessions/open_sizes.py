@@ -43,7 +43,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs, outputs and metadata of a model or an engine. `is_open`: the model leaves sizes of its inputs to the callers."""
+    """The inputs, outputs and metadata of a model or an engine. `is_open`: the model leaves sizes of its inputs to the
+    callers.
+    """
 
     inputs: Sequence[NodeArg]
     outputs: Sequence[NodeArg]
