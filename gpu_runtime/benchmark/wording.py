@@ -46,8 +46,8 @@ def text(
 ) -> str:
     """Returns trtexec's block of text; its lines are not folded, since programs read them.
 
-    `runs`: adds a line with the means of each `runs` consecutive queries; None: no such lines. `verbose`: adds a line per
-    query. `emulated`: a driver ran whose clock is not real.
+    `runs`: adds lines with the means of each `runs` consecutive queries; None: no such lines. `verbose`: explains each line.
+    `emulated`: a driver ran whose clock is not real.
     """
     lines = [
         f"Warmup completed {found.warm_up} queries over {settings.warm_up_ms:g} ms",

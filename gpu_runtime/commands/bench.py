@@ -89,7 +89,7 @@ def time_engine(
 ) -> None:
     """Times inferences of the engine, prints the results and writes the files.
 
-    `name`: the engine's name for messages; `paths`: option -> the file to write for it; `verbose`: a line per inference.
+    `name`: the engine's name for messages; `paths`: option -> the file to write for it; `verbose`: each line is explained.
     Raises ValueError without a GPU.
     """
     if why := devices.why_no_gpu():

@@ -192,9 +192,7 @@ class Asked:
 
     @property
     def precisions(self) -> dict[str, str]:
-        """Returns the argument `precisions` of `build`, node -> "fp32" part; {} with --precisionConstraints=none. Raises
-        UsageError.
-        """
+        """Returns the argument `precisions` of `build`, by node; {} with --precisionConstraints=none. Raises UsageError."""
         found = options.parse_precisions({"--layerPrecisions": self.layer_precisions, "--layerOutputTypes": self.layer_types})
         if found and self.constraints == "none":
             say("ignored: --layerPrecisions and --layerOutputTypes, as --precisionConstraints=none asks", err=True)

@@ -69,7 +69,7 @@ class ProgressLine:
         self.end()
 
     def end(self) -> None:
-        """Stops to show progress and clears the line."""
+        """Shows nothing any more, and clears the line."""
         _emulator_log().removeFilter(self._heard)
         self._ended.set()
         self._thread.join()

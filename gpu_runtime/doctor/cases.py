@@ -21,7 +21,7 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """Returns the kernel's tactics for a problem; on FP32 tensors if the kernel computes only a library's problems
+    """Returns the kernel's tactics for one of its problems; on FP32 tensors if the kernel has no problems of other types
     (KERNELS).
     """
     dtypes = () if KERNELS[kernel].problems else ("fp32",) * len(problem.all_shapes)

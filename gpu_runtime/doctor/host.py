@@ -48,7 +48,9 @@ def without_folders(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns name -> version of Python, the driver and all packages that affect results."""
+    """Returns name -> version of gpu_runtime, Python, the driver, NVRTC and all packages that affect results; also system
+    and processors.
+    """
 
     def installed(packages: tuple[str, ...]) -> dict[str, str]:
         there = {}

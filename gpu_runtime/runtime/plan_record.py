@@ -438,5 +438,5 @@ class EngineData:
 
     @property
     def plan(self) -> PlanRecord:
-        """The layers in execution order, with their tensors' places, launches and reasons."""
+        """The plan that tools show: the layers in execution order, with their tensors' places, launches and reasons."""
         return self.record.plan

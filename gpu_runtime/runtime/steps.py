@@ -118,7 +118,8 @@ def _masked(plan: PlanRecord) -> frozenset[str]:
 def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
     """Returns the warning for layers that stored infinity or NaN; "" if `layers` is empty.
 
-    It names the inputs if these already contain infinity or NaN, and the outputs that do.
+    If inputs already contain infinity or NaN, the warning names only these; else the first three layers, and whether outputs
+    hold such values.
     """
     if not layers:
         return ""
