@@ -222,9 +222,11 @@ KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "ma
 
 
 def pack_params(args: Iterable[tuple[str, Any]]) -> bytes:
-    """Packs (kind, value) pairs as a C struct of those members, each at its natural alignment.
+    """Packs (kind, value) pairs as the C struct with these members in this order, each at its natural alignment.
 
-    A struct with a map ends at a multiple of 64 bytes.
+    Kinds are the keys of KINDS: "ptr" (an address), "i32", "i64", "f32", and "map", the 128 bytes of a CUtensorMap. The
+    struct ends at a multiple of its largest alignment, 8 bytes at least; with a "map" this is 64. Raises KeyError for
+    another kind.
     """
     data, most = bytearray(), 8
     for kind, value in args:

@@ -81,7 +81,9 @@ class Rates:
 
     @property
     def held_sigma(self) -> float:
-        """The error of log(held): half of the range."""
+        """The standard error of the natural logarithm of `held`: half of log(largest / smallest) of `sustained`; 0 without a
+        range.
+        """
         low, high = self.sustained
         return math.log(high / low) / 2
 

@@ -39,7 +39,13 @@ def record_of(data: Mapping[str, Any]) -> EngineRecord:
 
 
 def read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:
-    """Reads and checks the record and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
+    """Reads an engine file's header from its start, checks it, and returns (the engine's record, the bytes of its arena of
+    weights).
+
+    `size`: the bytes of the whole file; `name`: the file's name for messages. Raises EngineError for a file that is no
+    engine, truncated, damaged, of another format version, or whose record breaks a rule. Checks run in the order: size,
+    length, JSON, version, data, header, plan.
+    """
     header = _header_bytes(file, size, name)
     head = _json(header, f"{name}: not an engine, or damaged: its header")
     metadata = head.get("__metadata__")

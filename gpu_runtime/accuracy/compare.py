@@ -40,8 +40,10 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """For each element, |engine - model| <= atol + rtol * |model|; without both, relative to the error of FP16 storage
-    alone."""
+    """The tolerance of an output's elements: |engine - model| <= atol + rtol * |model|, a missing one counting as 0.
+
+    If both are None, an output's norm is compared with the error of FP16 storage alone instead.
+    """
 
     rtol: float | None = None
     atol: float | None = None
@@ -58,7 +60,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A comparison to run; `drawn`: its samples are random values, not the caller's."""
+    """A comparison to run. `drawn`: its samples are random values, not the caller's; `judged`: None without labels."""
 
     models: _Models
     engine: Engine
@@ -70,9 +72,13 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums for one tensor over all samples: squares of the model's values, of the engine's difference and of FP16 storage's
-    difference; its range; the largest difference of both; integers that differ (8-bit ones by more than 1);
-    elements beyond --rtol and --atol; differences up to `least` ruin no output."""
+    """Sums for one tensor over all samples.
+
+    `signal`, `noise`, `alone`: the squares of the model's values, of the engine's difference and of FP16 storage's
+    difference; `low` to `high`: the model's range; `largest`, `rough`: the largest difference of the engine and of FP16
+    storage; `changed`: integers that differ (8-bit ones by more than 1); `beyond`: elements outside of --rtol and --atol;
+    `least`: a difference up to it ruins no output.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -123,9 +129,13 @@ def compare(
     emulate: bool = False,
     progress: Listener = ignore,
 ) -> Comparison:
-    """Run both on `inputs`, arrays by name with one or several samples along their first axes, or on random values. `labels`,
-    `metric`: as for `prune`. `rtol`, `atol`: an element of the engine's outputs may differ by atol + rtol * |model|; without
-    both, an output by 8 times the error of FP16 storage alone, by norms. Raises ModelError or ValueError."""
+    """Run an engine and its model on the same inputs and compare each output and each layer's tensor.
+
+    `inputs`: arrays by name, with one or several batches along their first axes; None: random values from `seed`. `labels`,
+    `metric`: as for `prune`. `rtol`, `atol`: an element of an output may differ by atol + rtol * |model|; if both are None,
+    an output's difference may be 8 times the error of FP16 storage alone, by norms. `emulate`: the engine runs in the
+    emulator. Raises TypeError for an engine that is none, ModelError or ValueError.
+    """
     sessions.require()
     judged, tolerance, progress = judge(labels, metric), Tolerance(rtol, atol), logged(progress)
     if not isinstance(engine, Engine):
@@ -187,8 +197,11 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Layer of the engine -> the tensor that it writes, the same tensor's ONNX name, and the factor from stored values to the
-    model's."""
+    """The tensors that both engine and model have, by the engine's layer.
+
+    `written`: layer -> the tensor that it writes; `shared`: layer -> the same tensor's ONNX name; `scales`: layer -> the
+    factor from stored values to the model's.
+    """
 
     written: Mapping[str, str]
     shared: Mapping[str, str]
@@ -205,7 +218,7 @@ class _Tensors:
 
 
 class _Oracle:
-    """onnxruntime's sessions: the model with the engine's weights, exact and rounded to FP16, and the original model."""
+    """onnxruntime's three sessions: the model with the engine's weights, exact and rounded to FP16, and the original model."""
 
     def __init__(self, models: _Models, names: Sequence[str], judged: Judge | None):
         self._models, self._names, self._judged = models, names, judged
@@ -219,7 +232,9 @@ class _Oracle:
         self.pruning = Difference()
 
     def answers(self, feeds: Arrays) -> tuple[Arrays, Arrays]:
-        """Tensors by name, exact and rounded; adds up the effect of pruning on the outputs."""
+        """Returns (exact tensors by name, tensors rounded to FP16 by name) for one batch; adds up the effect of pruning on the
+        outputs.
+        """
         fed = {name: a.astype(self._types[name]) for name, a in feeds.items()}
         y = sessions.run(self._exact, fed)
         if self._half is None:
@@ -237,7 +252,7 @@ class _Oracle:
         return y, sessions.run(self._half, fed)
 
     def scores(self, judged: Judge, engine: Sequence[Arrays]) -> Scores:
-        """Of the engine's answers to the same samples, and the models'."""
+        """Returns the scores of the engine's answers and of both models' answers to the same samples."""
         before = judged.score(self._before) if self._before else None
         return Scores(judged, judged.score(engine), judged.score(self._answers), before)
 
@@ -258,7 +273,11 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The FP32 model with the engine's weights, and the original. `tensors`: the outputs of its nodes."""
+    """The FP32 model with the engine's weights, and the original model; they differ if the build pruned (`is_pruned`).
+
+    `same_file`: the file is the one that the engine was built from; `tensors`: the names of all outputs of the model's
+    nodes.
+    """
 
     pruned: onnx.ModelProto
     original: onnx.ModelProto
@@ -287,7 +306,7 @@ class _Models:
 
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """The inputs in the engine's types and shapes."""
+    """Yields the inputs batch by batch, in the engine's types and shapes; one random batch if `given` is None."""
     wanted = [i.spec for i in engine.plan.inputs]
     if given is None:
         yield random_inputs(wanted, seed, low=0)

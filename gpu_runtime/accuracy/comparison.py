@@ -10,10 +10,14 @@ from gpu_runtime.runtime.fields import Told
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor of both. `layer`: the engine's layer that writes it, empty for an output. `error`: L2 norm of the difference
-    over the norm of the model's tensor; `alone`: the error of FP16 storage; `allowed`: the tolerance, None with --rtol or
-    --atol, which `beyond` elements exceed; `largest`: the largest difference of an element, which is `share` of the tensor's
-    range; `changed`: integers that differ; `ruined`: so does FP16 storage alone, by more than any output may."""
+    """One tensor that engine and model both have, compared.
+
+    `layer`: the engine's layer that writes it, "" for an output. `error`: L2 norm of the difference / L2 norm of the model's
+    tensor; `alone`: the same for FP16 storage alone; `allowed`: the largest `error` that passes, None with --rtol or --atol,
+    which `beyond` elements exceed. `largest`: the largest difference of an element, `share`: as a share of the tensor's
+    range. `changed`: the number of integers that differ. `ruined`: FP16 storage alone already errs by more than any output
+    may.
+    """
 
     layer: str
     tensor: str
@@ -30,7 +34,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """By the metric of `judge`: the engine, its model in FP32, and the original model if the build pruned it."""
+    """The scores by the metric of `judge`: of the engine, of its model in FP32, and of the original model (None if the build
+    did not prune).
+    """
 
     judge: Judge
     engine: float
@@ -40,10 +46,13 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Told):
-    """`samples`: along the first axis of the inputs; `outputs` and `layers` in the engine's order; `unnamed`: layers whose
-    tensors the ONNX graph does not have; `pruning`: the pruned model compared with the original, after a build that pruned;
-    `same_file`: the model is the engine's own; `scores`: where labels were given. `print` shows it as `gpu-runtime compare`
-    does."""
+    """An engine compared with its model; `print` shows it as `gpu-runtime compare` does.
+
+    `samples`: the number of them, along the inputs' first axis; `outputs`, `layers`: in the engine's order; `unnamed`:
+    layers whose tensors the ONNX graph does not have; `same_file`: the model is the file that the engine was built from;
+    `scores`: None without labels. `pruning`: the pruned model compared with the original, and `pruning_error`, their
+    relative difference; None unless the build pruned.
+    """
 
     samples: int
     outputs: tuple[Row, ...]
@@ -56,7 +65,7 @@ class Comparison(Told):
     scores: Scores | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `gpu-runtime compare --json` prints; null stands for infinity and NaN."""
+        """Returns the object that `gpu-runtime compare --json` prints; null stands for infinity and NaN."""
 
         def row(r: Row) -> dict[str, Any]:
             found = {key: finite(value) for key, value in asdict(r).items()}
@@ -84,5 +93,5 @@ class Comparison(Told):
 
     @property
     def first(self) -> Row | None:
-        """The first layer, in the order of execution, whose tensor is not within tolerance."""
+        """The first layer, in the order of execution, whose tensor is not within tolerance; None if all are."""
         return next((r for r in self.layers if not r.passed), None)

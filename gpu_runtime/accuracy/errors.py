@@ -10,8 +10,11 @@ import numpy as np
 
 @dataclass(slots=True)
 class Sums:
-    """Sums for one output over all samples so far: squares of the expected values and of the difference, and rows whose largest
-    element is the same. `rows` is 0 if the output has no rows of scores, which only the shape [samples, classes] has."""
+    """Sums for one output over all samples so far.
+
+    `signal`, `noise`: squares of the expected values and of the difference; `rows`: samples of an output of the shape
+    [samples, classes], 0 for other shapes; `same`: rows whose largest element is at the same position.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -30,7 +33,8 @@ class Sums:
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """`snr_db`: signal-to-noise ratio of the worst output, infinite without a difference; `agreement`: share of samples whose
-    top-1 is the same, None if no output has classes; `score`: of the metric, None without labels."""
+    top-1 class is the same, None if no output has classes; `score`: the metric's value, None without labels.
+    """
 
     snr_db: float
     agreement: float | None
@@ -39,7 +43,7 @@ class Accuracy:
 
 @dataclass(slots=True)
 class Difference:
-    """Sums of all outputs by name."""
+    """The sums of all outputs by name."""
 
     outputs: dict[str, Sums] = field(default_factory=dict)
 
@@ -55,13 +59,14 @@ class Difference:
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON has it: None in place of infinity and NaN."""
+    """Returns a value for JSON: None in place of infinity and NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def snr(signal: float, noise: float) -> float:
-    """The ratio of two sums of squares in dB; inf without noise; -inf with noise and no signal, or where the noise is NaN or
-    infinite."""
+    """Returns the ratio of two sums of squares in dB; inf without noise; -inf with noise and no signal, or if the noise is NaN
+    or infinite.
+    """
     if not math.isfinite(noise) or (noise and not signal):
         return -math.inf
     return 10 * math.log10(signal / noise) if noise else math.inf

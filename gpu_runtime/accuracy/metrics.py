@@ -13,7 +13,7 @@ TOP1 = "top-1 accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`labels`: the right answer to each sample; `metric`: None for top-1 accuracy."""
+    """A metric with the right answers. `labels`: one answer per sample; `metric`: None for top-1 accuracy."""
 
     labels: np.ndarray
     metric: Metric | None = None
@@ -23,8 +23,10 @@ class Judge:
         return TOP1 if self.metric is None else getattr(self.metric, "__name__", type(self.metric).__name__)
 
     def score(self, outputs: Sequence[Arrays]) -> float:
-        """Of the outputs of consecutive batches. Raises ValueError where labels and outputs do not fit, or the metric gives no
-        number."""
+        """Returns the metric's value for the outputs of consecutive batches.
+
+        Raises ValueError if labels and outputs do not fit, or if the metric returns no finite number.
+        """
         whole = {name: _joined([o[name] for o in outputs]) for name in outputs[0]}
         if self.metric is None:
             return _top1(whole, self.labels)
@@ -34,7 +36,11 @@ class Judge:
         return float(found)
 
     def check(self, outputs: Mapping[str, tuple[Sequence[int], np.dtype]]) -> None:
-        """Of outputs of these shapes, all samples together. Raises ValueError where the labels do not fit them."""
+        """Checks, before anything runs, that the labels fit outputs of these (shape, type), all samples together. Raises
+        ValueError.
+
+        Only top-1 accuracy can be checked: nothing happens with a metric of the caller's.
+        """
         if self.metric is None:
             self.score([{name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in outputs.items()}])
 
@@ -43,7 +49,9 @@ class Judge:
 
 
 def judge(labels: object, metric: Metric | None) -> Judge | None:
-    """None without labels. Raises TypeError or ValueError."""
+    """Returns a Judge for these labels and this metric; None if `labels` is None. Raises TypeError or ValueError for wrong
+    ones.
+    """
     if metric is not None and not callable(metric):
         raise TypeError(f"metric: expected a function of outputs by name and labels that returns a number, got {metric!r}")
     if labels is None:
@@ -64,7 +72,9 @@ def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _top1(outputs: Arrays, labels: np.ndarray) -> float:
-    """The share of samples whose largest score is the label's: of the one output of scores [samples, classes]."""
+    """Returns the share of samples whose largest score is the label's, in the one output [samples, classes]. Raises
+    ValueError.
+    """
     flat: dict[str, np.ndarray] = {
         name: y.reshape(y.shape[:2]) for name, y in outputs.items() if y.ndim >= 2 and set(y.shape[2:]) <= {1}
     }

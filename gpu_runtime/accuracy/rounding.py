@@ -13,7 +13,7 @@ ROOM = 2.0**14  # larger tensors are scaled down before rounding to FP16, as an 
 
 
 def in_fp32(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with every FP16 weight, constant, Cast, input and output in FP32."""
+    """Returns the same model with every FP16 weight, constant, Cast, input and output in FP32."""
     wide = onnx.ModelProto()
     wide.CopyFrom(proto)
     graph = wide.graph
@@ -39,8 +39,10 @@ def _widen(t: TensorProto) -> None:
 
 
 def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProto:
-    """An FP32 model whose tensors are rounded to FP16 by a Cast and back after each node; constants stay as they are. `high`:
-    the largest magnitudes of tensors; those above ROOM are scaled by a power of two before rounding."""
+    """Returns an FP32 model in which a Cast to FP16 and back follows each node; constants stay as they are.
+
+    `high`: tensor -> its largest magnitude; tensors above ROOM are scaled by a power of two before they are rounded.
+    """
     kinds = {v.name: v.type.tensor_type.elem_type for v in inferred(proto).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in proto.graph.output}
     cast = onnx.ModelProto()
@@ -78,7 +80,7 @@ def _through_fp16(name: str, scale: float) -> Iterable[onnx.NodeProto]:
 
 
 def shown(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """The model with these tensors as additional outputs."""
+    """Returns the model with these tensors as additional outputs."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     there = {v.name for v in made.graph.output}

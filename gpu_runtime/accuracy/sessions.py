@@ -22,7 +22,7 @@ NUMPY = {
 
 
 def require() -> Any:
-    """The onnxruntime module. Raises ValueError with the cure if it is not installed."""
+    """Returns the onnxruntime module. Raises ValueError with the cure if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -31,7 +31,9 @@ def require() -> Any:
 
 
 def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
-    """A session on the CPU; `optimize`: nodes may be fused. Raises ModelError if onnxruntime refuses the model."""
+    """Returns an onnxruntime session on the CPU. `optimize`: nodes may be fused. Raises ModelError if onnxruntime refuses the
+    model.
+    """
     ort = require()
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -44,7 +46,7 @@ def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
 
 
 def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
-    """Outputs by name. Raises ValueError if onnxruntime cannot run the model on these inputs."""
+    """Returns the session's outputs by name. Raises ValueError if onnxruntime cannot run the model on these inputs."""
     names = [o.name for o in found.get_outputs()]
     try:
         return dict(zip(names, found.run(names, dict(feeds)), strict=True))
@@ -53,8 +55,11 @@ def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
 
 
 def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arrays) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays split along their first axes into the model's batches; `inputs`: name, shape (non-numbers are dynamic) and type of
-    each. Raises ValueError for other names or shapes, and for types that lose values."""
+    """Yields the arrays split along their first axes into batches of the model's size.
+
+    `inputs`: (name, shape, type) of each input; a size that is no number is dynamic. Raises TypeError unless `given` is a
+    mapping, ValueError for other names or shapes, and for types that lose values.
+    """
     wanted = {name for name, *_ in inputs}
     if not isinstance(given, Mapping):
         raise TypeError(f"inputs: expected a mapping of names to arrays, {{'x': x}}, got {type(given).__name__}")
@@ -71,12 +76,12 @@ def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arr
 
 
 def _count(shape: Sequence[object], a: np.ndarray) -> int:
-    """The number of samples of that shape in an array; one if its first axis is dynamic."""
+    """Returns the number of batches of that shape in an array; 1 if the shape's first axis is dynamic."""
     return a.shape[0] // shape[0] if shape and isinstance(shape[0], int) else 1
 
 
 def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) -> np.ndarray:
-    """An array in the type of an input. ValueError if it does not fit."""
+    """Returns the array in the type of the input. Raises ValueError if its shape or type does not fit."""
     pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
     whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
     first = shape[0] if shape and isinstance(shape[0], int) else None
@@ -91,7 +96,7 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
 
 
 def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
-    """A session's inputs. Raises ModelError for a type that NumPy lacks."""
+    """Returns (name, shape, type) of each input of a session. Raises ModelError for a type that NumPy lacks."""
     for i in found.get_inputs():
         if i.type not in NUMPY:
             raise ModelError(f"input {i.name!r} is a {i.type}: NumPy has no array of that type")

@@ -10,7 +10,10 @@ MOST_ROWS = 12  # of layers, without --all-layers
 
 
 def text(c: Comparison, all_layers: bool = False) -> str:
-    """Outputs, the most informative layers, and the verdict, in lines of at most 120 columns."""
+    """Returns the comparison as text: outputs, layers and the verdict, in lines of at most 120 columns.
+
+    `all_layers`: every layer is shown, else only the first failing one and the worst.
+    """
     lines = [*_table("output", c.outputs, [r.tensor for r in c.outputs]), ""]
     rows = _chosen(c.layers, all_layers)
     if rows:
@@ -21,7 +24,7 @@ def text(c: Comparison, all_layers: bool = False) -> str:
 
 
 def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
-    """Layers in the order of execution: all, or the first failing one and the worst."""
+    """Returns the layers to show, in the order of execution: all, or the first failing one and the worst, MOST_ROWS in all."""
     if all_layers or len(rows) <= MOST_ROWS:
         return list(rows)
     first = [i for i, r in enumerate(rows) if not r.passed][:1]
@@ -48,7 +51,7 @@ def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def verdict(c: Comparison) -> list[str]:
-    """The cause of a difference: the engine or pruning."""
+    """Returns the lines that name the cause of a difference: the engine or pruning."""
     lines = []
     wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]
     of = "the pruned model" if c.pruning else "the model"
@@ -86,7 +89,7 @@ def verdict(c: Comparison) -> list[str]:
 
 
 def _ruined(r: Row) -> str:
-    """How far an output is off, whether FP16 storage alone makes it so, and then the cure."""
+    """Returns the words for how far an output is off, whether FP16 storage alone makes it so, and then the cure."""
     by = (
         f"{several(r.changed, 'integer')} differ{'s' * (r.changed == 1)}"
         if r.changed

@@ -8,12 +8,14 @@ LOOK_S = 0.1  # between two looks at the threads
 
 
 class Stuck(RuntimeError):
-    """The GPU may never answer again. Whatever waits for it hangs too, even the end of a process that has used it, so a command
-    then ends with os._exit."""
+    """Raised when the GPU may never answer again.
+
+    All code that waits for this GPU hangs, too, even the end of a process that used it: a command must end by os._exit.
+    """
 
 
 class Task:
-    """A function in a thread of its own, which the end of the process does not wait for, and the error that it raised."""
+    """A function that runs in a daemon thread, which the end of the process does not wait for, and the error that it raised."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -41,9 +43,13 @@ def attend(
     stop: Callable[[], None] | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Do all at once, and wait for them; whether Ctrl-C came. `stop`: asks them to end soon, at Ctrl-C or where one has failed;
-    without it, and at the second time, Ctrl-C passes on and leaves them behind. `look`: called between. Raises the first error
-    that one raised, and Stuck, which says `what` did not happen, where `signs` has not changed for `patience_s`."""
+    """Runs all functions at once, each in a thread, and waits for them. Returns whether the user pressed Ctrl-C meanwhile.
+
+    `signs`: returns a count that grows as work proceeds; if it stays equal for `patience_s` seconds, Stuck is raised, with
+    `what` as the words for the thing that did not happen. `stop`: asks the functions to end soon; called at Ctrl-C or when
+    one of them failed. If it is None, and at the second Ctrl-C, KeyboardInterrupt is raised and the threads are left behind.
+    `look`: called repeatedly while waiting. Raises the first error that a function raised.
+    """
     interrupted, tasks = False, [Task(work) for work in works]
     seen, since = signs(), time.monotonic()
     while running := [t for t in tasks if not t.ended()]:

@@ -18,7 +18,10 @@ REASONS = {
 
 
 class ClockWatch:
-    """Asks when `look` is called; knows nothing where the library does not answer. `pci_bus_id`: of the GPU."""
+    """Records the GPU's clock, and the reasons why it is held down, each time that `look` is called.
+
+    `pci_bus_id`: identifies the GPU. Without NVIDIA's management library, or if it does not answer, nothing is recorded.
+    """
 
     def __init__(self, pci_bus_id: str) -> None:
         self._clocks: list[int] = []
@@ -50,7 +53,10 @@ class ClockWatch:
         self._held.update(name for bit, name in REASONS.items() if bits & bit)
 
     def _reasons(self) -> int:
-        """The bits by the function's name since driver 535, else by the one before, which NVML deprecates."""
+        """Returns the bits for the reasons why the clock is held down now.
+
+        The function has a new name since driver 535; the old one, deprecated by NVML, is the fallback.
+        """
         try:
             return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
         except (AttributeError, self._nvml.NVMLError):  # an older pynvml or driver

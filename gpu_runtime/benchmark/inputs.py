@@ -18,7 +18,11 @@ HEADER = 1 << 16  # bytes that the header of a .npy file may take
 
 
 def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0, low: float = -1) -> dict[str, np.ndarray]:
-    """As trtexec draws them: from `low` to 1, uint8 any value, bool both. Other whole numbers may be indices: 0 and 1."""
+    """Returns a random array per input, the same ones for the same seed, in the ranges that trtexec draws from.
+
+    Floating-point values are from `low` to 1, uint8 from 0 to 255, bool both values, other whole numbers, which may be
+    indices, 0 and 1.
+    """
     rng, found = np.random.default_rng(seed), {}
     for i in inputs:
         dtype = i.dtype
@@ -29,8 +33,10 @@ def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0, low: float = -1) 
 
 
 def named_files(text: str, names: Sequence[str]) -> dict[str, str]:
-    """`name:file,other:file` -> {name: file}; quotes may be around a name, which may hold colons. ValueError where one is no
-    input of the engine's, or is given twice."""
+    """Parses `name:file,other:file` into {name: file}. Quotes may be around a name, and a name may contain colons.
+
+    `names`: the engine's inputs. Raises ValueError for a name that is not among them, or is given twice.
+    """
     found: dict[str, str] = {}
     for item in text.split(",") if text else ():
         plain = item.replace("'", "").replace('"', "")
@@ -48,8 +54,11 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def read_input(info: Bound, path: str) -> np.ndarray:
-    """The array in a .npy file, or raw elements in the type and the order of the array that `Context.run` takes, as numpy's
-    tofile() writes them. ValueError says what was expected, what is there and what to do."""
+    """Reads an input's array from a .npy file, or from raw elements in C order and of the input's type, as numpy's tofile()
+    writes.
+
+    Raises ValueError for a file that cannot be read, or has another type, shape or size.
+    """
     dtype = np.dtype(DTYPES[info.dtype])
     nbytes = math.prod(info.shape) * dtype.itemsize
     shape = "x".join(map(str, info.shape)) or "one element"
@@ -82,7 +91,9 @@ def read_input(info: Bound, path: str) -> np.ndarray:
 
 
 def load_inputs(text: str, inputs: Sequence[Bound]) -> dict[str, np.ndarray]:
-    """What --loadInputs gives, random values for the other inputs. Raises ValueError."""
+    """Returns an array per input: from the files that --loadInputs names in `text`, random for all others. Raises
+    ValueError.
+    """
     by_name = {i.name: i for i in inputs}
     given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}
     return random_inputs([i.spec for i in inputs]) | given

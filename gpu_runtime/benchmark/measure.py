@@ -37,7 +37,10 @@ LEFT_BEHIND: list[object] = []  # contexts of a GPU that may hang, which nothing
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`trace`, the outputs of the first stream's last query, and the layers that stored infinite values or NaN."""
+    """The result of a measurement: the `trace` of all queries, and the outputs of the first stream's last query by name.
+
+    `nonfinite`: the layers that stored infinity or NaN.
+    """
 
     trace: Trace
     outputs: Mapping[str, np.ndarray]
@@ -45,7 +48,9 @@ class Measured:
 
 
 class Copy(NamedTuple):
-    """Between pinned memory and the device. `host`: keeps the memory."""
+    """A copy of `nbytes` between addresses of pinned host memory and of the device. `host`: the array that keeps the host
+    memory alive.
+    """
 
     to: int
     source: int
@@ -54,7 +59,10 @@ class Copy(NamedTuple):
 
 
 class Slot:
-    """The events of a query that may be under way: before it, behind the inputs' copies, the plan, and the outputs' copies."""
+    """The four CUDA events of one query: before all, after the inputs' copies, after the plan, after the outputs' copies.
+
+    `busy`: the query may still be under way.
+    """
 
     def __init__(self, cupy: Any, spin: bool) -> None:
         self.events = [cupy.cuda.Event(block=not spin) for _ in range(4)]
@@ -63,7 +71,10 @@ class Slot:
 
 
 class Lane:
-    """A context and what its queries take. `now`: milliseconds since the loop began, by the host."""
+    """One stream of the benchmark: a context with its GPU, its copies and its queries' events.
+
+    `now`: returns the milliseconds since the loop began, by the host's clock.
+    """
 
     def __init__(
         self, number: int, context: Context, inputs: Mapping[str, np.ndarray], settings: Settings, now: Callable[[], float]
@@ -81,7 +92,9 @@ class Lane:
             self.gpu.synchronize()
 
     def _copy(self, context: Context, edge: Bound, values: np.ndarray | None) -> Copy:
-        """From new pinned memory that holds `values` to an input; with None, from an output."""
+        """Returns a copy from new pinned memory, filled with `values`, to an input; if `values` is None, from an output to such
+        memory.
+        """
         host = np.frombuffer(self.gpu.cupy.cuda.alloc_pinned_memory(max(edge.nbytes, 1)), np.uint8, edge.nbytes)
         there, here = context.address(edge), host.ctypes.data
         if values is None:
@@ -94,7 +107,7 @@ class Lane:
             self.gpu.cupy.cuda.runtime.memcpyAsync(copy.to, copy.source, copy.nbytes, kind, self.gpu.stream.ptr)
 
     def enqueue(self) -> None:
-        """Queue a query in the slot whose turn it is."""
+        """Queue one query, with the events of the next free slot."""
         slot = self._slots[0]
         before, ready, done, after = slot.events
         stream, transfers = self.gpu.stream, self._settings.transfers
@@ -114,8 +127,10 @@ class Lane:
         self._slots.rotate(-1)
 
     def finish(self, began: Any) -> Query | None:
-        """Wait for the query that was queued first of those under way; None where there is none. `began`: an event that was
-        recorded when the loop began."""
+        """Wait for the oldest query under way and return its times; None if no query is under way.
+
+        `began`: the event that was recorded on the stream when the loop began, from which the GPU's times count.
+        """
         slot = next((s for s in self._slots if s.busy), None)
         if slot is None:
             return None
@@ -133,7 +148,7 @@ class Lane:
         return Query(self.number, *slot.enqueued, ended, start, compute_start, compute_end, end)
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """As the last query left them; by its own copies, where it made some."""
+        """Returns the outputs of the last query by name, on the host. Without transfers in each query they are copied now."""
         if not self._settings.transfers:
             self._move(self._outs, TO_HOST)
             self.gpu.synchronize()
@@ -146,7 +161,9 @@ class Lane:
 
 
 class Worker:
-    """Queues and waits for the queries of some lanes, until there are enough of them."""
+    """Queues and waits for the queries of some lanes until each has the iterations, and the time has passed, that Settings ask
+    for.
+    """
 
     def __init__(self, lanes: Sequence[Lane], settings: Settings, now: Callable[[], float], began: Any) -> None:
         self._lanes, self._settings, self._now, self._began = lanes, settings, now, began
@@ -193,13 +210,13 @@ def measure(
     progress: Counter | None = None,
     begins: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Time queries of an engine on the GPU at hand. `inputs`: what `Context.run` takes; `progress` is called for kernels that
-    are compiled first, `begins` when the loop begins.
+    """Time queries of an engine on the GPU at hand.
 
-    Ctrl-C ends the loop early, with what there is by then; before it, and at the second time, it passes on as KeyboardInterrupt
-    and leaves all behind, as Stuck does: then a process ends with os._exit. Raises ValueError where there is no GPU or an input
-    is wrong, EngineError where the engine is for another GPU or takes more memory than there is, Stuck where nothing goes on,
-    and whatever a query raised.
+    `inputs`: as for `Context.run`. `progress`: called for each kernel that is compiled before; `begins`: called when the
+    loop begins. Ctrl-C ends the loop early and the queries so far count. Before the loop, and at the second time, it raises
+    KeyboardInterrupt and leaves the GPU's work behind, as Stuck does: then end the process by os._exit. Raises ValueError
+    without a GPU or for a wrong input, EngineError for an engine of another GPU or one that needs more memory than there is,
+    Stuck if nothing proceeds, and any error that a query raised.
     """
     if why := devices.why_no_gpu():
         raise ValueError(f"times are measured on a GPU only, and no GPU can be used: {why}")
@@ -219,7 +236,7 @@ def measure(
 
 
 class Bench:
-    """An engine's contexts, ready to be timed; see `measure`."""
+    """The contexts of an engine, one per stream, ready to be timed; `measure` describes the parameters."""
 
     def __init__(self, engine: Engine, inputs: Mapping[str, np.ndarray], settings: Settings, progress: Counter | None) -> None:
         self._engine, self._inputs, self._settings, self._progress = engine, inputs, settings, progress
@@ -232,7 +249,9 @@ class Bench:
         self._compiled = 0
 
     def prepare(self) -> None:
-        """Contexts, each of which runs the plan, and their pinned memory."""
+        """Makes the contexts, runs the plan once in each, and allocates their pinned memory. Raises Stuck if the first run does
+        not end.
+        """
         attend([self._prepare], signs=self._prepared, patience_s=self._settings.patience_s, what="the first run did not end")
 
     def _prepare(self) -> None:

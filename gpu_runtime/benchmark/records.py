@@ -10,13 +10,15 @@ MOST_STREAMS = 64  # each has a context, with weights and activations of its own
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """trtexec's options of the same names, and its defaults where its versions agree.
+    """trtexec's options of the same names, and its defaults where its versions agree. Raises ValueError for a value out of
+    range.
 
-    A query is one inference. After `warm_up_ms` queries are measured until there are `iterations` of each stream and
-    `duration_s` have passed, both (math.inf: until it is interrupted). `streams`: contexts that run at once, each on a stream
-    of its own; `threads`: each in a host thread of its own; `graph`: a CUDA graph instead of launches one by one; `transfers`:
-    inputs are copied to the GPU and outputs from it in each query; `spin`: the host waits busily; `sleep_ms`: before the first
-    query; `idle_ms`: after each; `patience_s`: how long no query may end before the GPU counts as stuck.
+    A query is one inference. After `warm_up_ms` of unmeasured queries, queries are measured until each stream has
+    `iterations` of them and `duration_s` have passed, both (math.inf: until interrupted). `streams`: contexts that run at
+    once, each on a CUDA stream of its own; `threads`: each in a host thread of its own; `graph`: a CUDA graph runs instead
+    of launches one by one; `transfers`: each query copies inputs to the GPU and outputs from it; `spin`: the host waits
+    busily; `sleep_ms`: wait before the first query; `idle_ms`: wait after each query; `patience_s`: after this time in which
+    no query ended, the GPU counts as stuck.
     """
 
     warm_up_ms: float = 200.0
@@ -86,8 +88,12 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What the management library reported while queries ran: `samples`, how often it was asked; SM clocks in MHz, the largest
-    that the GPU has among them; reason -> in how many samples the clock was held down for it."""
+    """The GPU's clocks while queries ran, as the management library (NVML) reported them.
+
+    `samples`: how often it was asked; `low_mhz` and `high_mhz`: the lowest and highest SM clock among the samples;
+    `most_mhz`: the largest clock that the GPU has; `held`: (reason for which the clock was held down, number of samples with
+    this reason).
+    """
 
     samples: int
     low_mhz: int
@@ -98,8 +104,12 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was measured: `queries` after the `warm_up` ones, in the order in which they began; `left_out`: measured ones that
-    are no longer kept, since there are too many; `interrupted`: before it had all that was asked for."""
+    """The measured `queries`, in the order in which they began.
+
+    `warm_up`: the number of queries before them, which are not measured; `left_out`: the number of measured queries that are
+    no longer kept, since there are too many; `interrupted`: whether the user stopped the run before it had all that was
+    asked for; `clocks`: the GPU's clocks meanwhile, None where they could not be read.
+    """
 
     queries: tuple[Query, ...]
     warm_up: int
@@ -110,8 +120,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of a list of times: `percentiles` in the order in which they were asked for; `variation`: the standard deviation in
-    percent of the mean."""
+    """Statistics of a list of times, in milliseconds.
+
+    `percentiles`: in the order in which they were asked for; `variation`: the standard deviation in percent of the mean.
+    """
 
     min: float
     max: float
@@ -123,8 +135,12 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`wall_s`: from when the first query began to be queued to when the last one had ended, by the host's clock; `percents`:
-    those of the percentiles; `throughput`: queries in each of its seconds."""
+    """The statistics of one measurement; its times are in milliseconds, except for `wall_s`.
+
+    `queries`: the number of measured queries, `warm_up`: of those before them. `wall_s`: seconds by the host's clock from
+    the moment when the first query began to be queued to the end of the last one. `percents`: which percentiles (0 to 100)
+    each of the five Statistics has, in this order. `throughput`: queries per second of `wall_s`.
+    """
 
     queries: int
     warm_up: int
@@ -147,8 +163,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What no GPU has measured: microseconds of the kernels of one query, with the error to expect, and `label`, where it comes
-    from; every line that shows it says so."""
+    """The predicted time of the kernels of one query, in microseconds; no GPU has measured it.
+
+    `low_us` to `high_us`: the range that the prediction's error allows; `label`: the origin of the prediction, which every
+    line that shows the time repeats.
+    """
 
     us: float
     low_us: float

@@ -14,8 +14,12 @@ UNSTABLE = 1.0  # percent of variation from which compute times count as unstabl
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of times in ascending order, the smallest that at least `percent` of them do not exceed (nearest rank), as trtexec has
-    it: floor((1 - percent / 100) * n) lie behind it. Its arithmetic in 32 bits is off by one for some n; this is exact."""
+    """Returns the smallest of the times (ascending) that at least `percent` of them do not exceed (nearest rank), as trtexec
+    has it.
+
+    floor((1 - percent / 100) * n) of the n times lie behind it. trtexec's arithmetic in 32 bits is off by one for some n;
+    this is exact. Raises ValueError for a percent outside of 0 to 100.
+    """
     if not 0 <= percent <= 100:
         raise ValueError(f"percentile: expected 0 to 100, got {percent:g}")
     behind = math.floor((1 - Fraction(str(percent)) / 100) * len(ordered))
@@ -23,7 +27,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statistics:
-    """Statistics of at least one time. `variation` is 0 where the mean is 0."""
+    """Returns the statistics of one or more times; `variation` is 0 if the mean is 0. Raises ValueError without a time."""
     if not times:
         raise ValueError("expected at least one time, got none")
     ordered, mean = sorted(times), statistics.fmean(times)
@@ -33,7 +37,9 @@ def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statisti
 
 
 def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary:
-    """Raises ValueError where no query was measured."""
+    """Returns the statistics of all measured queries. `percents`: the percentiles to compute. Raises ValueError if no query was
+    measured.
+    """
     queries = trace.queries
     if not queries:
         raise ValueError("no query was measured before the end: give a shorter --warmUp, or wait longer")
@@ -43,14 +49,16 @@ def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary
 
 
 def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:
-    """(compute, latency, enqueue): means of each `runs` queries that follow one another; a shorter rest is left out."""
+    """Returns the mean (compute, latency, enqueue) times in ms of each group of `runs` consecutive queries; a shorter last
+    group is left out.
+    """
     whole = [queries[i : i + runs] for i in range(0, len(queries) - runs + 1, runs)]
     times = ([(q.compute_ms, q.latency_ms, q.enqueue_ms) for q in part] for part in whole)
     return [tuple(map(statistics.fmean, zip(*part, strict=True))) for part in times]
 
 
 def remarks(found: Summary, settings: Settings) -> list[str]:
-    """Warnings, a sentence each, in the cases in which trtexec warns."""
+    """Returns warnings, a sentence each, in the cases in which trtexec warns."""
     notes, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = (
@@ -75,7 +83,10 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
 
 
 def predicted(record: EngineRecord) -> Predicted:
-    """The time of the kernels of one query, from the layers' predictions; for an engine that was timed they are made now."""
+    """Returns the predicted time of the kernels of one query, the sum over the layers.
+
+    For an engine whose times were measured the predictions are made now, else they are the engine's own.
+    """
     device, pairs = record.device, [(e.problem, e.tactic) for e in record.plan.layers if e.problem and e.tactic]
     times = [predict_us(problem, tactic, device) for problem, tactic in pairs]
     us = record.plan.solution.total_us if record.timing.is_predicted else sum(times)

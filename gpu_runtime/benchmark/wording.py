@@ -26,7 +26,7 @@ EXPLANATIONS = (
 
 
 def title(settings: Settings) -> str:
-    """How is measured, as a part of a sentence."""
+    """Returns the words for how queries run, as a part of a sentence: streams, threads, CUDA graph, copies."""
     streams = "1 stream" if settings.streams == 1 else f"{settings.streams} streams"
     streams += ", a host thread each" if settings.threads and settings.streams > 1 else ""
     graph = "a CUDA graph" if settings.graph else "launches one by one (--noCudaGraph)"
@@ -44,8 +44,11 @@ def statistics_text(found: Statistics, percents: Sequence[float]) -> str:
 def text(
     trace: Trace, found: Summary, settings: Settings, *, runs: int | None = None, verbose: bool = False, emulated: bool = False
 ) -> str:
-    """trtexec's block; a line of it is not folded, since programs read it. `runs`: also the means of so many queries each;
-    `emulated`: by a driver whose clock is made up."""
+    """Returns trtexec's block of text; its lines are not folded, since programs read them.
+
+    `runs`: adds lines with the means of each `runs` consecutive queries; None: no such lines. `verbose`: explains each line.
+    `emulated`: a driver ran whose clock is not real.
+    """
     lines = [
         f"Warmup completed {found.warm_up} queries over {settings.warm_up_ms:g} ms",
         f"Timing trace has {found.queries} queries over {found.wall_s:.6g} s",
@@ -90,7 +93,7 @@ def clocks_text(clocks: Clocks) -> str:
 
 
 def predicted_text(found: Predicted) -> str:
-    """The lines of the block that can be predicted; each that has a time says that it is."""
+    """Returns the lines of trtexec's block that can be predicted; each line with a time says that it is predicted."""
     per_s, ms = 1e6 / found.us if found.us else 0.0, [*map(ms_of, (found.us, found.low_us, found.high_us))]
     lines = [
         RULE.format("Performance summary (predicted, nothing was measured)"),
@@ -104,7 +107,7 @@ def predicted_text(found: Predicted) -> str:
 
 
 def times_json(trace: Trace) -> list[dict[str, float]]:
-    """trtexec's --exportTimes: a record for each measured query, in milliseconds since the loop began."""
+    """Returns trtexec's --exportTimes: a record for each measured query, in milliseconds since the loop began."""
     records = [
         {
             "startEnqMs": q.enqueue_start,
@@ -126,12 +129,14 @@ def times_json(trace: Trace) -> list[dict[str, float]]:
 
 
 def outputs_json(outputs: Mapping[str, np.ndarray]) -> list[dict[str, object]]:
-    """trtexec's --exportOutput: values in the order of rows; what is not finite as Python's json has it, NaN and Infinity."""
+    """Returns trtexec's --exportOutput: the values of each output in C order. Infinity and NaN are as Python's json writes
+    them.
+    """
     return [{"name": name, "dimensions": _dims(a), "values": a.reshape(-1).tolist()} for name, a in outputs.items()]
 
 
 def outputs_text(outputs: Mapping[str, np.ndarray]) -> str:
-    """trtexec's --dumpOutput: every value."""
+    """Returns trtexec's --dumpOutput: every value of every output, as text."""
     lines = ["Output Tensors:"]
     for name, a in outputs.items():
         values = (f"{v:g}" if a.dtype.kind == "f" else str(v) for v in a.reshape(-1).tolist())

@@ -25,9 +25,11 @@ def load(
     prune: bool,
     save_pruned: BinaryIO | None = None,
 ) -> tuple[importer.Loaded, list[Shapes | None]]:
-    """Returns the model, and the sizes of its inputs for each plan.
+    """Returns (the loaded model, the sizes of its inputs for each plan: a mapping of shapes, or None for the model's own).
 
-    If pruned, branches that may become one convolution get one common pattern; to find them takes an import before.
+    `sizes`: computes the sizes from the loaded model. `prune`: weights are pruned to 2:4, and branches that may become one
+    convolution get one common pattern; to find them the model is imported twice. `save_pruned`: a file to which the pruned
+    model is written; None: it is not written. Raises ModelError.
     """
     loaded = importer.load(source)
     points = sizes(loaded)
@@ -40,7 +42,13 @@ def load(
 
 
 def lowered(loaded: importer.Loaded, shapes: Shapes | None, progress: Listener = ignore) -> Network:
-    """Returns the network for inputs of these shapes, in FP16 types, not yet fitted."""
+    """Imports the model at these input shapes, lowers and fuses it, and returns its network with all floating-point tensors in
+    FP16.
+
+    The network is not yet fitted: precision.ranges.fit later scales tensors, or moves them to FP32, so that their values do
+    not overflow FP16. `shapes`: input -> shape, for inputs whose shape the model leaves open; None: the model's own shapes.
+    Raises ModelError.
+    """
     progress(Progress("lower", stem_of(loaded.source)))
     network = fuse.fuse(lower.lower(importer.sized(loaded, shapes)))
     gc.collect(0)  # the model's graph, in cycles with its weights

@@ -28,10 +28,14 @@ def settle(
     planner: Planner,
     first: Network | None = None,
 ) -> PlannedNetwork:
-    """Makes plans, runs them on the calibration input and compares them with FP32 until no layer needs more FP32, at most
-    ROUNDS times.
+    """Plans a network, and on a calibration input moves layers to FP32 until none deviates too far from FP32.
 
-    `found` is completed with the comparison. `first`: the network of another batch, whose equal weights are shared.
+    One round: the plan runs on `calibration`, each layer is compared with the same layer in FP32, and the layers that caused
+    a large deviation are computed in FP32 by a new plan. There are at most ROUNDS rounds; if tensors are still far off then,
+    the last plan is returned with a warning that names up to three of them. If `calibration` is None, or `found` already
+    holds a comparison, the first plan is returned as it is. `found`: the ranges of the network's tensors, which the returned
+    plan records together with the comparison. `first`: the same network at another batch, whose equal weight arrays are
+    shared; None: none are shared.
     """
     options = alternatives(network)
     table, chosen = planner(shared(options, first) if first else options)

@@ -67,7 +67,12 @@ def bench_command(asked: Asked) -> None:
 
 
 def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:
-    """The engine of a file; this process sees the GPU of the number `device` alone. UsageError for any other device."""
+    """Returns the engine in a file. `device`: the number of a GPU, the only one that this process sees from now on; None:
+    all.
+
+    `shown`: the text of --shapes, the sizes whose plan is shown. Raises UsageError for a device that is no number of a GPU
+    here.
+    """
     try:
         if device is not None and not device.isdecimal():
             raise ValueError(f"expected the number of a GPU here, got {device!r}: an engine is for the GPU it was built for")
@@ -82,7 +87,11 @@ def load_engine(name: str, device: str | None, progress: ProgressLine, shown: st
 def time_engine(
     engine: Engine, name: str, wanted: Wanted, paths: Mapping[str, Path], progress: ProgressLine, verbose: bool
 ) -> None:
-    """Measure and print; `name`: of the engine, in messages; `paths`: option -> the file that it asks for."""
+    """Times inferences of the engine, prints the results and writes the files.
+
+    `name`: the engine's name for messages; `paths`: option -> the file to write for it; `verbose`: each line is explained.
+    Raises ValueError without a GPU.
+    """
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
         raise ValueError(f"no GPU can be used here to time inferences: {why}. {cure}")
@@ -111,7 +120,7 @@ def time_engine(
 
 
 def layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
+    """Returns the measured time of each layer in microseconds per iteration; None for an engine with predicted times."""
     if engine.record.timing.is_predicted:
         return None
     iterations = wanted.settings.iterations if "--iterations" in wanted.typed else PROFILE_RUNS

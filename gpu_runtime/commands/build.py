@@ -177,7 +177,7 @@ class Asked:
 
     @property
     def sizes(self) -> Any:
-        """`build`'s argument `shapes`."""
+        """Returns the argument `shapes` of `build`, from --shapes, trtexec's options of a range, or several profiles."""
         if several := click.get_current_context().meta.get(PROFILES):
             return [shapes_of(texts) for texts in several]
         texts = {"--shapes": self.shapes, "--minShapes": self.min_shapes, "--optShapes": self.opt_shapes}
@@ -185,14 +185,14 @@ class Asked:
 
     @property
     def cache(self) -> str | Literal[False] | None:
-        """`build`'s argument `timing_cache`. Raises UsageError."""
+        """The argument `timing_cache` of `build`: a file, None for the default one, False for none. Raises UsageError."""
         if self.no_cache and (self.timing_cache or self.only_cached_times):
             raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
         return self.timing_cache if not self.no_cache else False
 
     @property
     def precisions(self) -> dict[str, str]:
-        """`build`'s argument of that name. Raises UsageError."""
+        """Returns the argument `precisions` of `build`, by node; {} with --precisionConstraints=none. Raises UsageError."""
         found = options.parse_precisions({"--layerPrecisions": self.layer_precisions, "--layerOutputTypes": self.layer_types})
         if found and self.constraints == "none":
             say("ignored: --layerPrecisions and --layerOutputTypes, as --precisionConstraints=none asks", err=True)
@@ -206,13 +206,13 @@ class Asked:
 
     @property
     def exports(self) -> dict[str, str | None]:
-        """Option -> the file of an engine's layers that it asks for."""
+        """Returns option -> the file on the engine's layers that it asks for, None where it is not given."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
         return layers | {options.TRACE: self.export_trace}
 
     @property
     def profiled(self) -> bool:
-        """Whether the time of each layer is wanted."""
+        """Whether an option asks for the time of each layer."""
         return self.dump_profile or bool(self.export_profile or self.export_trace)
 
 
@@ -278,7 +278,10 @@ def build_command(asked: Asked) -> None:
 
 
 def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
-    """The engine; Ctrl-C ends the timing of tactics first. `arguments`: of pipeline.build."""
+    """Builds the engine and returns it; the first Ctrl-C only ends the timing of tactics.
+
+    `arguments`: of pipeline.build; `pruned`: gets the pruned model.
+    """
     from gpu_runtime import pipeline
     from gpu_runtime.building.options import deadline
 
@@ -294,8 +297,11 @@ def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: Pr
 
 
 def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, others: int | None = None) -> None:
-    """What is asked for of the engine's layers, and the log of a build, `others` lines of which are told elsewhere; None: of an
-    engine that was built before."""
+    """Prints the log of a build and the information on layers that options ask for.
+
+    `times`: measured times of layers, None for the plan's own; `others`: the number of the log's lines that other code
+    prints, None for an engine that was built before.
+    """
     from gpu_runtime.explain import layer_info, log, report, wording
 
     if asked.dump_layers or (asked.verbose and others is not None):
@@ -311,7 +317,7 @@ def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, o
 
 
 def _loaded(asked: Asked, name: str) -> None:
-    """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
+    """Handles --loadEngine: prints the layers of an engine that was built before, and times its inferences."""
     from gpu_runtime.commands import bench
 
     wanted = asked.wanted
@@ -334,14 +340,14 @@ def _loaded(asked: Asked, name: str) -> None:
 
 
 def _source(model: str | None, onnx: str | None) -> str:
-    """The model's file, given in one of two ways."""
+    """Returns the model's file, given as the argument or with --onnx. Raises UsageError unless it is given once."""
     if (model is None) == (onnx is None):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     return model or onnx or ""
 
 
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
-    """The GPU that is planned for, and the cluster of such ones that it is timed on."""
+    """Returns (the GPU that is planned for, the Ray cluster of such GPUs that times tactics, or None)."""
     from gpu_runtime.building import options, target
 
     if ray is not None:

@@ -94,7 +94,10 @@ def prune_command(names: tuple[str, ...], days: int | None) -> None:
 
 
 def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes, str]:
-    """(the lines of a file that stay, a sentence on the others)."""
+    """Returns (the lines of a cache file that stay, a sentence on the lines that are dropped).
+
+    `since`: a time; older lines are dropped. `days`: the age that it stands for, None without a limit.
+    """
     lines = _lines(name, data)
     why = {key: _why_dropped(key) for key in lines}
     for key, line in lines.items():
@@ -108,7 +111,7 @@ def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes
 
 
 def _why_dropped(key: Key) -> str:
-    """Why no build here reads it, or an empty text."""
+    """Returns why no build on this machine reads a measurement, "" if one does."""
     if not key.policy.startswith(cache.POLICY):
         return "of another policy"
     if _source(key.tactic) not in (key.source, None):
@@ -133,7 +136,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _lines(name: str, data: bytes) -> dict[Key, bytes]:
-    """The last line of each key. ValueError for a file that is no cache."""
+    """Returns key -> its last line in a cache file. Raises ValueError for a file that is no cache."""
     try:
         return cache.whole_lines(data)
     except ValueError as e:
@@ -141,8 +144,11 @@ def _lines(name: str, data: bytes) -> dict[Key, bytes]:
 
 
 def _source(tactic: str) -> str | None:
-    """The present sources of a tactic's kernel, as keys have them; of all kernels, for what is no tactic but a whole network;
-    None where what compiles them is not installed."""
+    """Returns the hash of the present sources of a tactic's kernel, as keys have it; of all kernels for the times of a whole
+    network.
+
+    None if the compiler is not installed.
+    """
     try:
         return cache.source_key(Tactic.parse(tactic).kernel)
     except ValueError:
@@ -153,5 +159,5 @@ def _source(tactic: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def this_gpu() -> str:
-    """As keys have it; empty without a GPU."""
+    """Returns this machine's GPU and driver as keys have them; "" without a GPU."""
     return f"{devices.current().key}|{driver_version()}" if devices.has_gpu() else ""

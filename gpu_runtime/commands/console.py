@@ -23,17 +23,20 @@ UNWRITTEN: list[OSError] = []  # why stdout took no more: nothing is printed to 
 
 
 def is_terminal() -> bool:
-    """Whether a person reads stdout: it is a terminal, or COLUMNS says how wide one is."""
+    """Returns whether a person reads stdout: it is a terminal, or COLUMNS is set."""
     return "COLUMNS" in os.environ or sys.stdout.isatty()
 
 
 def columns() -> int:
-    """How wide stdout's terminal is; where there is none, WIDTH."""
+    """Returns the width of stdout's terminal in columns; WIDTH without a terminal."""
     return max(LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal() else WIDTH
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print a text that may hold names out of files: no character of it commands the terminal."""
+    """Prints a text, which may contain names from files: no character of it commands the terminal.
+
+    `err`: to stderr instead of stdout; `nl`: a newline follows.
+    """
     if (QUIET.is_set() or UNWRITTEN) and not err:
         return
     with OUTPUT:
@@ -48,19 +51,19 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 
 
 def _discard_stdout() -> None:
-    """What is left to write would fail again when the process ends."""
+    """Redirects stdout to nothing, so that buffered text does not fail again when the process ends."""
     with suppress(OSError):  # a stream of a test is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stdout_problem() -> str:
-    """Why not all was printed, if that is a failure: a reader who has left, as `head`, wants no more."""
+    """Returns why not everything could be printed, "" if it was, or if the reader of a pipe (such as `head`) closed it."""
     found = [e for e in UNWRITTEN if e.errno != errno.EPIPE]
     return f"standard output cannot be written: {found[0].strerror}" if found else ""
 
 
 def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
-    """Print one JSON document, or else a text that ends with its last line."""
+    """Prints `data` as one JSON document if `as_json`, else `text`, which ends with a newline."""
     say(json.dumps(data(), indent=1) if as_json else text(), nl=as_json)
 
 
@@ -72,13 +75,13 @@ def end_now(code: int, text: str) -> NoReturn:
 
 
 def nonfinite_text(layers: Sequence[str]) -> str:
-    """Layers that wrote infinite values or NaN, of finite inputs, and the cure."""
+    """Returns the sentence on layers that wrote infinite values or NaN although inputs are finite, with the cure."""
     text = f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"
     return f"{text}; build with --calibration=FILE.npz of typical inputs, which scales such tensors or stores them in FP32"
 
 
 def not_passed() -> NoReturn:
-    """End the command: a check that was asked for did not pass."""
+    """Ends the command with the exit code for a check that did not pass."""
     click.get_current_context().exit(NOT_PASSED)
 
 

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 def given(decorator: Callable[..., Any]) -> Any:
-    """A field of a record of options: what this decorator passes to the command by the field's name."""
+    """Returns a field of a record of options, which is passed to the command by this decorator of click's."""
     return field(metadata={"click": lambda _, **__: decorator})
 
 
 def argument(**settings: Any) -> Any:
-    """A field of a record of options: a file that is given without an option."""
+    """Returns a field of a record of options for an argument, a file given without an option. `settings`: click's."""
     return field(metadata={"click": partial(click.argument, type=click.Path(), **settings)})
 
 
 def flag(*names: str, **settings: Any) -> Any:
-    """A field of a record of options: a click option."""
+    """Returns a field of a record of options for a click option. `names`, `settings`: as for click.option."""
     return field(metadata={"click": partial(click.option, *names, **settings)})
 
 
 def part(record: type, **settings: Any) -> Any:
-    """A field of a record of options: a record of further ones, each with these settings of click's."""
+    """Returns a field of a record of options that holds a record of further options, each with these settings of click's."""
     return field(metadata={"part": record, "settings": settings})
 
 
 def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The command's arguments and options are the fields of a record, in their order, and it gets the record."""
+    """Returns a decorator for a command whose arguments and options are the fields of `record`; the command gets the record."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -67,7 +67,10 @@ def _filled(record: type, values: Mapping[str, Any]) -> Any:
 
 
 def typed(*names: str) -> dict[str, str]:
-    """Returns parameter -> the option or argument as users type it, for each that the command line has; `names`: only these."""
+    """Returns parameter -> the option or argument as users type it, for each that the command line contains.
+
+    `names`: only these parameters; without names all of them.
+    """
     context = click.get_current_context()
     return {
         p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
@@ -123,7 +126,7 @@ quiet_option = click.option(
 
 
 def labels_option(arrays: str) -> Any:
-    """`arrays`: the option of the .npz file that may hold them."""
+    """Returns the decorator for --labels. `arrays`: the option of the .npz file that may contain the labels."""
     return click.option(
         "--labels",
         metavar="NAME|FILE.npy",
@@ -151,8 +154,10 @@ SIZES = ("--shapes", "--minShapes", "--optShapes", "--maxShapes")
 
 
 def profiles(args: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """The arguments of a command without trtexec's --profile=N and the sizes behind each; and these sizes, by option, in the
-    order of N. Raises UsageError.
+    """Returns (a command's arguments without --profile=N and the sizes behind each, the sizes as {option: text} in the order
+    of N).
+
+    --profile is trtexec's. Raises UsageError.
 
     >>> profiles(["m.onnx", "--profile=0", "--shapes=x:1x8", "--fp16", "--profile=1", "--shapes", "x:1x9"])
     (['m.onnx', '--fp16'], [{'--shapes': 'x:1x8'}, {'--shapes': 'x:1x9'}])
@@ -180,8 +185,12 @@ def profiles(args: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def shapes_of(texts: Mapping[str, str]) -> dict[str, Any]:
-    """`build`'s argument `shapes` out of the texts of --shapes and of trtexec's --minShapes, --optShapes and --maxShapes. As to
-    trtexec, --optShapes alone is --shapes. Raises UsageError where one of the three is missing."""
+    """Returns the argument `shapes` of `build` for the texts of --shapes, and of trtexec's --minShapes, --optShapes and
+    --maxShapes.
+
+    `texts`: option -> its text. --optShapes without the other two means --shapes, as in trtexec. Raises UsageError if only
+    some of the three are given.
+    """
     exact, low, opt, high = (parse_shapes(texts.get(option, ""), option) for option in SIZES)
     found: dict[str, Any] = {}
     for name in dict.fromkeys((*exact, *low, *opt, *high)):
@@ -205,7 +214,7 @@ shown_at = click.option(
 
 
 def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
-    """What --shapes asks for, as Engine.at takes it. Raises UsageError."""
+    """Returns the batch or the shapes that --shapes asks for, as Engine.at takes them. Raises UsageError."""
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
 
 
@@ -233,7 +242,10 @@ PRECISIONS = {
 
 
 def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
-    """`build`'s `precisions`, from the text of each option; of a name in both, --layerPrecisions counts. Raises UsageError."""
+    """Returns the argument `precisions` of `build` for the text of each option. Raises UsageError.
+
+    For a name in both options, --layerPrecisions counts.
+    """
     found: dict[str, str] = {}
     for option, text in texts.items():
         for part in text.split(",") if text is not None else ():
@@ -250,7 +262,7 @@ def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def checked_device(name: str | None, *others: str) -> str | None:
-    """The name of a known GPU, or one of `others`. Raises UsageError."""
+    """Returns the name of a known GPU, None for None, or `name` if it is among `others`. Raises UsageError for other names."""
     try:
         return name if name is None or name in others else devices.named(name).name
     except ValueError as e:
@@ -260,7 +272,11 @@ def checked_device(name: str | None, *others: str) -> str | None:
 def named(
     option: str, items: Iterable[str], expected: str, split: Callable[[str, str], tuple[str, str, str]]
 ) -> dict[str, str]:
-    """NAME=VALUE, ... -> {NAME: VALUE}; `split`: str.partition where values may hold an equals sign, str.rpartition names."""
+    """Parses texts NAME=VALUE into {NAME: VALUE}. Raises UsageError.
+
+    `expected`: the form of a text, for messages; `split`: str.partition if values may contain an equals sign, str.rpartition
+    if names may.
+    """
     found: dict[str, str] = {}
     for item in items:
         name, _, value = split(item, "=")
@@ -294,8 +310,11 @@ onnx_option = click.option(
 def exported(
     engine: Engine, model: str | None, times: Sequence[Sequence[float]] | None = None, verbosity: str = "detailed"
 ) -> dict[str, Callable[[], bytes]]:
-    """Option -> what makes its file. `model`: the ONNX file that the engine was built from; `times`: measured ones;
-    `verbosity`: the value of --profilingVerbosity."""
+    """Returns option -> a function that returns the bytes of its file.
+
+    `model`: the ONNX file that the engine was built from; `times`: measured times per layer, None for the plan's own;
+    `verbosity`: the value of --profilingVerbosity.
+    """
     from gpu_runtime.explain import layer_info
     from gpu_runtime.report import notes
 

@@ -62,7 +62,7 @@ def plan_command(asked: Asked) -> None:
 
 
 def parse_batches(text: str | None) -> tuple[int, ...]:
-    """The batches, each once, in the order given."""
+    """Returns the batches of --batches, each once, in the order given; () for None. Raises UsageError."""
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]

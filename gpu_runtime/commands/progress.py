@@ -32,9 +32,9 @@ TUNING = ("tune", "wait", "time", "plan", "compile")  # stages between which a b
 
 
 class ProgressLine:
-    """A listener that shows what it is told for as long as its block lasts, also while nothing new is told.
+    """A listener that shows progress on stderr while its `with` block lasts, also while no news arrives.
 
-    `verbose`: each thing that is told becomes a line at once. `clock`: seconds; tests have one of their own, and `tick`
+    `verbose`: each news becomes a line at once. `clock`: returns seconds; tests pass one of their own and call `tick`
     themselves.
     """
 
@@ -69,7 +69,7 @@ class ProgressLine:
         self.end()
 
     def end(self) -> None:
-        """Show nothing any more."""
+        """Shows nothing any more, and clears the line."""
         _emulator_log().removeFilter(self._heard)
         self._ended.set()
         self._thread.join()
@@ -78,7 +78,7 @@ class ProgressLine:
             console.DRAWN.remove(self.clear)
 
     def tick(self) -> None:
-        """Show what is being done, if it is time for that."""
+        """Shows the present stage if it is time for that."""
         with console.OUTPUT:
             now = self._clock()
             if now - self._began < FIRST_S or console.QUIET.is_set():
@@ -91,14 +91,14 @@ class ProgressLine:
                 self._line(self._text(now))
 
     def clear(self) -> None:
-        """Take the line that is drawn from the terminal, and what that shows behind it when it is interrupted."""
+        """Removes the drawn line from the terminal, with the ^C that a terminal shows behind it."""
         with console.OUTPUT:
             if self._width:
                 self._write(f"\r{' ' * (self._width + len('^C'))}\r")
                 self._width = 0
 
     def _heard(self, record: object) -> bool:
-        """The emulator is compiled from now on: a stage here, and no line of the log."""
+        """Shows the emulator's compilation as a stage, and returns False: its line of the log is not printed."""
         self(Progress("emulator", "for this CPU"))
         return False
 
@@ -132,8 +132,10 @@ class ProgressLine:
 
 
 class Interrupts:
-    """A listener in front of another one, which knows what a build does when Ctrl-C is pressed; only in the main thread. While
-    tactics are timed, the first Ctrl-C ends that, and the build goes on; any other one ends the command."""
+    """A listener in front of another one that handles Ctrl-C during a build, in the main thread only.
+
+    While tactics are timed, the first Ctrl-C ends the timing and the build goes on; any other one ends the command.
+    """
 
     def __init__(self, listener: Listener, ended: Callable[[], bool]):
         self._listener, self._ended = listener, ended
@@ -146,7 +148,7 @@ class Interrupts:
         self._listener(progress)
 
     def ended(self) -> bool:
-        """Whether no more is to be timed."""
+        """Returns whether no more tactics are to be timed."""
         return self._pressed or self._ended()
 
     def __enter__(self) -> Interrupts:
@@ -172,7 +174,9 @@ def _emulator_log() -> logging.Logger:
 
 
 def listening(verbose: bool = False) -> ProgressLine:
-    """A listener that shows what it is told, until `end`, or else until the command ends, however it does."""
+    """Returns a listener that shows progress until `end` is called or the command ends in any way. `verbose`: as for
+    ProgressLine.
+    """
     return click.get_current_context().with_resource(ProgressLine(verbose=verbose))
 
 
@@ -182,12 +186,12 @@ def _span(seconds: float) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """Returns the columns that a text takes on a terminal."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _cut(text: str, columns: int) -> str:
-    """As much of a text as these columns hold."""
+    """Returns as much of a text as these columns hold, with an ellipsis if it was cut."""
     if _width(text) <= columns:
         return text
     kept = len(text)

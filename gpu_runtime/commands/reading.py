@@ -18,12 +18,14 @@ MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
 
 
 class TooLargeError(ValueError):
-    """A file holds more bytes than expected."""
+    """Raised when a file holds more bytes than expected."""
 
 
 def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-cubins") -> Engine:
-    """The engine of a file, showing the plan for the sizes of `text`; ValueError names the option, `cure`, where it is the
-    machine code inside that is refused."""
+    """Returns the engine in a file, with the plan for the sizes of --shapes (`text`) as the one that is shown.
+
+    `allow_cubins`: machine code in the file may run. Raises ValueError; if that code is refused, it names the option `cure`.
+    """
     try:
         engine = load(path, allow_cubins=allow_cubins)
     except EngineError as e:
@@ -32,7 +34,9 @@ def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-c
 
 
 def read_array(option: str, path: str, most: int) -> np.ndarray:
-    """The array in a .npy file whose elements take up to `most` bytes, whatever their type: it is checked later."""
+    """Returns the array in a .npy file of any element type, which the caller checks. Raises ValueError for more than `most`
+    bytes.
+    """
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > most + (1 << 16):
@@ -46,7 +50,11 @@ def read_array(option: str, path: str, most: int) -> np.ndarray:
 
 
 def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tuple[dict[str, np.ndarray] | None, Any]:
-    """The arrays without those of --labels, and these: one of the arrays, or of a .npy file. Raises ValueError."""
+    """Returns (the arrays without the labels, the labels): --labels names one of the arrays, or a .npy file. Raises
+    ValueError.
+
+    Without --labels (None): (arrays, None).
+    """
     if labels is None or arrays is None:
         return arrays, None
     if labels in arrays:
@@ -58,7 +66,7 @@ def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tu
 
 
 def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
-    """The arrays of an .npz file by name, None where no file is given. Raises ValueError."""
+    """Returns the arrays of an .npz file by name; None if no file is given. Raises ValueError."""
     if path is None:
         return None
     try:
@@ -75,8 +83,11 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
 
 
 def arrays_in(file: BinaryIO, most: int) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file that anyone may have made. TooLargeError, before anything is decompressed, where they take
-    more than `most` bytes; else whatever a damaged file makes zipfile and NumPy raise."""
+    """Returns the arrays of an .npz file by name, from an untrusted file.
+
+    Raises TooLargeError, before anything is decompressed, if they take more than `most` bytes; a damaged file raises any
+    error of zipfile or NumPy.
+    """
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     if (size := sum(entry.file_size for entry in entries)) > most:
@@ -89,14 +100,14 @@ def arrays_in(file: BinaryIO, most: int) -> dict[str, np.ndarray]:
 
 
 def npy(array: Any) -> bytes:
-    """The bytes of an .npy file."""
+    """Returns the bytes of an .npy file with this array."""
     data = io.BytesIO()
     np.lib.format.write_array(data, np.asarray(array), allow_pickle=False)
     return data.getvalue()
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
-    """The bytes of an .npz file; unlike numpy.savez this takes any name."""
+    """Returns the bytes of an .npz file with these arrays; unlike numpy.savez this takes any name."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for name, a in arrays.items():

@@ -106,13 +106,16 @@ def run_command(asked: Asked) -> None:
 
 
 def _at(engine: Engine) -> str:
-    """Which of several plans ran."""
+    """Returns the words for which of several plans ran; "" for an engine of one size."""
     return f", by the plan for batch {engine.record.batch}" if engine.record.profiles else ""
 
 
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
-    """The engine at the plan that runs, and its inputs: of the files, or random ones of the sizes that --shapes asks for. What
-    is wrong with them is said here, before a kernel is compiled or loaded."""
+    """Returns (the engine at the plan that runs, its inputs): from the files `given`, else random ones of the sizes in
+    --shapes.
+
+    Raises an error for wrong inputs here, before a kernel is compiled or loaded.
+    """
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)
     if not given:

@@ -26,7 +26,9 @@ KINDS: Mapping[str, tuple[str, Callable[[bytes], bool]]] = {
 
 
 def _of_another_kind(path: Path, kind: str) -> str | None:
-    """Why an existing file is not overwritten: it is not what the command writes there."""
+    """Returns why an existing file must not be overwritten: it is of another kind than the command writes; None if it may
+    be.
+    """
     what, fits = KINDS[kind]
     if not path.is_file() or not (head := file_kinds.head_of(path)) or fits(head):
         return None
@@ -45,8 +47,11 @@ def _unmade(path: Path) -> str | None:
 def check_targets(
     targets: Mapping[str, str | None], sources: Iterable[str], kinds: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Path]:
-    """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done. `kinds`:
-    option -> which of KINDS it writes, if not a text."""
+    """Returns option -> the real path of each file to write; options without a file are left out.
+
+    `sources`: files that are read, which must not be overwritten; `kinds`: option -> its kind of KINDS, if it writes no
+    text. Raises ValueError, before any work is done, for a file that cannot be written.
+    """
     found: dict[str, Path] = {}
     for option, name in targets.items():
         if name is None:
@@ -74,7 +79,7 @@ def check_targets(
 
 
 def write_all(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Write every file or none. Raises ValueError that says what went wrong and what was written."""
+    """Writes every file or none. Raises ValueError that names the problem and the files that were written."""
     try:
         files.write_all(contents, WRITTEN)
     except OSError as e:

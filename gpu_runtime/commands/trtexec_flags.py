@@ -99,12 +99,12 @@ class Wanted:
 
     @property
     def typed(self) -> list[str]:
-        """The options that were given."""
+        """The options of timed inferences that the command line contains."""
         return [*typed(*(f.name for f in fields(self))).values()]
 
     @property
     def targets(self) -> dict[str, str | None]:
-        """Option -> the file that it asks for."""
+        """Returns option -> the file that it asks for, None where it is not given."""
         return {"--exportTimes": self.times, "--exportOutput": self.output}
 
     @property
@@ -114,7 +114,7 @@ class Wanted:
 
     @property
     def results(self) -> list[str]:
-        """The given options that ask for what only a run gives."""
+        """The options on the command line that ask for results of a run."""
         return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
 
 
@@ -122,7 +122,11 @@ class Wanted:
 
 
 def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
-    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on, if not away."""
+    """Returns whether inferences are timed after the build, as trtexec does. `skip`: --skipInference; `away`: the GPU is
+    elsewhere.
+
+    Warns of options without effect, and raises UsageError for those that need a run, if none is timed.
+    """
     if away:
         unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
     elif skip:
@@ -134,8 +138,10 @@ def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
 
 
 def unused(wanted: Wanted, why: str, cure: str, kept: str = "--iterations") -> None:
-    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives. `kept`:
-    the option of measured profiles, too."""
+    """Warns that options of timed inferences have no effect; UsageError for options that need a run's results.
+
+    `why`, `cure`: for the message; `kept`: an option that counts for measured profiles, too.
+    """
     if wanted.results:
         raise click.UsageError(f"{', '.join(wanted.results)}: for timed inferences, but {why}: {cure}")
     if ignored := [name for name in wanted.typed if name != kept]:
@@ -150,7 +156,11 @@ OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_la
 
 
 def check_loaded(wanted: Wanted, limited: bool) -> None:
-    """UsageError for options of a build that name a file of its own or are to limit memory; others are told to be of no use."""
+    """Raises UsageError for options of a build that --loadEngine cannot honour: those with a file, or with a limit of memory
+    (`limited`).
+
+    Other options of a build get a warning that they have no effect.
+    """
     given_options = typed()
     if refused := [o for name, o in given_options.items() if name in NOT_LOADED or (name == "pools" and limited)]:
         raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
@@ -165,8 +175,11 @@ Verdict = Literal["accepted", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class TrtexecFlag:
-    """An option of trtexec. `sentence`: of an ignored one, why; of a refused one, why not and what to do; {value} in it is the
-    value given. Of an accepted one it is empty where the option means what it means to trtexec, else says what always holds."""
+    """An option of trtexec, and whether it is accepted, ignored or refused here.
+
+    `sentence`: for an ignored one, why; for a refused one, why and the alternative, with {value} for its value; for an
+    accepted one, the difference from trtexec, "" without any.
+    """
 
     name: str
     takes_value: bool
@@ -198,7 +211,7 @@ STATIC = "memory is placed when the engine is built"
 
 
 def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
-    """Options of one verdict; a name that ends with = takes a value."""
+    """Yields the options in `names` with one verdict and sentence; a name that ends with = takes a value."""
     for name in names.split():
         yield TrtexecFlag(name.removesuffix("="), name.endswith("="), verdict, sentence)
 
@@ -270,7 +283,7 @@ WRITES = ("--save", "--export", "--timingCacheFile")  # of options that name a f
 
 
 class TrtexecCommand(click.Command):
-    """A command that also knows the options of trtexec that it does not have, and one dash in place of two."""
+    """A command that also handles the options of trtexec that it does not have, and one dash in place of two."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -294,7 +307,7 @@ class TrtexecCommand(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Say what was ignored, in one line for each reason, and go on."""
+        """Prints which options were ignored, in one line for each reason, then runs the command."""
         reasons: dict[str, list[str]] = {}
         for name, text in ctx.meta.get(SEEN, ()):
             reasons.setdefault(BY_NAME[name].sentence, []).append(text)
@@ -319,12 +332,14 @@ class OfEngine(click.Command):
 
 
 def _keeps_last(p: click.Parameter) -> bool:
-    """Whether an option has one value, the last that is given."""
+    """Returns whether an option has one value: the last one that is given."""
     return isinstance(p, click.Option) and not p.multiple and not p.is_flag
 
 
 def _option(flag: TrtexecFlag) -> click.Option:
-    """The hidden option that accepts, ignores or refuses; each may be given several times."""
+    """Returns the hidden click option that accepts, ignores or refuses this option of trtexec; it may be given several
+    times.
+    """
 
     def met(ctx: click.Context, _: click.Parameter, given: Any) -> None:
         texts = [f"{flag.name}={value}" for value in given] if flag.takes_value else [flag.name] if given else []
@@ -343,7 +358,9 @@ def _option(flag: TrtexecFlag) -> click.Option:
 
 
 def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
-    """UsageError for -onnx=FILE: one dash would begin options of one letter, -o with the file nnx=FILE."""
+    """Raises UsageError for one dash in -onnx=FILE, which click would read as -o with the file nnx=FILE. `known`: all
+    options.
+    """
     long = {name for name in known if name.startswith("--")}
     for arg in args:
         found = re.match(r"-([A-Za-z][A-Za-z0-9-]+)(?==|$)", arg)
@@ -352,7 +369,9 @@ def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _offered(typed: str, known: Iterable[str]) -> list[str]:
-    """What to offer for an option that does not exist, the one that is spelt most like it: none that is refused or ignored, and
-    one that writes a file only to who typed the beginning of its name, --saveEngin."""
+    """Returns the option to propose for one that does not exist, the accepted one that is spelt most like it; else [].
+
+    One that writes a file is proposed only if the user typed the beginning of its name, as --saveEngin.
+    """
     own = [name for name in known if name not in BY_NAME or BY_NAME[name].verdict == "accepted"]
     return difflib.get_close_matches(typed, [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]], 1)

@@ -21,7 +21,9 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """The kernel's tactics for one of its problems: on FP32 tensors where it has none for others."""
+    """Returns the kernel's tactics for one of its problems; on FP32 tensors if the kernel has no problems of other types
+    (KERNELS).
+    """
     dtypes = () if KERNELS[kernel].problems else ("fp32",) * len(problem.all_shapes)
     return [t for t in candidates(problem, device, dtypes) if t.kernel == kernel]
 
@@ -39,15 +41,19 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """The part that plans leave out if this fails: the kernel with its tile, for any split of K; without a tile, the
-        kernel."""
+        """The part that plans leave out if the case fails: the kernel with its tile, for any split of K; the kernel if it has
+        no tile.
+        """
         return base_runner(self.tactic)
 
 
 def cases(device: Device, few: bool = False) -> list[Case]:
-    """The cases for a device. Kernels take turns, so that a run that ends early has tested some of each. Every kernel gets all
-    tiles of plans for the device, once alone and once sharing K, and each mix of linear and vector tensors. `few`, for the
-    emulator: one dense case per kernel, and one with other formats."""
+    """Returns the cases for a device.
+
+    Each kernel gets all tiles that plans use on the device, once alone and once with blocks that share K, and each mix of
+    linear and vector tensors. Kernels take turns, so that a run that ends early has tested some of each. `few`, for the
+    emulator: one dense case per kernel, and one with other formats.
+    """
     device = replace(device, left_out=())
     found: dict[str, list[Case]] = {kernel: [] for kernel in PROBLEMS}
     for kernel, before in found.items():
@@ -61,8 +67,11 @@ def cases(device: Device, few: bool = False) -> list[Case]:
 
 
 def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
-    """For each tile, alone and sharing K, the tactic with vectors on all sides if it exists, else any; then for the first tile
-    each other mix of sides. Small tiles first."""
+    """Returns the tactics to test, small tiles first.
+
+    For each tile, without and with blocks that share K, the tactic with vectors of channels in all tensors if there is one,
+    else any other; then for the first tile one tactic for each other mix of formats.
+    """
     found: dict[tuple, Tactic] = {}
     ordered = sorted(tactics, key=lambda t: (_size(t), *(f.layout != "hwc8" for f in (*t.ins, t.out)), t.name))
     for t in ordered:
@@ -75,18 +84,18 @@ def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
 
 
 def _few(of: Sequence[Case]) -> list[Case]:
-    """The first tactic, and the first with other sides."""
+    """Returns the first case, and the first whose tensors have other types or layouts."""
     other = (c for c in of[1:] if _sides(c.tactic) != _sides(of[0].tactic))
     return [of[0], *list(other)[:1]]
 
 
 def _sides(tactic: Tactic) -> tuple[tuple[str, bool], ...]:
-    """The type of each tensor, and whether the tensor is linear."""
+    """Returns, for each input and then the output, (its type, whether its layout is linear)."""
     return tuple((f.dtype, linear(f)) for f in (*tactic.ins, tactic.out))
 
 
 def _shares_k(tactic: Tactic) -> tuple[bool, bool]:
-    """Whether blocks split K, or share the stages of all tiles."""
+    """Returns (whether blocks split K of one tile, whether blocks share the stages of all tiles)."""
     tile = tactic.tile
     return (tile.split > 1, tile.stream > 0) if isinstance(tile, Tile) else (False, False)
 

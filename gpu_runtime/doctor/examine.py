@@ -45,8 +45,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a case. `why`: the reason if it is wrong or untested; `lost`: its process hung, died or lost its CUDA
-    context."""
+    """The result of one case. `why`: the reason if it failed or is untested; `error_of`: the relative error if it passed.
+
+    `lost`: its process hung, died or lost its CUDA context.
+    """
 
     case: Case
     status: Status
@@ -67,13 +69,16 @@ class Family:
 
     @property
     def status(self) -> Status:
-        """failed: a case failed; untested: a case is untested, and none failed."""
+        """ "failed" if a case failed, else "untested" if a case is untested, else "passed"."""
         found = {o.status for o in self.outcomes}
         return "failed" if "failed" in found else "untested" if "untested" in found else "passed"
 
     @property
     def denied(self) -> tuple[Failure, ...]:
-        """The parts that plans leave out: tiles, or the whole kernel if no tile is right or processes were lost repeatedly."""
+        """The parts of the kernel that builds must leave out: each tile with a failed case, or the whole kernel.
+
+        The whole kernel is denied if no tile passed all of its cases, or if its cases lost MOST_LOST processes or more.
+        """
         failed = self.of("failed")
         right = {o.case.unit for o in self.of("passed")} - {o.case.unit for o in failed}
         if failed and (not right or sum(o.lost for o in failed) >= MOST_LOST):
@@ -83,8 +88,12 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """`no_gpu`: why there is no GPU, empty with a GPU; `emulated`: cases ran in the emulator. `kept`: whether failures are
-    recorded for builds."""
+    """What one run of the doctor found on a device.
+
+    `no_gpu`: the reason why there is no GPU, "" with a GPU; `emulated`: cases ran in the emulator. `limit_s`: the time
+    limit, `took_s`: the time that was used. `denied`: the parts of kernels that builds leave out; `kept`: whether these were
+    recorded on disk.
+    """
 
     device: Device
     no_gpu: str
@@ -100,7 +109,7 @@ class Examination:
 
     @property
     def common_cause(self) -> bool:
-        """Whether so many families fail completely that their shared code must be at fault."""
+        """Whether COMMON or more families failed and none has a case that passed: then their shared code must be at fault."""
         return sum(f.status == "failed" for f in self.families) >= COMMON and not any(f.of("passed") for f in self.families)
 
     @property
@@ -118,8 +127,12 @@ def examine(
     progress: Listener = ignore,
     child: Process = Process(),
 ) -> Examination:
-    """Examine this machine's GPU or, if `emulated`, the device `planned` in the emulator; without a GPU run only the checks
-    that need none, for `planned`. `kernels`: only these. Failures on a GPU are recorded for builds."""
+    """Examine this machine's GPU and return the result; failures on a GPU are recorded, so that builds leave these kernels out.
+
+    `planned`: the device that is examined in the emulator if `emulated`, or for which the checks that need no GPU run if the
+    machine has none. `kernels`: examine only these; () for all. `limit_s`: seconds for the whole examination; cases beyond
+    it are untested. `child`: the process that runs the cases. Raises ValueError if a kernel needs another architecture.
+    """
     begun = time.monotonic()
     patient = _Patient(
         (*child.command, *([planned.name] if emulated else ())), begun + limit_s, child.hang_s * (4 if emulated else 1)
@@ -156,7 +169,9 @@ def examine(
 
 
 def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: bool, no_gpu: str) -> list[Verdict]:
-    """The checks that need no GPU, and the verdict on the GPU itself."""
+    """Returns the verdicts of the checks that need no GPU, then the verdict on the GPU itself. `hello`: the child's
+    first line.
+    """
     status: Status = "passed" if not no_gpu else "failed" if "error" in hello else "untested"
     built = [emulator(device)] if emulated or no_gpu else []
     gpu = Verdict("emulated device" if emulated else "GPU", status, no_gpu or str(device))
@@ -173,7 +188,7 @@ def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -
 
 
 def _noted(found: Examination) -> Examination:
-    """The examination, with the parts that builds leave out recorded for them."""
+    """Returns the examination with its failures recorded for builds; unchanged where a common cause makes them meaningless."""
     if found.common_cause:
         return found
     denied = _denied(found.families, known_failures.of(found.device))
@@ -181,7 +196,7 @@ def _noted(found: Examination) -> Examination:
 
 
 def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Failure, ...]:
-    """The present failures, and earlier failures that were not right this time."""
+    """Returns the present failures, and the failures recorded `before` whose part did not pass this time."""
     families = tuple(families)
     now = {f.what: f for family in families for f in family.denied}
     right = {o.case.unit for family in families for o in family.of("passed")}
@@ -190,19 +205,25 @@ def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Fail
 
 
 class _Patient:
-    """The child process; no request is sent after `deadline`."""
+    """The child process that uses the GPU on behalf of the doctor; it is started again when it hangs or dies.
+
+    No request is sent after `deadline`, a time of time.monotonic() in seconds.
+    """
 
     def __init__(self, command: Sequence[str], deadline: float, hang_s: float):
         self._child, self.deadline, self._hang_s = Child(command), deadline, hang_s
         self.close = self._child.close
 
     def start(self) -> dict[str, Any]:
-        """The child's first line: its device, `none` with the reason, or `error`."""
+        """Starts the child and returns its first line: "device", or "none" with the reason why it has no GPU, or "error"."""
         return self._child.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The child's answer; {"error": text, "fatal": True} without an answer; {"unasked": why} if no request was possible,
-        the time limit came before the child counted as hung, or the machine was at fault."""
+        """Sends a request and returns the child's answer.
+
+        {"error": text, "fatal": True} if it hung or died; {"unasked": reason} if no request was possible, if the time limit
+        came before the child counted as hung, or if the machine was at fault.
+        """
         if deadline <= time.monotonic():
             return {"unasked": OVER}
         if not self._child.running and "device" not in (hello := self.start()):
@@ -227,7 +248,9 @@ class _Patient:
 def _run(
     patient: _Patient, device: Device, todo: Sequence[Case], emulated: bool, deadline: float, progress: Listener
 ) -> list[Outcome]:
-    """All cases, in their order, until the deadline."""
+    """Runs the cases in their order and returns an outcome for each; those not reached by `deadline` (time.monotonic()) are
+    untested.
+    """
     pool, sm = ThreadPoolExecutor(), virtual(device.sm) if emulated else device.sm
     wanted = dict.fromkeys(item for case in todo for item in binaries(case.problem, case.tactic))
     compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # while others run
@@ -258,7 +281,7 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
 
 
 def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:
-    """The status that a child's answer stands for, and why it is not passed."""
+    """Returns (the status that a child's answer stands for, the reason if it is not "passed", else "")."""
     if "unasked" in reply:
         return "untested", _short(reply["unasked"])
     if "wrong" in reply:

@@ -43,12 +43,14 @@ class Verdict:
 
 
 def without_folders(text: str) -> str:
-    """A text with every absolute path cut to its last name, because folders identify users."""
+    """Returns a text in which every absolute path is cut to its last name, because folders identify users."""
     return ABSOLUTE.sub("", text)
 
 
 def versions() -> dict[str, str]:
-    """The versions of all packages that affect results."""
+    """Returns name -> version of gpu_runtime, Python, the driver, NVRTC and all packages that affect results; also system
+    and processors.
+    """
 
     def installed(packages: tuple[str, ...]) -> dict[str, str]:
         there = {}
@@ -73,7 +75,7 @@ def _nvrtc() -> str:
 
 
 def checked(name: str, check: Callable[[], str]) -> Verdict:
-    """The verdict of a check function: its text, or its failure."""
+    """Runs a check and returns its verdict: "passed" with the text that it returns, or "failed" with its exception in words."""
     begun = time.monotonic()
     try:
         words = check()
@@ -84,7 +86,7 @@ def checked(name: str, check: Callable[[], str]) -> Verdict:
 
 
 def compiler(device: Device) -> Verdict:
-    """NVRTC: compile one kernel."""
+    """Checks NVRTC: one kernel is compiled anew for the device's architecture."""
 
     def check() -> str:
         found = compile_anew("flush_l2", {}, device.sm)
@@ -96,7 +98,7 @@ def compiler(device: Device) -> Verdict:
 
 
 def emulator(device: Device) -> Verdict:
-    """The emulator: build it if needed, and run one kernel."""
+    """Checks the emulator: it is built if needed, and runs one kernel."""
 
     def check() -> str:
         error = trial(Emulated(device), SMALL, candidates(SMALL, device)[0])
@@ -106,7 +108,7 @@ def emulator(device: Device) -> Verdict:
 
 
 def caches() -> Verdict:
-    """The caches: whether compiled kernels and measurements are kept, and their number."""
+    """Checks whether compiled kernels and measurements can be kept in the cache folder, and counts them."""
 
     def check() -> str:
         folder = cache_dir()

@@ -36,13 +36,13 @@ def _is_text(value: object) -> bool:
 
 
 def _is_known(value: object) -> bool:
-    """Whether a text is a kernel's name, alone or followed by its instruction or tile."""
+    """Returns whether a text is a kernel's name, alone or followed by its instruction or tile."""
     return _is_text(value) and any(value == k or str(value).startswith(k + "_") for k in KERNELS)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`what`: a kernel, or a kernel with its tile; `why`: its failure in words."""
+    """A kernel, or a kernel with one of its tiles, that builds must leave out (`what`), and its failure in words (`why`)."""
 
     what: Annotated[str, Check("a kernel, or one with its tile", _is_known)]
     why: Text
@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The failures on a device with one driver and one version of the sources."""
+    """The failures on a device with one driver and one version of the kernels' sources (`source`, a hash)."""
 
     device: Text
     driver: Text
@@ -65,18 +65,21 @@ class _File:
 
 
 def key_of(device: Device) -> Findings:
-    """Empty findings for this device, driver and sources."""
+    """Returns findings without failures, which identify the device model, the present driver and the present sources."""
     source = hashlib.sha256(json.dumps([source_hash(), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
     return Findings(device.key, driver_version(), source)
 
 
 def path_of(device: Device) -> Path:
-    """The file of this device model."""
+    """Returns the path of the file with the findings on this device model."""
     return files.cache_dir() / "doctor" / f"{hashlib.sha256(device.key.encode()).hexdigest()[:16]}.json"
 
 
 def keep(device: Device, failed: tuple[Failure, ...]) -> bool:
-    """Record the failures, replacing the record of the same driver and sources -> whether the file was written."""
+    """Write the failures to the device's file, in place of an earlier record of the same driver and sources.
+
+    Returns whether the file was written.
+    """
     mine = replace(key_of(device), failed=failed)
     others = [r for r in read(path_of(device)) if replace(r, failed=()) != replace(mine, failed=())]
     found = _File(VERSION, (mine, *others)[:MOST_RECORDS])
@@ -84,7 +87,7 @@ def keep(device: Device, failed: tuple[Failure, ...]) -> bool:
 
 
 def read(path: Path) -> tuple[Findings, ...]:
-    """The records of a file; none if it is missing or, with a warning, if it is no such file."""
+    """Returns the records of a file. A missing file gives (); so does a file with other content, with a warning."""
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
@@ -102,7 +105,10 @@ def read(path: Path) -> tuple[Findings, ...]:
 
 
 def of(device: Device) -> tuple[Failure, ...]:
-    """The failures of this device, driver and sources. Warns of failures with others, which no longer count."""
+    """Returns the failures recorded for this device, driver and sources.
+
+    Warns if there are only failures of another driver or other sources, which no longer count.
+    """
     here, found = key_of(device), read(path_of(device))
     mine = [r for r in found if replace(r, failed=()) == here]
     if not mine and (stale := next((r for r in found if r.device == here.device and r.failed), None)):
@@ -113,7 +119,7 @@ def of(device: Device) -> tuple[Failure, ...]:
 
 
 def applied(device: Device) -> Device:
-    """The device without the kernels that failed on it; warns of these."""
+    """Returns the device without the kernels that failed on it (`left_out`), and warns of these kernels."""
     failed = of(device)
     if failed:
         text = f"plans exclude these kernels because they failed on {device.title}: {first_of([f.what for f in failed], 4)}"

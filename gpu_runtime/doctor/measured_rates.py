@@ -29,8 +29,10 @@ LARGE = 128 * 128  # outputs of a tile that may reach the rate
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The measured value (None, with the reason `why`, if not measured) and the table's value from `source`, in the same
-    unit."""
+    """A measured value and the value that plans use (`table`, from `source`), both in `unit`.
+
+    `measured` is None if it was not measured, for the reason `why`.
+    """
 
     name: str
     unit: str
@@ -41,18 +43,18 @@ class Rate:
 
     @property
     def share(self) -> float | None:
-        """The measured value divided by the table's."""
+        """The measured value divided by the table's; None if it was not measured."""
         return None if self.measured is None else self.measured / self.table
 
 
 def rate(device: Device, name: str, value: float | None, why: str = "") -> Rate:
-    """One of RATES: the measured value and the value that plans use."""
+    """Returns the rate with this name of RATES. `value`: the measured value, or None with the reason `why`."""
     unit, table, source = _table(device)[name]
     return Rate(name, unit, None if value is None else float(f"{value:.4g}"), float(f"{table:.4g}"), source, why)
 
 
 def _table(device: Device) -> dict[str, tuple[str, float, str]]:
-    """Name -> unit, the value that plans use, and its source."""
+    """Returns name -> (unit, the value that plans use, its source) for each rate of the device."""
     found = rates(device)
     share = device.mma_sync_share * found.sync_share * found.held * best_share(device, sparse=False)
     gain = found.sparse_rate * best_share(device, sparse=True) / best_share(device, sparse=False)
@@ -66,14 +68,14 @@ def _table(device: Device) -> dict[str, tuple[str, float, str]]:
 
 
 def _clock(bench: Bench) -> float:
-    """The clock between products on tensor cores."""
+    """Measures the SM clock in MHz between products on tensor cores."""
     bench.set_problem(PRODUCT)
     (clocks,) = bench.time(products(bench.gpu.device)[:1], SAMPLES)["mhz"].values()
     return statistics.median(clocks)
 
 
 def _bandwidth(bench: Bench) -> float:
-    """The bandwidth of a copy, counting bytes read and written."""
+    """Measures the bandwidth of a copy in DRAM in GB/s; bytes read and bytes written both count."""
     gpu = bench.gpu
     nbytes = min(max(COPIED * gpu.device.l2_bytes, LEAST_COPIED), MOST_COPIED)
     source, to = gpu.allocate(nbytes), gpu.allocate(nbytes)
@@ -86,7 +88,7 @@ def _bandwidth(bench: Bench) -> float:
 
 
 def _launch(bench: Bench) -> float:
-    """The time that one more small launch adds to a graph of dependent launches."""
+    """Measures the microseconds that one more small launch adds to a CUDA graph of dependent launches."""
     found: list[float] = []
 
     def timed(gpu: Gpu, run: Run, poison: Run) -> None:
@@ -99,14 +101,14 @@ def _launch(bench: Bench) -> float:
 
 
 def _product_us(bench: Bench, *, sparse: bool) -> float:
-    """The fastest large tile's median."""
+    """Measures the median microseconds of the large product with its fastest large tile, `sparse` or dense."""
     bench.set_problem(PRODUCT)
     rivals = [tactic for tactic in products(bench.gpu.device) if tactic.sparse == sparse]
     return min(map(statistics.median, bench.time(rivals, SAMPLES)["us"].values()))
 
 
 def products(device: Device) -> list[Tactic]:
-    """The tactics that may reach the tensor cores' rate."""
+    """Returns the tactics for the large product that may reach the tensor cores' rate."""
     able = [t for t in candidates(PRODUCT, device) if t.kernel in ("conv_dense", "conv_sparse24")]
     vectors = [t for t in able if {f.layout for f in (*t.ins, t.out)} == {"hwc8"} and t.gemm.split == 1 and not t.gemm.stream]
     return [t for t in vectors if t.gemm.m * t.gemm.n >= LARGE]
@@ -118,7 +120,7 @@ def _times(run: Run, count: int) -> None:
 
 
 def _nothing() -> None:
-    """Leaves the L2 as it is."""
+    """Does nothing: leaves L2 as it is, where the stopwatch takes a function to prepare each run."""
 
 
 RATES: dict[str, Callable[[Bench], float | None]] = {

@@ -16,7 +16,7 @@ VERSION = 1  # of the JSON document
 
 
 def text(found: Examination) -> str:
-    """Tables of verdicts, then the conclusion."""
+    """Returns the examination as text: tables of checks, families, failures, rates and versions, then the conclusion."""
     checks = table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
     blocks = [wrap(_head(found)), checks, _families(found), _failures(found), _rates(found), _versions(found.versions)]
     blocks.append(wrap(closing(found)))
@@ -24,7 +24,7 @@ def text(found: Examination) -> str:
 
 
 def closing(found: Examination) -> str:
-    """The conclusion from the verdicts, in a few sentences."""
+    """Returns the conclusion from the verdicts, in a few sentences."""
     families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
     if found.well and not found.no_gpu:
         kernels = "the kernel family gives" if len(families) == 1 else f"{len(families)} kernel families give"
@@ -48,7 +48,7 @@ def closing(found: Examination) -> str:
 
 
 def data(found: Examination) -> dict[str, Any]:
-    """One JSON document."""
+    """Returns the examination as one JSON object."""
     return {
         "schema": VERSION,
         "well": found.well,
@@ -126,7 +126,7 @@ def _versions(found: Mapping[str, str]) -> list[str]:
 
 
 def _names(found: Examination, status: str) -> str:
-    """The first few checks and families with this verdict."""
+    """Returns the names of the first six checks and families with this verdict, and the number of the others, as text."""
     names = [v.name for v in found.checks if v.status == status]
     names += [f.kernel for f in found.families if f.status == status]
     return first_of(names, 6)

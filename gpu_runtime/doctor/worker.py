@@ -37,13 +37,15 @@ LINKS = 32  # launches of a chain; FP16 counts so far exactly
 
 
 def graphs(gpu: Gpu) -> None:
-    """Check that a launch captured into a graph computes the same as alone. Raises Wrong."""
+    """Check that a launch captured into a CUDA graph computes the same as a launch on its own. Raises Wrong."""
     trial(gpu, SMALL, candidates(SMALL, gpu.device)[0], in_a_graph)
 
 
 def dependent_launches(gpu: Gpu) -> None:
-    """Check a chain of launches, each of which reads the previous one's output, queued at once; from sm_90 each begins before
-    the previous one has ended. Raises Wrong."""
+    """Check a chain of launches that are queued at once, each of which reads the previous one's output. Raises Wrong.
+
+    From sm_90 on each launch begins before the previous one has ended.
+    """
     tactic = candidates(COUNTED, gpu.device)[0]
     steps = launches(COUNTED, tactic)
     zeros = to_memory(np.zeros(COUNTED.out_shape, np.float16), tactic.ins[0])
@@ -65,13 +67,13 @@ CHECKS: dict[str, Callable[[Gpu], None]] = {"CUDA graphs": graphs, "dependent la
 
 
 class _Bed:
-    """The GPU or the emulator, with its prepared state."""
+    """The GPU, or the emulator, on which the doctor's requests run."""
 
     def __init__(self, device: Device):
         self.gpu = open_gpu(device)
 
     def facts(self) -> dict[str, str]:
-        """Versions that only a process with a CUDA context can read."""
+        """Returns the CUDA versions that only a process with a CUDA context can read; {} in the emulator."""
         if isinstance(self.gpu, Emulated):
             return {}
         runtime = self.gpu.cupy.cuda.runtime
@@ -96,8 +98,10 @@ class _Bed:
 
 
 def begin() -> tuple[dict[str, Any], Answer | None]:
-    """Returns (the first line: the device and facts on it, or `none` with the reason; the function that answers requests, None
-    without a GPU)."""
+    """Returns (the first line of the worker, the function that answers requests).
+
+    The line has "device" and "facts". Without a GPU it has "none", the reason, and the function is None.
+    """
     device = named(sys.argv[1]) if len(sys.argv) > 1 else None
     if device is None and (reason := why_no_gpu()):
         return {"none": reason}, None

@@ -22,7 +22,11 @@ STARS, DASHES, ARROWS = "*" * 15, "-" * 15, ">" * 15
 
 
 def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], *, exhaustive: bool) -> Iterator[str]:
-    """Blocks of lines, one per op, then the reformats. `failures`: (problem, tactic) -> why it has no time."""
+    """Yields a block of lines for each op, then one for the reformats (copies of a tensor into another format).
+
+    `failures`: (problem, tactic) -> the reason why that tactic has no time. `exhaustive`: the build timed every format,
+    --exhaustive.
+    """
     mark = "" if table.device.measured else "~"
     for op, times in zip(table.network.ops, table.times, strict=True):
         parts = (_timings(op, times, mark), _skipped(table, op, failures), _untimed(table, op, exhaustive), _choice(op, chosen))
@@ -49,7 +53,9 @@ def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
 
 
 def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
-    """Every tactic's time, by the formats of its tensors and by kernel."""
+    """Yields the lines with every tactic's time, grouped by the formats of its tensors and then by kernel. `mark`: precedes
+    each time.
+    """
     name = printable(op.name)
     combinations: dict[tuple[Format, ...], list[Tactic]] = {}
     for tactic in times:
@@ -71,7 +77,9 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
 
 
 def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
-    """What needs no time, and why."""
+    """Yields a line for each group of tactics that need no time, with the proof. `exhaustive`: tactics with the same addresses
+    were timed.
+    """
     timed = ("same_addresses",) if exhaustive else ()
     left = Counter(
         (f"{', '.join(map(str, t.ins))} -> {t.out}", reason.sentence)
@@ -97,7 +105,10 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
 
 
 def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
-    """TensorRT's form: strides of N, C, H, W in vectors, the vectorized axis with its width: Half(24200,1:8,440,8)."""
+    """Returns a format as TensorRT writes it: the strides of N, C, H, W in vectors, with the width of the vectorized axis.
+
+    For example Half(24200,1:8,440,8). `shape`: the tensor's N, C, H, W.
+    """
     s, v = strides(fmt, shape), LAYOUTS[fmt.layout].vector
     c = s.block // v if LAYOUTS[fmt.layout].blocked else 1
     row = s.pixel * shape[3]

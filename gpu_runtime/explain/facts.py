@@ -25,7 +25,10 @@ KINDS: dict[Kind, str] = {  # what each is called, in the order of the page's fi
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """`row`: of a layer with weights; `wide`: a sentence for each tensor that is FP32 since FP16 cannot hold it."""
+    """A layer of the plan with its sparsity row, None for a layer without weights.
+
+    `wide`: for each of its tensors that is FP32, a sentence on why FP16 cannot hold it.
+    """
 
     layer: Layer
     row: SparsityRow | None
@@ -43,7 +46,12 @@ class LayerFacts:
         return ins if ins == outs else f"{ins} -> {outs}"
 
     def range_us(self, sigma: float | None) -> tuple[float, float] | None:
-        """The error band of the layer's time: its kernel's, where the record has one, else by `sigma`, of all predictions."""
+        """Returns the error band (low, high) of the layer's time in microseconds, or None where it is not known or nothing is
+        launched.
+
+        It is the band of the layer's best kernel if the record has one; else `sigma`, the relative error of all predictions,
+        gives it.
+        """
         us = self.layer.time_us
         best = (self.row.best_sparse if self.layer.is_sparse else self.row.best_dense) if self.row else None
         if not self.layer.tactic:
@@ -54,13 +62,15 @@ class LayerFacts:
 
 
 def ends_of(layer: Layer) -> tuple[str, str]:
-    """The formats of the inputs, and of the outputs."""
+    """Returns (the formats of the inputs, the formats of the outputs), each as a text with commas and without repetitions."""
     ins, outs = (", ".join(dict.fromkeys(str(t.format) for t in ts)) for ts in (layer.inputs, layer.outputs))
     return ins, outs
 
 
 def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
-    """The numbers of the layers that a table shows as one row each: those of a run that compute pieces of one batch alike."""
+    """Returns, for each row of a table, the numbers of the layers that it shows: one layer, or all pieces of a batch of
+    one op.
+    """
     rows: list[list[int]] = []
     run: dict[str, list[int]] = {}
     for i, layer in enumerate(layers):
@@ -76,7 +86,7 @@ def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
 
 
 def pieces_text(record: EngineRecord) -> str:
-    """How the plan runs its batch in pieces; empty where it does not."""
+    """Returns the sentence on how the plan runs its batch in pieces; "" for a plan that does not."""
     layers, p = record.plan.layers, record.plan.solution
     parts = [row for row in layer_rows(layers) if layers[row[0]].images]
     if not parts:
@@ -96,7 +106,7 @@ def pieces_text(record: EngineRecord) -> str:
 
 
 def facts_of(record: EngineRecord) -> list[LayerFacts]:
-    """The facts of every layer, in execution order."""
+    """Returns the facts of every layer, in execution order."""
     plan = record.plan
     rows = {row.layer: row for row in plan.sparsity.rows}
     known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}

@@ -34,7 +34,7 @@ def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str
 
 
 def ms_of(us: float) -> float:
-    """Milliseconds, as in TensorRT's files."""
+    """Returns microseconds in milliseconds, the unit of TensorRT's files."""
     return round(us * 1e-3, 9)
 
 
@@ -43,12 +43,15 @@ def ratio_text(ratio: float) -> str:
 
 
 def chance_text(p: float) -> str:
-    """A probability, rounded down, so that it never looks larger than the word for it allows."""
+    """Writes a probability in percent, rounded down, so that it never looks larger than the word for it (`sure`) allows."""
     return f"{math.floor(round(100 * p, 2))} %"
 
 
 def span_text(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """The least and the greatest known value: "2 to 3", or "2" where they are written alike."""
+    """Writes the smallest and the largest known value as "2 to 3", or as "2" if `write` gives the same text for both.
+
+    `values`: None for an unknown one; "?" if all are unknown.
+    """
     known = [v for v in values if v is not None]
     ends = dict.fromkeys((write(min(known)), write(max(known)))) if known else ("?",)
     return " to ".join(ends)
@@ -59,8 +62,10 @@ def times_are(timing: Timing) -> str:
 
 
 def summing(total: float, parts: Sequence[float]) -> list[float]:
-    """The parts in hundredths, each the one below it or above, so that as shown they add up to the total as it is shown; where
-    they do not add up to it at all, each for itself."""
+    """Rounds each part to hundredths, down or up, so that the rounded parts add up to the rounded total.
+
+    If the parts do not add up to the total in the first place, each is rounded to the nearest hundredth.
+    """
     below = [math.floor(100 * part) for part in parts]
     missing = round(100 * round(total, 2)) - sum(below)
     if not 0 <= missing <= len(parts):
@@ -70,12 +75,12 @@ def summing(total: float, parts: Sequence[float]) -> list[float]:
 
 
 def tactic_text(tactic: Tactic | None) -> str:
-    """A tactic's name without the formats at its end: tables have a column for them."""
+    """Returns a tactic's name without the formats at its end, because tables have a column for these; "-" for None."""
     return tactic.runner if tactic else "-"
 
 
 def tactic_value(name: str) -> str:
-    """The number that stands for a tactic's name, as TensorRT has one."""
+    """Returns a hexadecimal number derived from a tactic's name: TensorRT identifies tactics by numbers."""
     return "0x" + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
@@ -83,17 +88,19 @@ def tactic_value(name: str) -> str:
 
 
 def sure(p: float) -> str:
-    """The word for a kernel that is the faster one with this probability."""
+    """Returns the word ("sure", for example) for a kernel that is the faster one with probability `p`."""
     return next((word for word, least in SURE if p >= least), SURE[-1][0])
 
 
 def sureness(row: SparsityRow) -> str:
-    """How sure a sparse pick is: of predictions only, else empty."""
+    """Returns the word for how sure a sparse layer's choice is; "" for a layer that is not sparse, and for measured times."""
     return sure(row.p_sparse_faster) if row.verdict == "sparse" and row.p_sparse_faster is not None else ""
 
 
 def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
-    """Word -> the layers that run sparse so surely; nothing where times are measured, or no layer runs sparse."""
+    """Returns word -> the number of layers that run sparse and are this sure; {} if times are measured or no layer runs
+    sparse.
+    """
     words = [sureness(row) for row in sparsity.rows for _ in row.layers if row.verdict == "sparse"]
     return {word: words.count(word) for word, _ in SURE} if any(words) else {}
 
@@ -103,8 +110,12 @@ def sureness_text(sparsity: SparsityRecord) -> str:
 
 
 def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> str:
-    """What is proven of the plan, or of another one of the engine with this `status`. Where times are predicted, a sparse
-    kernel costs more than its time by what its doubt is worth."""
+    """Returns the sentence on what is proven of a plan: that no other has a smaller sum of times, or how near it is, or
+    neither.
+
+    `status`: the planner's status of another plan of the same engine (what_if); None: the engine's own plan. For predicted
+    times the sum includes a premium for each sparse kernel, the price of its doubt.
+    """
     if status is None and plan.solution.rivals.own_us is not None:
         return f"one tactic per layer for all batches, {plan.solution.status} the least sum of their times"
     tuned = plan.solution.tuned
@@ -126,7 +137,9 @@ def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> s
 
 
 def held_text(device: Device) -> str:
-    """For a card with a tight power limit, the clock that predictions of tensor work assume; else an empty text."""
+    """Returns the sentence on the clock that predictions of tensor work assume on a card with a tight power limit; "" for other
+    cards.
+    """
     low, high = rates(device).sustained
     share = f"{100 * low:.0f} to {100 * high:.0f} % of the boost clock"
     return "" if low == high else f"tensor work is predicted at {share}, because of the power limit"
@@ -136,15 +149,17 @@ def held_text(device: Device) -> str:
 
 
 def whose_text(record: Explained) -> str:
-    """Whose plan it is."""
+    """Returns the words that identify a plan: model, batch, device, --sparsity mode and the origin of its times."""
     device, mode = record.device, record.sparsity.mode
     where = f"{record.model.name} at batch {record.batch} for {device.title} ({device.sm})"
     return f"{where}, --sparsity={mode}; {times_are(record.timing)}"
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
-    """How many layers could and do run sparse, and how sure that is. A layer is a node of the model, whatever it is launched
-    with."""
+    """Returns the sentence on how many layers can run sparse, how many do, and how sure that choice is.
+
+    A layer is a node of the model, even if one launch computes several of them.
+    """
     every, able, picked = len(sparsity.layers), len(sparsity.eligible), len(sparsity.picked)
     if not able:
         return f"none of {every} layers with weights is eligible for 2:4, so the plan is dense"
@@ -154,7 +169,9 @@ def counts_text(sparsity: SparsityRecord) -> str:
 
 
 def dense_text(record: Explained) -> str:
-    """What the plan would take without sparse kernels, and what these save; empty where no layer could run sparse."""
+    """Returns the sentence on the plan's time without sparse kernels and on what these save; "" where no layer could run
+    sparse.
+    """
     total, dense = record.solution.total_us, record.solution.rivals.all_dense_us
     if not record.sparsity.eligible or dense is None or record.sparsity.mode == "disable":
         return ""
@@ -164,19 +181,19 @@ def dense_text(record: Explained) -> str:
 
 
 def dense_us(record: Explained) -> float:
-    """Without sparse kernels; the plan's own time, where none was looked for."""
+    """Returns the microseconds of the fastest plan without sparse kernels; the plan's own time if no such plan was made."""
     dense = record.solution.rivals.all_dense_us
     return record.solution.total_us if dense is None else dense
 
 
 def fastest_dense_us(record: Explained) -> float:
-    """Of our dense plan, and the estimate of a library's."""
+    """Returns the microseconds of the fastest dense plan: ours, or the estimate with a library's kernels where that is less."""
     library = record.solution.rivals.library
     return min(dense_us(record), library.us) if library else dense_us(record)
 
 
 def library_text(record: Explained) -> str:
-    """The estimate of the dense plan, and of the 2:4 plan, with a library's kernels; empty where there is none."""
+    """Returns the sentence on the estimated plans, dense and 2:4, with a library's kernels; "" without such an estimate."""
     found = record.solution.rivals.library
     if found is None:
         return ""
@@ -192,7 +209,10 @@ def library_text(record: Explained) -> str:
 
 
 def rates_text(plans: Sequence[Explained]) -> str:
-    """The error of a library's times on the device of these plans, and where its rates come from; empty without times."""
+    """Returns the sentence on the error of a library's estimated times, and on their source; "" if no plan has such times.
+
+    `plans`: all of one device.
+    """
     found = [library for p in plans if (library := p.solution.rivals.library)]
     if not found:
         return ""
@@ -208,8 +228,10 @@ def _gains(ratio: float) -> str:
 
 
 def gain_text(record: Explained) -> str:
-    """What 2:4 gains against the fastest dense plan known, ours or a library's; empty where no layer could be sparse or no
-    dense plan was looked for."""
+    """Returns the sentence on what 2:4 gains over the fastest dense plan known, ours or a library's.
+
+    "" if no layer could be sparse, or no dense plan was made.
+    """
     total, rivals = record.solution.total_us, record.solution.rivals
     dense, library = rivals.all_dense_us, rivals.library
     if not record.sparsity.eligible or record.sparsity.mode == "disable" or not dense or not total:
@@ -229,7 +251,10 @@ def gain_text(record: Explained) -> str:
 
 
 def range_text(record: Explained) -> str:
-    """Where what sparse kernels save together lies, given the errors of predictions; empty where times are measured."""
+    """Returns the words for the range of the time that all sparse kernels save together, given the errors of predictions.
+
+    "" where times are measured.
+    """
     span = record.sparsity.summary.saved_range_us if record.sparsity.summary else None
     if not span:
         return ""
@@ -238,7 +263,7 @@ def range_text(record: Explained) -> str:
 
 
 def ceiling_text(record: Explained) -> str:
-    """The most that there could be; empty where that is not known."""
+    """Returns the words for the upper limit of the gain by 2:4; "" where it is not known."""
     dense = record.solution.rivals.all_dense_us
     ceiling = record.sparsity.summary.ceiling_us if record.sparsity.summary else None
     if not record.sparsity.eligible or ceiling is None or not dense:
@@ -248,7 +273,7 @@ def ceiling_text(record: Explained) -> str:
 
 
 def pruned_text(sparsity: SparsityRecord) -> str:
-    """What --sparsity=force did to the weights."""
+    """Returns the sentence on the weights that --sparsity=force changed."""
     if not sparsity.pruned:
         return "--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"
     energy = sparsity.pruned_energy
@@ -259,8 +284,9 @@ def pruned_text(sparsity: SparsityRecord) -> str:
 
 
 def network_lines(record: Explained) -> list[str]:
-    """The network in a few sentences: what 2:4 gains, eligible and picked layers, the time saved, the most that could be saved,
-    and a library's times."""
+    """Returns the network's summary, wrapped into lines: the gain by 2:4, eligible and picked layers, the time saved, the upper
+    limit of that, and a library's times.
+    """
     gain, library = gain_text(record), library_text(record)
     text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
     own = record.solution.rivals.own_us
@@ -278,7 +304,9 @@ def network_lines(record: Explained) -> list[str]:
 
 
 def pruned_outlook(record: Explained) -> Outlook | None:
-    """The predicted plan with pruned weights; None where there is none."""
+    """Returns the predicted plan of the network with all weights pruned to 2:4, as an Outlook; None if no such plan was
+    made.
+    """
     found = record.if_pruned
     if found is None:
         return None
@@ -291,16 +319,19 @@ def pruned_outlook(record: Explained) -> Outlook | None:
 
 
 def pruned_savings(found: IfPruned) -> list[tuple[SparsityRow, float]]:
-    """The layers that would run sparse, with the microseconds that the pruned plan would lose if each were dense; the most
-    first.
+    """Returns (row, microseconds) for each layer that the pruned plan runs sparse, the largest first.
+
+    The microseconds are the time that the pruned plan would lose with this layer dense.
     """
     rows = [(row, max(row.other_cost_us or 0.0, 0.0)) for row in found.sparsity.rows if row.verdict == "sparse"]
     return sorted(rows, key=lambda pair: -pair[1])
 
 
 def pruned_costs(record: Explained) -> dict[str, float]:
-    """Layer -> the microseconds that the pruned plan takes more with its sparse kernels than with its dense ones, negative
-    where it runs sparse; of layers whose weights are not 2:4.
+    """Returns layer -> microseconds, for layers whose weights are not 2:4: the pruned plan's time with a sparse kernel in this
+    layer minus its time with a dense one.
+
+    It is negative where the pruned plan runs the layer sparse.
     """
     found = record.if_pruned
     rows = found.sparsity.rows if found else ()
@@ -309,8 +340,10 @@ def pruned_costs(record: Explained) -> dict[str, float]:
 
 
 def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
-    """How much faster the pruned plan is: than the plan as it is, and than dense kernels of a library, None if not known. A
-    file that anyone may have made can say that it takes no time.
+    """Returns two ratios: the time of the plan as it is / the pruned plan's, and a library's dense time / the pruned plan's.
+
+    The second is None if the library's time is not known. A record from an untrusted file may say that the pruned plan takes
+    no time: then (1.0, None).
     """
     total, library = found.solution.total_us, found.solution.rivals.library
     if not total:
@@ -319,7 +352,9 @@ def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
 
 
 def pruning_text(record: Explained) -> str:
-    """What pruning would gain, in which layers, and the command; "" where no weights could become 2:4."""
+    """Returns the sentences on the gain by pruning, the layers that it comes from, and the command; "" if no weights could
+    become 2:4.
+    """
     found = record.if_pruned
     if found is None:
         return ""
@@ -340,7 +375,7 @@ def pruning_text(record: Explained) -> str:
 
 
 def _where(found: IfPruned) -> str:
-    """The layers in which most of the gain is."""
+    """Returns the words for the layers in which most of the gain lies."""
     rows = pruned_savings(found)
     names = ", ".join(" + ".join(row.layers) for row, _ in rows[:MOST_NAMED])
     first, whole = (sum(us for _, us in of) for of in (rows[:MOST_NAMED], rows))
@@ -348,7 +383,7 @@ def _where(found: IfPruned) -> str:
 
 
 def _prune_command(record: Explained) -> str:
-    """The command that prunes the layers that would run sparse, as a shell takes it."""
+    """Returns the shell command that prunes the layers that would run sparse."""
     name = printable(record.model.name)
     words = ["gpu-runtime", "prune", f"{name}.onnx", "-o", f"{name}_24.onnx", "--layers=auto"]
     if not record.device.measured:

@@ -16,7 +16,11 @@ Of = TypeVar("Of")  # what a group of launches has in common
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One launch: `us` in the plan, `floor_us` and the `bound` of that floor (tactics.roofline.least_us)."""
+    """One launch: the layer, its problem and tactic, its time `us` in the plan, and `floor_us`, the least time at the GPU's
+    peak rates.
+
+    `bound`: the resource that limits this floor (tactics.roofline.least_us).
+    """
 
     layer: str
     type: str
@@ -40,7 +44,7 @@ class Gap:
 
 
 def gaps(record: EngineRecord) -> tuple[Gap, ...]:
-    """Of all launches, in the order of execution."""
+    """Returns a Gap for each launch of the plan, in the order of execution."""
     found = []
     for layer in record.plan.layers:
         if layer.problem is not None and layer.tactic is not None:
@@ -52,7 +56,7 @@ def gaps(record: EngineRecord) -> tuple[Gap, ...]:
 
 
 def text(record: EngineRecord) -> str:
-    """Two tables, and how many launches are far from their floors."""
+    """Returns the report: a table of kinds of layers, a table of the launches farthest above their floors, and their number."""
     found, timing = gaps(record), record.timing
     total, floor = sum(g.us for g in found), sum(g.floor_us for g in found)
     head = (
@@ -72,7 +76,7 @@ def text(record: EngineRecord) -> str:
 
 
 def alike(found: Sequence[Gap]) -> list[list[Gap]]:
-    """Launches of one kernel with one time and floor together, the farthest above their floors first."""
+    """Groups launches with the same kernel, time and floor; the groups that are farthest above their floors come first."""
     return [*_grouped(found, lambda g: (g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2))).values()]
 
 
@@ -86,7 +90,7 @@ def _numbers(of: Sequence[Gap], timing: Timing) -> list[str]:
 
 
 def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
-    """The kinds that are farthest above their floors first."""
+    """Returns kind of layer -> its launches; the kinds that are farthest above their floors in total come first."""
     return _grouped(found, lambda g: g.type)
 
 
@@ -98,6 +102,11 @@ def _grouped(found: Sequence[Gap], key: Callable[[Gap], Of]) -> dict[Of, list[Ga
 
 
 def data(record: EngineRecord) -> dict[str, Any]:
-    """As JSON: every launch."""
+    """Returns the gaps for JSON: "schema_version", "device" (its name), "timing" (the label of the times' origin) and
+    "launches".
+
+    "launches" has a dict per launch, in the order of execution: the fields of Gap (times in microseconds), and "far",
+    whether the launch takes more than FAR times its floor and more than LONG_US.
+    """
     rows = [asdict(g) | {"far": g.is_far} for g in gaps(record)]
     return {"schema_version": 1, "device": record.device.name, "timing": record.timing.label, "launches": rows}

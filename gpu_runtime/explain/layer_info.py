@@ -39,7 +39,10 @@ TRT_ACTIVATIONS = {"none": "NONE", "relu": "RELU"}
 
 
 def layer_info(record: EngineRecord) -> dict[str, object]:
-    """TensorRT's detailed layer information: 10.x keys and 11.x keys side by side, our own facts as extra scalars."""
+    """Returns TensorRT's detailed layer information as a JSON object, with the keys of TensorRT 10 and 11 and our own facts.
+
+    Our own facts are extra scalars of the layers and of the object.
+    """
     plan = record.plan
     bindings = [(t, "Input") for t in plan.inputs] + [(t, "Output") for t in plan.outputs]
     return {
@@ -58,7 +61,11 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
 
 
 def limited(info: dict[str, object], verbosity: str) -> dict[str, object]:
-    """Layer information as --profilingVerbosity asks for it: detailed, layer_names_only or none."""
+    """Returns the part of the layer information that `verbosity` of --profilingVerbosity keeps.
+
+    "detailed": all of it; "layer_names_only": names of layers and bindings; "none": an empty list of layers, and the
+    bindings.
+    """
     layers: Any = info["Layers"] if verbosity == "layer_names_only" else ()
     return info if verbosity == "detailed" else {"Layers": [layer["Name"] for layer in layers], "Bindings": info["Bindings"]}
 
@@ -90,17 +97,17 @@ def _network_keys(plan: PlanRecord) -> Keys:
 
 
 def camel(word: str) -> str:
-    """A word, or a field, as a key has it."""
+    """Returns the name of a field as a JSON key in CamelCase: "best_dense" becomes "BestDense"."""
     return word.replace("_", "-").title().replace("-", "")
 
 
 def _known(keys: Mapping[str, object]) -> Keys:
-    """The keys that have a value."""
+    """Returns the keys whose value is not None."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def layer_info_list(record: EngineRecord) -> list[Keys]:
-    """The list of layers alone, in execution order, reformats and NoOps included."""
+    """Returns a JSON object for each layer, in execution order, including reformats and layers that launch nothing (NoOp)."""
     layers = []
     for name, facts in zip(_layer_names(record.plan), facts_of(record), strict=True):
         layer = facts.layer
@@ -127,11 +134,12 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
 
 
 def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> list[Keys]:
-    """trtexec's exported profile: {"count": iterations, "batch": images}, then five keys per layer in layer order, times in ms.
+    """Returns trtexec's exported profile: {"count": iterations, "batch": images}, then an object per layer with times in ms.
 
-    `times_us[iteration][layer]`: measured times; without them the plan's own, one iteration, and if those are
-    predictions the first record says `"predicted": true` (tools that take only measurements refuse it, rightly).
-    Raises ValueError unless there is at least one iteration and each has a time for every layer.
+    The objects have five keys and are in layer order. `times_us[iteration][layer]`: measured times; None: the plan's own
+    times as one iteration. If those are predictions the first object has `"predicted": true`, because tools that take only
+    measurements must refuse it. Raises ValueError unless there is at least one iteration and each has a time for every
+    layer.
     """
     layers = record.plan.layers
     runs = [[layer.time_us for layer in layers]] if times_us is None else [list(run) for run in times_us]
@@ -184,7 +192,7 @@ def _layer_type(layer: Layer) -> str:
 
 
 def _parameters(layer: Layer, timing: Timing) -> Keys:
-    """TensorRT's parameters of a launched layer, and our own of those that TensorRT has not."""
+    """Returns the JSON keys for a launched layer's parameters: TensorRT's own keys, and ours where TensorRT has none."""
     p: Any = layer.problem
     if p and p.PARTS and isinstance(chain := p.parts[-1], PointwiseProblem):
         stages = _pointwise(chain, len(chain.tensors))
@@ -240,7 +248,10 @@ def _pointwise(p: PointwiseProblem, num_inputs: int) -> Keys:
 
 
 def _expression(i: int, stage: str, args: list[str]) -> str:
-    """A stage such as clip(0,6) or add(t1) as one of TensorRT's operations, over what the one before it computed."""
+    """Returns operation i of a pointwise kernel as TensorRT writes it, a C++ line that defines var`i` from var`i - 1`.
+
+    `stage`: such as clip(0,6) or add(t1); `args`: the names of the kernel's inputs, t0 first.
+    """
     op, _, inside = stage.rstrip(")").partition("(")
     before = f"var{i - 1}" if i else args[0]
     inside = dict(zip((f"t{k}" for k in range(len(args))), args, strict=True)).get(inside, inside)
@@ -248,7 +259,9 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
 
 
 def _conv(layer: Layer, p: Any) -> Keys:
-    """Two convolutions in one launch read as the first one does and write as the second one does."""
+    """Returns the keys of a convolution. For two convolutions in one launch: input sizes of the first, output sizes of the
+    second.
+    """
     reads = p.parts[0]
     act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
     return {
@@ -279,7 +292,11 @@ def _conv(layer: Layer, p: Any) -> Keys:
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:
-    """Top, left, bottom, right. Of a transposed one: what is cut at the end; an output padding counts against it."""
+    """Returns the padding (top, left, bottom, right). For a transposed convolution: the pixels cut from the output on each
+    side.
+
+    The output padding of a transposed convolution reduces the last two.
+    """
     if isinstance(p, ConvProblem):
         return p.pad
     ends = zip((p.h, p.w), p.stride, (p.r, p.s), p.dilation, p.pad, p.out, strict=True)
@@ -292,7 +309,7 @@ def _padding(pad: Sequence[int]) -> Keys:
 
 
 def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys:
-    """The sparsity row as scalars, the keys without a value left out."""
+    """Returns the layer's sparsity row as scalars with JSON keys; keys without a value are left out."""
     keys: dict[str, object] = {
         "SparsityLayers": len(row.layers),
         "SparsityEligibleLayers": len(row.able),
@@ -327,7 +344,10 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
 
 
 def _scalars(prefix: str, found: KernelTime | OtherChoice | LibraryKernel | Floor | None) -> Keys:
-    """The fields of a record that differ from their defaults: times in milliseconds, both formats as one text."""
+    """Returns the fields of a record that differ from their defaults, as JSON keys that begin with `prefix`; {} for None.
+
+    Times become milliseconds, and the input's and output's format one text.
+    """
     keys: Keys = {}
     for field in fields(found) if found else ():
         name, value = field.name, getattr(found, field.name)
@@ -379,14 +399,16 @@ def _io_tensor(t: Bound, mode: str) -> Keys:
 
 
 def _clean(name: str) -> str:
-    """A name that graph viewers can draw: without markup, control characters and TensorRT's shape-profile suffix."""
+    """Returns a name that graph viewers can draw: without markup, control characters and TensorRT's suffix for a shape
+    profile.
+    """
     name = re.sub(r"\[profile +(\d+)\]", r"(profile \1)", name)
     name = name.translate(str.maketrans("<>&|", "()+/"))
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _layer_names(plan: PlanRecord) -> list[str]:
-    """The layers' names, drawable and unique: the same in layer information and profile."""
+    """Returns a drawable, unique name for each layer; layer information and profile use the same names."""
     names: list[str] = []
     seen: set[str] = set()
     for layer in plan.layers:
@@ -401,8 +423,10 @@ def _layer_names(plan: PlanRecord) -> list[str]:
 
 
 def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """A profile as trtexec's --dumpProfile prints it; in microseconds where no layer takes a millisecond, whose decimals would
-    show little."""
+    """Returns a profile (see `profile`) as the text that trtexec's --dumpProfile prints.
+
+    Times are in microseconds if every layer takes less than a millisecond, because four decimals of ms would show little.
+    """
     head, layers = records[0], records[1:]
     mark = " predicted times, nothing was run" if head.get("predicted") else ""
     unit, scale, digits = ("us", 1000, 2) if all(r["averageMs"] < 1 for r in layers) else ("ms", 1, 4)

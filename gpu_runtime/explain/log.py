@@ -40,8 +40,11 @@ def most_lines(record: EngineRecord) -> int:
 
 
 def log_text(record: EngineRecord, width: int, most: int) -> str:
-    """At most `most` lines of `width` columns, but for TensorRT's two, each whole for programs that read them; facts are cut
-    where eligible layers' names need the room."""
+    """Returns the log of a build: at most `most` lines of at most `width` columns.
+
+    TensorRT's two lines are longer and whole, because programs read them. Facts are shortened where the names of eligible
+    layers need their room.
+    """
     sparsity = record.sparsity
     head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else wrap(pruning_text(record), width)[:VERDICT]
     head = list(filter(None, head))
@@ -63,8 +66,11 @@ def log_text(record: EngineRecord, width: int, most: int) -> str:
 
 
 def planning_lines(device: Device, width: int, count: int | None, is_default: bool) -> list[str]:
-    """The first lines of a build: for which device, and where its times come from. `count`: of the GPUs of a cluster that time
-    tactics, if one does; `is_default`: nobody named the device."""
+    """Returns the first lines of a build: the device that is planned for, and the source of its times.
+
+    `count`: the number of GPUs of a Ray cluster that time tactics, None without a cluster; `is_default`: the user named no
+    device.
+    """
     where = f"Planning for {device.title} ({device.sm})"
     if device.measured:
         return wrap(f"{where}, timing on {'it' if count is None else f'{count} of them in a Ray cluster'}", width)
@@ -74,7 +80,10 @@ def planning_lines(device: Device, width: int, count: int | None, is_default: bo
 
 
 def written_lines(record: EngineRecord, width: int, name: str | None, nbytes: int) -> list[str]:
-    """The last lines of a build: the engine's file, if one was written, and what says more."""
+    """Returns the last lines of a build: the engine's file and size, and the command that explains it.
+
+    `name`: the file, None if no engine was written; `nbytes`: its size.
+    """
     if name is None:
         return ["No engine was written: give -o FILE to write one"]
     total = f"{us_text(record.solution.total_us, record.timing)}, {record.timing.label}"
@@ -85,7 +94,11 @@ def written_lines(record: EngineRecord, width: int, name: str | None, nbytes: in
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A head and names, as `write` writes them. `rank`: of two rows that need more room, the lower gets it."""
+    """A row of the log: a head and the names of layers, which `write` turns into shorter texts.
+
+    `rank`: if several rows need more lines than there are, the one with the lowest rank gets them; `indent`: columns before
+    the second and later lines.
+    """
 
     head: str
     names: Sequence[str]
@@ -97,12 +110,15 @@ class _Row:
         return packed(self.head, texts, width, self.indent)
 
     def need(self, width: int) -> int:
-        """Lines with all names."""
+        """Returns the number of lines that show all names."""
         return len(self.lines(width, self.write(self.names)))
 
 
 def _allotted(rows: Sequence[_Row], width: int, total: int) -> list[int]:
-    """Lines of each: one, and then what it needs by rank; of equal rank, rows that need little get it all, others the same."""
+    """Returns the number of lines for each row, `total` in all: one line each, then more by rank.
+
+    Among rows of one rank, those that need few lines get all of them, and the others share the rest equally.
+    """
     needs = [row.need(width) for row in rows]
     given = [1] * len(rows)
     for i in sorted(range(len(rows)), key=lambda i: (rows[i].rank, needs[i])):
@@ -112,7 +128,7 @@ def _allotted(rows: Sequence[_Row], width: int, total: int) -> list[int]:
 
 
 def _listed(row: _Row, width: int, most: int) -> list[str]:
-    """Its lines, at most `most`: as many names as fit, and how many more there are."""
+    """Returns a row's lines, at most `most`: as many names as fit, then the count of further names."""
     texts = fitting(row.names, lambda texts: len(row.lines(width, texts)) <= most, row.write)
     lines = row.lines(width, texts)
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 4]} ..."]
@@ -122,7 +138,9 @@ def _listed(row: _Row, width: int, most: int) -> list[str]:
 
 
 def _grouped(record: EngineRecord) -> list[_Row]:
-    """A row for each verdict and reason; several by how sure picks are, and for weights of merged branches."""
+    """Returns a row for each verdict and reason; one reason has several rows by how sure the picks are, and for merged
+    branches.
+    """
     verdicts, reasons, words = ("sparse", "dense", "not_eligible"), [*REASONS], ["", *dict(SURE)]
     groups: dict[tuple[int, int, int, bool], list[SparsityRow]] = {}
     for row in record.sparsity.rows:

@@ -18,14 +18,21 @@ MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON h
 
 @bounded
 def model_info(path: str | os.PathLike) -> ModelInfo:
-    """Read the model, and try all stages before planning. Raises ModelError only where the file is not an ONNX model."""
+    """Read an ONNX model, try all stages before planning, and return its contents and the problem that prevents an engine, if
+    any.
+
+    Raises ModelError only if the file is not an ONNX model.
+    """
     info = describe(Path(path))
     layers, problem = _tried(Path(path), info.shapes)
     return replace(info, layers=layers, problem=problem)
 
 
 def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:
-    """(layers once it is fused and lowered, why it cannot be)."""
+    """Returns (the number of layers of the lowered and fused network, ""), or (0, the reason why the model cannot be lowered).
+
+    `shapes`: input -> shape.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an open batch: it is shown
@@ -35,7 +42,7 @@ def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]
 
 
 def text(info: ModelInfo) -> str:
-    """As `gpu-runtime inspect MODEL` prints it."""
+    """Returns the text that `gpu-runtime inspect MODEL` prints."""
     made = f", made by {info.producer}" if info.producer else ""
     opsets = ", ".join(f"{'opset' if d == 'ai.onnx' else d} {v}" for d, v in info.opsets.items())
     count = f"{info.weights / 1e6:.2f} M" if info.weights >= 100_000 else str(info.weights)

@@ -24,7 +24,10 @@ LONG = 300  # characters of a name that is compared with no other one
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-    """The names, in order, those that differ in one number or word written once, as a shell's braces have it."""
+    """Returns fewer names: names that differ in one number or word only become one, with both values in a shell's braces.
+
+    The order is that of the first names; layer1.conv and layer2.conv become layer{1,2}.conv.
+    """
     found: dict[object, list[Parts]] = {}  # by what the names have in common: all but numbers and words
     for name in dict.fromkeys(names):
         alone = len(name) > LONG or re.search(r"[{}]|\.\.", name)
@@ -35,7 +38,7 @@ def grouped(names: Iterable[str]) -> list[str]:
 
 
 def _merged(names: list[Parts]) -> list[Parts]:
-    """Names that differ in one part only become one with both of its values, as long as there are such."""
+    """Merges names, split into parts with a tuple of values each, that differ in one part, until no two of them do."""
     before, vary = None, [i for i in reversed(range(len(names[0]))) if len({parts[i] for parts in names}) > 1]
     while before != len(names):
         before = len(names)
@@ -49,7 +52,7 @@ def _merged(names: list[Parts]) -> list[Parts]:
 
 
 def _braced(values: tuple[str, ...]) -> str:
-    """One value as it is, several in braces, three consecutive numbers or more as `1..3`."""
+    """Writes the values of one part: a single one as it is, several in braces, three or more consecutive numbers as `1..3`."""
     if len(values) == 1:
         return values[0]
     if not all(v.isdecimal() and str(int(v)) == v for v in values):
@@ -65,7 +68,10 @@ def _braced(values: tuple[str, ...]) -> str:
 def fitting(
     names: Sequence[str], fits: Callable[[list[str]], bool], write: Callable[[Sequence[str]], list[str]] = grouped
 ) -> list[str]:
-    """`write` applied to as many of the first names as fit, and how many more there are."""
+    """Returns `write` applied to as many of the first names as `fits` accepts, followed by the number of names left out.
+
+    `fits`: whether these texts have room. If all names fit, no number follows.
+    """
     whole = write(names)
     if fits(whole):
         return whole
@@ -81,8 +87,11 @@ def _and_more(texts: list[str], more: int) -> list[str]:
 
 
 def packed(head: str, texts: Sequence[str], width: int, indent: int) -> list[str]:
-    """A paragraph: the head, then the texts with commas. Lines after the first are indented, and end behind a comma; within a
-    text that is longer than a line, behind what separates words."""
+    """Returns the lines of a paragraph: the head, then the texts with commas, in at most `width` columns.
+
+    Lines after the first begin with `indent` spaces. A line ends after a comma; a text longer than a line is cut after a
+    character that separates words.
+    """
     lines = textwrap.wrap(head, width, subsequent_indent=" " * indent, break_on_hyphens=False)
     room = width - indent
     pieces = re.findall(r"[^,]+(?:, ?)?|, ?", ", ".join(map(printable, texts)))
@@ -96,7 +105,7 @@ def packed(head: str, texts: Sequence[str], width: int, indent: int) -> list[str
 
 
 def _words(text: str, room: int) -> list[str]:
-    """A text in parts of at most `room` characters, cut behind separators where there are such."""
+    """Cuts a text into parts of at most `room` characters, after one of / . _ or a space where possible."""
     return [part for word in re.findall(r"[^/._ ]*[/._ ]*", text) for part in re.findall(f".{{1,{room}}}", word)]
 
 
@@ -104,8 +113,10 @@ def _words(text: str, room: int) -> list[str]:
 
 
 def others_of(plan: PlanRecord) -> Callable[[str, Iterable[str]], list[str]]:
-    """Names by which users may know a layer besides its own: its ONNX nodes, and its weight's. The function takes the name of
-    a row, and of the layers in it."""
+    """Returns a function (name of a row, names of its layers) -> further names by which users may know these layers.
+
+    These are the names of their ONNX nodes and of their weights ("conv1.weight").
+    """
     nodes = {layer.layer or layer.op_name: layer.nodes for layer in plan.layers}
     return lambda name, layers: [*nodes.get(name, ()), *(f"{layer}.weight" for layer in (name, *layers))]
 
@@ -117,9 +128,12 @@ def matching(
     what: str,
     others: Callable[[Row], Iterable[str]] = lambda _: (),
 ) -> list[Row]:
-    """The rows that have this name, or one that the pattern `wanted` fits (`layer3.*`, `conv[12]`, `layer{1..3}/conv`), or else
-    the only one with a name that it is part of. `names`: of a row; `others`: which no message proposes. Raises ValueError where
-    there is none, or are several; `what`: none of which it is."""
+    """Returns the rows that `wanted` names: by a name, else by a pattern, else as a part of the names of a single row.
+
+    Patterns are a shell's (`layer3.*`, `conv[12]`) with braces (`layer{1..3}/conv`). `names`: gives a row's names; `others`:
+    gives further names, which messages do not propose. `what`: the kind of thing that is named, for messages. Raises
+    ValueError if no row fits, or if `wanted` is a part of several rows' names.
+    """
     known = [(row, tuple(names(row))) for row in rows]
     for called in (known, [(row, tuple(others(row))) for row in rows]):
         for fits in (wanted.__eq__, _fits(wanted)):
@@ -140,7 +154,9 @@ def matching(
 
 
 def _fits(text: str) -> Callable[[str], bool]:
-    """Whether a name fits a shell's pattern, which may have braces as `grouped` writes them."""
+    """Returns a function that says whether a name fits the pattern `text`: a shell's pattern, with braces as `grouped` writes
+    them.
+    """
     pieces = [_values(part) if i % 2 else [part] for i, part in enumerate(BRACES.split(text))]
     patterns = ["".join(p) for p in product(*pieces)] if math.prod(map(len, pieces)) <= MOST_PATTERNS else [text]
     plain = {p for p in patterns if not re.search(r"[*?[]", p)}
@@ -149,7 +165,7 @@ def _fits(text: str) -> Callable[[str], bool]:
 
 
 def _values(text: str) -> list[str]:
-    """What stands in braces: `1..3,7` is 1, 2, 3 and 7."""
+    """Returns the values that stand in braces: `1..3,7` gives 1, 2, 3 and 7, as texts."""
     values: list[str] = []
     for item in text.split(","):
         ends = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", item)

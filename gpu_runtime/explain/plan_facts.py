@@ -17,7 +17,11 @@ Most = int | None  # names or tensors that a fact lists; None for all
 
 
 def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> list[tuple[str, str]]:
-    """(key, printable text) of those facts that the plan has; further paragraphs of a fact have no key."""
+    """Returns (key, printable text) for those of the asked facts (`keys` of FACTS) that the plan has.
+
+    A fact of several paragraphs has its key at the first one and "" at the others. `most`: the largest number of items in a
+    list; None: all.
+    """
     found = [(key, FACTS[key](record, most)) for key in keys]
     texts = [(key, [text] if isinstance(text, str) else text) for key, text in found]
     return [(key * (not i), printable(text)) for key, several in texts for i, text in enumerate(several) if text]
@@ -134,7 +138,9 @@ def _overflow(record: EngineRecord, most: Most) -> str:
 
 
 def _compared(record: EngineRecord, most: Most) -> str:
-    """The plan's errors; of a short list only what is wrong."""
+    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only what is
+    wrong.
+    """
     found = record.plan.range.compared if record.plan.range else None
     if found is None or (most and not (found.skipped or found.far)):
         return ""

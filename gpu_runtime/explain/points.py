@@ -12,9 +12,13 @@ from tactics.launches import section_bytes
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A plan of an engine: its `batch` runs `first` to `batch` images of those `inputs`; `weight_bytes`: of its sections, of
-    which `own_bytes` no other plan reads, None of other kernel sources, which alone know; `own_us`: the time without
-    --batchInvariant."""
+    """One plan of an engine, with the inputs that it runs.
+
+    `inputs`: their shapes in words; `first` to `batch`: the numbers of images that this plan runs; `us` and `us_per_image`:
+    its time for `batch` images; `own_us`: the time of a plan without --batchInvariant, None if there is no other.
+    `weight_bytes`: bytes of the weights that it reads, `own_bytes`: of those that no other plan reads; None if other kernel
+    sources made the engine, since only these know. `shown`: it is the plan that tools show.
+    """
 
     inputs: str
     first: int
@@ -29,7 +33,7 @@ class Point:
 
 
 def points(record: EngineRecord) -> tuple[Point, ...]:
-    """Of each profile, by rising batch; one for an engine of one size."""
+    """Returns a Point for each plan, by profile (size of image) and rising batch; a single one for an engine of one size."""
     used = [_sections(record, plan) for plan in record.plans]
     profiles = record.profiles or (Profile(1, 1, 1, (0,), (), None),)
     found = []
@@ -53,7 +57,9 @@ def points(record: EngineRecord) -> tuple[Point, ...]:
 
 
 def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
-    """Name -> each section that a plan reads; none of a plan without steps, see is_checkable."""
+    """Returns name -> section for each section of weights that a plan reads; {} for a plan without steps (made by other kernel
+    sources).
+    """
     found, stored = {}, record.weight_sections
     for layer in plan.layers if plan.steps else ():
         if layer.problem is not None and layer.tactic is not None:
@@ -64,7 +70,7 @@ def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
 
 
 def points_text(record: EngineRecord) -> str:
-    """A table, a row for each plan, where there are profiles; else empty."""
+    """Returns a table with a row for each plan; "" for an engine of one size."""
     if not record.profiles:
         return ""
     found, timing = points(record), record.timing
@@ -97,8 +103,11 @@ def points_text(record: EngineRecord) -> str:
 
 
 def size_options(record: EngineRecord) -> list[str]:
-    """The options of a build that ask for these sizes: --shapes; of a range of batches --minShapes, --optShapes and
-    --maxShapes; behind --profile=N where there are several profiles."""
+    """Returns the options of `build-engine` that ask for the engine's sizes: --shapes, or --minShapes, --optShapes and
+    --maxShapes.
+
+    The three stand for a range of batches; --profile=N precedes them where there are several profiles.
+    """
     given = record.flags.shapes
     if not record.profiles:
         return [f"--shapes={sizes_option(given)}"] if given else []
@@ -120,7 +129,7 @@ def _images(p: Point) -> str:
 
 
 def _bits_text(record: EngineRecord, profile: Profile) -> str:
-    """Which plans of a profile compute an image with the same bits."""
+    """Returns the sentence on which plans of a profile compute the same bits for an image."""
     sizes = batches(record, profile)
     groups = agreeing([record.plans[number].layers for number in profile.plans])
     if not groups[1:]:
@@ -131,7 +140,7 @@ def _bits_text(record: EngineRecord, profile: Profile) -> str:
 
 
 def at_text(record: EngineRecord) -> str:
-    """ ", batch 8 of 1..64: 9.6 us, ..." of the plan that is shown; empty for an engine of one size."""
+    """Returns ", batch 8 of 1..64: 9.6 us, ..." for the plan that tools show; "" for an engine of one size."""
     if not record.profiles:
         return ""
     (p,) = (p for p in points(record) if p.shown)
@@ -142,7 +151,7 @@ def at_text(record: EngineRecord) -> str:
 
 
 def batches_text(record: EngineRecord) -> str:
-    """The plans in one sentence: "4 plans, shown is that for batch 8; 1..8: 9.6 us, 9..64: 20.1 us"."""
+    """Returns the plans in one sentence: "4 plans, shown is the one for ...; images 1..8: 9.6 us, 9..64: 20.1 us"."""
     found, timing = points(record), record.timing
     shown = next(p for p in found if p.shown)
     texts = [f"{_images(p)}: {us_text(p.us, timing)}" for p in found]

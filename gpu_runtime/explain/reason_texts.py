@@ -27,9 +27,12 @@ Rows = Sequence[SparsityRow]
 
 @dataclass(frozen=True, slots=True)
 class ReasonText:
-    """`label`: in a table's cell; `group`: of all layers with this reason, in the log; `sentence`: of one layer, given the
-    times of its best dense and its best sparse kernel; `cure`: what would change that, or the most that 2:4 could give, as a
-    sentence of its own."""
+    """The texts for one reason of a sparsity row.
+
+    `label`: for a table's cell; `group`: writes the log's text on all layers with this reason; `sentence`: writes the text
+    on one layer, given the times of its best dense and best sparse kernel as texts; `cure`: writes a further sentence, on a
+    change that would help or on the most that 2:4 could give.
+    """
 
     label: str
     group: Callable[[Rows, EngineRecord], str]
@@ -46,7 +49,7 @@ def _speed(rows: Rows) -> str:
 
 
 def _chance(rows: Rows) -> str:
-    """P(sparse kernel faster)."""
+    """Returns the range of the probabilities that the sparse kernels are faster, in words."""
     return span_text([r.p_sparse_faster for r in rows], chance_text)
 
 
@@ -73,7 +76,7 @@ def _without_tactic(rows: Rows, record: EngineRecord) -> str:
 
 
 def _not_2_4(rows: Rows, record: EngineRecord) -> str:
-    """With what pruning would take and give."""
+    """Returns the log's text on layers whose weights are not 2:4: the share that fits, and what pruning would take and give."""
     whose = "weights of merged branches" if rows[0].branches else "weights"
     text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
     if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
@@ -90,8 +93,7 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
 
 
 def _faster(rows: Rows) -> list[float]:
-    """Returns, for layers without a sparse kernel, dense time / time of the best sparse kernel, as far as it is NO_GAIN or
-    more."""
+    """Returns dense time / time of the best sparse kernel, for each layer of these rows where it is NO_GAIN or more."""
     gains = (r.if_sparse.dense_us / r.if_sparse.us for r in rows if r.if_sparse and r.if_sparse.us for _ in r.layers)
     return [gain for gain in gains if gain >= NO_GAIN]
 
@@ -183,7 +185,7 @@ def _one_launch(row: SparsityRow, record: Explained, dense: str, sparse: str) ->
 
 
 def _other_batches(row: SparsityRow, record: Explained, *_: str) -> str:
-    """Which kind the plan of this batch alone has, where it has this form of the layer at all."""
+    """Returns the text on a layer whose kind (sparse or dense) differs from the one in the plan of this batch alone."""
     kind = "dense" if row.verdict == "sparse" else "sparse"
     own = f"has a {kind} kernel of {us_text(row.alone.us, record.timing)}" if row.alone else "computes it in another form"
     time = us_text(row.us or 0, record.timing)
@@ -211,7 +213,10 @@ def _pattern_violation(row: SparsityRow, record: Explained, *_: str) -> str:
 
 
 def fitting_text(row: SparsityRow) -> str:
-    """The share of groups that fit; also the file's own share, where FP16 changed it by turning tiny weights into zeros."""
+    """Returns the share of groups of 4 weights that fit 2:4, in words; also the file's share, where FP16 changed it.
+
+    FP16 changes it by turning tiny weights into zeros.
+    """
     share = share_text(row.pattern_share or 0.0)
     stored = share if row.stored_share is None else share_text(row.stored_share)
     return share if stored == share else f"{share} in FP16 ({stored} as stored)"
@@ -231,7 +236,7 @@ def _grouped(row: SparsityRow, record: Explained, *_: str) -> str:
 
 
 def _limit(row: SparsityRow, record: Explained) -> str:
-    """What 2:4 would gain in a dense layer, and the most that it could."""
+    """Returns the sentence on what 2:4 would gain in a dense layer and the most that it could; "" where neither is known."""
     floor, dense = row.floor, row.best_dense
     if not floor or not dense:
         return ""
@@ -249,7 +254,7 @@ def _limit(row: SparsityRow, record: Explained) -> str:
 
 
 def _up(ratio: float) -> str:
-    """Rounded up, as a bound must be."""
+    """Writes a ratio rounded up, as an upper bound must be."""
     return ratio_text(math.ceil(100 * ratio - 1e-9) / 100)
 
 

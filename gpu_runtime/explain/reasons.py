@@ -43,10 +43,14 @@ OTHER_FORM = "The plan runs the layer on channels in another order, in which its
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What all rows are made from. `others`: what the plan would be otherwise, or the batch's `own` plan where `chosen` is for
-    all batches; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its weights as the file has
-    them; `patterns`: what is known of weights, which is extended; `forced`: as in BuildOptions. Ops alike share one
-    table of times, so their best kernels are looked up once in `_best` and `_if_sparse`."""
+    """Everything that all rows of the sparsity record are made from.
+
+    `table`: the planner's table of ops and times; `chosen`: the engine's plan; `others`: the best plans under other
+    conditions; `mode`: --sparsity; `measured`: times are measured; `own`: the plan of this batch alone, where `chosen`
+    serves all batches, else None; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its
+    weights as the file has them; `patterns`: a cache of weights' patterns; `forced`: as in BuildOptions. `_best` and
+    `_if_sparse` are caches: equal ops share one table of times.
+    """
 
     table: Table
     chosen: plan.Plan
@@ -68,7 +72,9 @@ class Known:
         return self._best[key]
 
     def alone(self, alternatives: list[Timed]) -> tuple[Op, tuple[Tactic, Time]] | None:
-        """The one of the alternatives that the batch's own plan runs, and its kernel."""
+        """Returns the alternative that the plan of this batch alone runs, and (its tactic, its time); None if it runs none of
+        them.
+        """
         own = self.own or self.chosen
         for op, times in alternatives:
             entry = own.entries.get(op.name)
@@ -77,7 +83,9 @@ class Known:
         return None
 
     def sparse(self, op: Op, times: Times, alternatives: list[Timed]) -> tuple[Best, Op]:
-        """The best sparse kernel of an op, or else of its alternatives, and whose it is."""
+        """Returns (the best sparse kernel or None, the op that it runs): of `op` itself, else of the fastest of its
+        alternatives.
+        """
         if own := self.best(times, True):
             return own, op
         found = [(best, other) for other, others in alternatives if (best := self.best(others, True))]
@@ -91,10 +99,10 @@ class Known:
 
 
 def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
-    """The engine's sparsity record, a row for every layer with weights.
+    """Returns the engine's sparsity record, with a row for every layer that has weights.
 
-    Reasons within_noise, not_timed and in_network are of measured plans only. `all_dense_us`: the plan without sparse kernels,
-    if that is not the rivals' plan.
+    The reasons within_noise, not_timed and in_network occur only in measured plans. `all_dense_us`: microseconds of the plan
+    without sparse kernels; None: the time in `known.others.rivals`.
     """
     table, chosen = known.table, known.chosen
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
@@ -111,8 +119,11 @@ def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
 
 
 def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
-    """What `op` computes may be another form of the layer, over other channels; one of its `alternatives` has the model's own
-    weights (`_own`), and only some may have sparse kernels."""
+    """Returns the sparsity row of an op of the plan.
+
+    The op may compute its layer in another form, over other channels. `alternatives`: all forms of the layer; one of them
+    has the model's own weights (`_own`), and only some may have sparse kernels.
+    """
     table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
@@ -173,7 +184,9 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
 
 
 def _blank(op: Op, own: Op, known: Known) -> SparsityRow:
-    """The layer itself, and its weights' pattern; not eligible, until that is known."""
+    """Returns a layer's row with its name and its weights' pattern, and with the verdict not_eligible until another is
+    known.
+    """
     weights = *map(id, own.weights.values()), own.layers, own.branches
     if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of
         known.patterns[weights] = own, _pattern(own), _stored(own, known.stored)
@@ -197,8 +210,15 @@ def _blank(op: Op, own: Op, known: Known) -> SparsityRow:
 
 
 def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) -> Op:
-    """The first of the alternatives; or one with the same weights in the order in which they are 2:4, or may be in the file:
-    a Gemm over a flattened image has them along all features, not along the channels of the image."""
+    """Returns the op among a layer's alternatives (its forms in the planner's table) that has the layer's weights as the model
+    has them.
+
+    That is the first alternative, with one exception. If the first is a convolution whose weights are not 2:4, another
+    convolution with as many weights is preferred: one whose weights are 2:4, else, where the first's input channels are no
+    multiple of 4, one whose channels are. A Gemm over a flattened image is such a case: the file's weights may be 2:4 along
+    all features, though not along the image's channels. `layer`, `stored`: the exception is made only if `stored` has the
+    file's weights of this layer.
+    """
     first = alternatives[0][0]
     if layer not in stored or not computes(first, ConvProblem) or not_sparse(first.problem) is None:
         return first
@@ -208,7 +228,7 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
 
 
 def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
-    """The layers of one dense launch that could run sparse in launches of their own."""
+    """Returns the layers of one dense launch of several that could run sparse in launches of their own; () for other ops."""
     if not is_dense_together(op):
         return ()
     single = {o.layer for o, _ in alternatives if isinstance(o.problem, ConvProblem) and not_sparse(o.problem) is None}
@@ -216,7 +236,7 @@ def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, .
 
 
 def _form(own: Op, ran: Op) -> str | None:
-    """A sentence if the layer's weights lose the 2:4 pattern in the form that runs."""
+    """Returns a sentence if the layer's weights, 2:4 in the model's form `own`, are not 2:4 in the form `ran`; else None."""
     lost = computes(own, ConvProblem) and computes(ran, ConvProblem) and own.problem.sparse24 > ran.problem.sparse24
     return OTHER_FORM if lost else None
 
@@ -235,9 +255,12 @@ def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk
 
 
 def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int] | None]:
-    """Of an op's weights as kernels hold them, in FP16: the number of their 4-groups, the share of them that fit 2:4, and the
-    first element [k, c, r, s] of a group that does not. Of several weights in one launch together, or of the first alone where
-    another has no such groups; all None where C is no multiple of 4."""
+    """Returns (the number of groups of 4 weights, the share of them that fits 2:4, the first element [k, c, r, s] of a group
+    that does not fit, or None), for an op's weights in FP16, as kernels hold them.
+
+    An op with several weights: all of them count, or only the first if another has no such groups. (None, None, None) if the
+    first has none, since C is no multiple of 4.
+    """
     weights = op.layer_weights
     if len(weights) > 2 and weights[0].shape[1] % 4:  # of a depthwise convolution ahead of squeeze-excite, say
         weights = weights[1:]
@@ -254,9 +277,12 @@ def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int
 
 
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
-    """The share of groups that fit and the energy that pruning takes away, for an op's weights as the file has them
-    (gpu_runtime.frontend.weights defines both); None where the file has none. Merged branches have only the energy, that of
-    the merged weights, which the file does not have."""
+    """Returns (the share of groups of 4 that fit 2:4, the energy that pruning takes away) for an op's weights as the file has
+    them.
+
+    gpu_runtime.frontend.weights defines both. (None, None) if the file does not have these weights. For merged branches the
+    share is None, and the energy is that of the merged weights.
+    """
     if op.branches:
         w = op.weights["w"]
         return None, as_stored(w, 1).lost_energy if w.shape[1] % 4 == 0 else None
@@ -267,7 +293,7 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
 
 
 def _elsewhere(op: Op, stored: Mapping[str, Stored]) -> str | None:
-    """Along what other axis or order the layer's weights in the file are 2:4, in words, or None."""
+    """Returns the words for another axis or order along which the layer's weights in the file are 2:4, or None."""
     return together(stored[layer] for layer in op.layers or (op.layer,) if layer in stored).elsewhere or None
 
 
@@ -278,9 +304,13 @@ def _summary(
     least_us: float | None,
     predicted_for: Device | None,
 ) -> Summary:
-    """Counts, the plan's time, `all_dense_us`, and `ceiling_us`: the fastest dense plan, which takes `least_us`, with each
-    eligible layer's best dense kernel at twice its speed, launch aside, but no faster than any sparse kernel of the layer could
-    be. For predictions also the range of what the picks save together."""
+    """Returns the counts of layers, the plan's time, `all_dense_us`, and `ceiling_us`, a lower bound on the time of any 2:4
+    plan.
+
+    `ceiling_us` is `least_us`, the time of the fastest dense plan, with each eligible layer's best dense kernel at twice its
+    speed (launch excepted), but no faster than the layer's floor for sparse kernels. `predicted_for`: the device, if times
+    are predicted; then the range of the time that all picks save together is included. None: times are measured.
+    """
     total, sparse = chosen.us, [r for r in found.rows if r.verdict == "sparse"]
     counts = len(found.layers), len(found.eligible), len(found.picked)
     if all_dense_us is None or least_us is None:
@@ -294,7 +324,9 @@ def _summary(
 
 
 def _pick(row: SparsityRow) -> Pick | None:
-    """None where no dense kernel is known that the sparse one could be faster than."""
+    """Returns a sparse layer's time and saving with their bounds, for `saved_range`; None if no dense kernel is known to
+    compare with.
+    """
     if row.us is None or row.best_sparse is None or row.best_dense is None:
         return None
     saved = row.best_dense.us - row.us if row.other_cost_us is None else row.other_cost_us
@@ -302,7 +334,7 @@ def _pick(row: SparsityRow) -> Pick | None:
 
 
 def _most_us(row: SparsityRow) -> float:
-    """The most that 2:4 could take off a layer's dense time."""
+    """Returns the most microseconds that 2:4 could take off a layer's dense time."""
     if row.best_dense is None or row.floor is None:
         return 0.0
     dense, floor = row.best_dense.us, row.floor
@@ -324,7 +356,9 @@ def _best(times: Times, sparse: bool) -> Best:
 
 
 def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
-    """`bound`: what limits this kernel according to its family's prediction, also where its time was measured."""
+    """Returns a kernel with its time as a record. Its `bound` is the resource that limits it by prediction, also for a measured
+    time.
+    """
     tactic, time = best
     low, high = round(time.low_us, 6), round(time.high_us, 6)
     bound = str(predict(op.problem, tactic, device)["bound"])
@@ -332,9 +366,12 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
 
 
 def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> IfSparse | None:
-    """Predictions for the op's best sparse kernel, if its weights had the pattern, and for its best dense one: a pair that can
-    be compared, also in a measured plan. Where no sparse kernel runs this form of the layer, the fastest of the `alternatives`
-    stands in, as in `_row`."""
+    """Returns the predictions for the op's best sparse kernel, if its weights had the pattern, and for `dense`, its best dense
+    one.
+
+    Both are predicted, so that they can be compared in a measured plan, too. If no sparse kernel runs this form of the
+    layer, the fastest of the other `alternatives` stands in. None without a dense or without any sparse kernel.
+    """
     if dense is None:
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):
@@ -349,7 +386,7 @@ def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> 
 
 
 def _sizes(times: Times) -> tuple[int, ...]:
-    """Bytes of an element of each input and the output, in the smallest type that any tactic takes."""
+    """Returns the bytes per element of each input, then of the output, in the smallest type that any tactic takes."""
     around = ([DTYPES[f.dtype].itemsize for f in (*t.ins, t.out)] for t in times)
     return tuple(min(column) for column in zip(*around, strict=True))
 
@@ -367,5 +404,5 @@ def _rejections(table: Table, op: Op) -> str:
 
 
 def _within_noise(a: Time, b: Time) -> bool:
-    """Medians closer together than the joint spread between the 20 % and 80 % quantiles."""
+    """Returns whether the medians are closer together than half the sum of both spreads (80 % quantile minus 20 % quantile)."""
     return abs(a.us - b.us) < (a.high_us - a.low_us) / 2 + (b.high_us - b.low_us) / 2

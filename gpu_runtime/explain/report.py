@@ -16,8 +16,10 @@ TOTALS = ("total", "calls", *NOTED, "rivals", "memory")
 
 
 def plan_text(record: EngineRecord) -> str:
-    """The plan as a table, a row per layer in execution order, of pieces of a batch one for all; then its total, its rivals and
-    its memory."""
+    """Returns the plan as a table with a row per layer in execution order, then its total, its rivals and its memory.
+
+    The pieces of a batch that one op computes share a row.
+    """
     total, tuned = record.plan.solution.total_us, record.plan.solution.tuned
     estimated = tuned.missing if tuned else ()
     rows = []
@@ -41,7 +43,7 @@ def plan_text(record: EngineRecord) -> str:
 
 
 def trust_text(record: EngineRecord, checked: bool) -> str:
-    """Whether the engine's steps were checked against its layers."""
+    """Returns the sentence on whether the engine's steps were checked against its layers. `checked`: they were."""
     if not checked:
         return "not checked: the engine was built with other kernel sources, so it cannot run here"
     coded, text = record.num_cubins, "checked: every launch, argument and place in memory follows from its layers"
@@ -49,7 +51,9 @@ def trust_text(record: EngineRecord, checked: bool) -> str:
 
 
 def inspect_text(record: EngineRecord, checked: bool = False) -> str:
-    """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log. `checked`: Engine.checked."""
+    """Returns the text that `gpu-runtime inspect ENGINE` prints: the file's facts, the plan, the sparsity log. `checked`:
+    Engine.checked.
+    """
     facts = [
         ("trust", trust_text(record, checked)),
         ("flags", _flags(record)),
@@ -62,7 +66,7 @@ def inspect_text(record: EngineRecord, checked: bool = False) -> str:
 
 
 def _flags(record: EngineRecord) -> str:
-    """As the command line takes them."""
+    """Returns the engine's build options as the command line takes them."""
     flags = record.flags
     pools = [f"--memPoolSize={flags.pools}"] if flags.pools else []
     alike = ["--batchInvariant"] if flags.batch_invariant else []

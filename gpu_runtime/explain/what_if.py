@@ -31,7 +31,10 @@ WISH = re.compile(r"sparse|dense|[a-z0-9:]+(->[a-z0-9:]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How an operation runs: in, out are the formats of its first input and of its output. Not `timed`: in `us` at least."""
+    """One way to run an op: its tactic, the formats of its first input and of its output, and its time.
+
+    Not `timed`: it was left untimed because it takes at least `us`.
+    """
 
     op: str
     tactic: str
@@ -43,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A layer before and after; null where another layer does its work."""
+    """A layer before and after the wishes; None on a side where another layer does its work."""
 
     name: str
     before: Entry | None
@@ -52,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A reformat of a tensor."""
+    """A reformat: a tensor copied from one format to another, which takes `us`."""
 
     tensor: str
     from_: str
@@ -65,8 +68,12 @@ Side = Entry | Hop | None
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Told):
-    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves; `pruned`: layers
-    whose weights are not 2:4 and would have to be pruned; `text`: the same as a table."""
+    """The best plan that grants the wishes, compared with the engine's own plan.
+
+    `before_us` and `after_us`: microseconds of the own and of the new plan; `status`: what is proven of the new one;
+    `layers`, `reformats_gone` and `reformats_new`: all that differs; `pruned`: layers whose weights are not 2:4 and would
+    have to be pruned; `text`: the same as a table.
+    """
 
     wishes: Mapping[str, str]
     before_us: float
@@ -79,8 +86,11 @@ class Answer(Told):
 
 
 def store(table: Table, pruned: Table | None = None) -> Choices:
-    """The planner's graph as a record: of the entries with the same formats only the fastest dense and the fastest sparse.
-    `pruned`: the table with pruned weights, whose sparse entries are added to ops that have none."""
+    """Returns the planner's graph as a record. Of the entries (kernels) with the same formats only the fastest dense and the
+    fastest sparse one are kept.
+
+    `pruned`: the table with pruned weights, whose sparse entries are added to ops that have none; None: none are added.
+    """
     g, network = table.graph, table.network
     tensors = {t: i for i, t in enumerate(network.tensors)}
     keys = {t: formats_of(g, t) for t in tensors}
@@ -127,7 +137,9 @@ def store(table: Table, pruned: Table | None = None) -> Choices:
 
 
 def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
-    """The planner's graph as it was stored. `pruned`: the ops that may have their entries for pruned weights."""
+    """Returns the planner's graph that `store` made a record of. `pruned`: the ops that keep their entries for pruned
+    weights.
+    """
     times, keys = {t.name: t.reformat_ps for t in stored.tensors}, {t.name: t.keys for t in stored.tensors}
     place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}
 
@@ -151,10 +163,13 @@ def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
 
 
 def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
-    """The best plan with each layer named, or that a pattern fits, held to "sparse", "dense", a format ("hwc8", in and out) or
-    a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. A layer whose weights are not 2:4 is
-    held to "sparse" as if it were pruned. Raises ValueError for an unknown layer or a wish that no kernel grants, EngineError
-    where the engine holds no tables."""
+    """Returns the best plan in which the named layers run as wished, compared with the engine's own plan.
+
+    `wishes`: layer -> wish. A layer is a name or a pattern; a wish is "sparse", "dense", a format for input and output
+    ("hwc8") or a pair of formats ("chw->hwc8"). All other layers may change. A layer whose weights are not 2:4 runs "sparse"
+    as if it were pruned. Raises ValueError for an unknown layer or a wish that no kernel grants, EngineError if the engine
+    holds no planner's tables.
+    """
     if not isinstance(wishes, Mapping) or not all(isinstance(text, str) for pair in wishes.items() for text in pair):
         raise TypeError(f"wishes: expected layers and their kinds or formats, {{'conv1': 'sparse'}}, got {wishes!r}")
     plan, stored = record.plan, record.plan.choices
@@ -189,8 +204,10 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
 
 
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
-    """Operation -> whether one of its entries grants the wish, for each layer of that name; of several that a pattern fits, for
-    those that can grant it. ValueError where none can."""
+    """Returns, for each op of the layers named `wanted`, op -> the test whether one of its entries grants the wish.
+
+    If `wanted` is a pattern, ops that cannot grant the wish are left out. Raises ValueError if none can.
+    """
     others = others_of(plan)
     found = matching(
         wanted,
@@ -215,7 +232,7 @@ def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str
 
 
 def text(record: EngineRecord, found: Answer) -> str:
-    """What `what_if` found, as a table of all that moves; what is shown of it adds up to the plans' times as shown."""
+    """Returns the answer as a table of all that changes. The times shown add up to the two plans' times as shown."""
     timing, asked = record.timing, ", ".join(f"{layer}={wish}" for layer, wish in found.wishes.items())
     now_us, then_us = round(found.before_us, 2), round(found.after_us, 2)
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
@@ -245,7 +262,9 @@ def text(record: EngineRecord, found: Answer) -> str:
 
 
 def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
-    """One side of what moves, with its time as it is shown, given the other side."""
+    """Returns one side of a row: the layer's or reformat's time, formats and kernel; "-" if that side has none. `other`: the
+    other side.
+    """
     if side is None:
         return "-" if isinstance(other, Hop) else "- (fused into another)"
     if isinstance(side, Hop):
@@ -268,7 +287,9 @@ def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
 
 
 def _ops(stored: Choices, layer: str) -> set[str]:
-    """Names of the ops that a layer may be: by its own name or that of an op; of merged siblings, what each may be."""
+    """Returns the names of the ops that may compute a layer: by its own name or an op's; for merged siblings, the ops of
+    each.
+    """
     named = [c for c in stored.choices if layer in (c.layer, c.op, *c.layers)]
     members = {m for c in named if layer in (c.layer, c.op) for m in (c.layers or [c.layer])} - {""}
     same = [c for c in stored.choices if c.layer and members & {*(c.layers or [c.layer])}]
@@ -292,12 +313,12 @@ def _test(stored: Choices, wish: str) -> Callable[[Choice, planned.Entry], bool]
 
 
 def _named(text: str) -> tuple[Format, ...]:
-    """The formats that `text` names: without a type, that layout in each of them."""
+    """Returns the formats that a text names: "fp16:hwc8" one of them, "hwc8" without a type one for each type."""
     return tuple(Format.parse(f"{dtype}:{text}") for dtype in DTYPES) if ":" not in text else (Format.parse(text),)
 
 
 def _why_none(plan: PlanRecord, g: Graph, layer: str, wish: str, names: set[str]) -> str:
-    """The sentence on a wish that no entry of the layer fulfils."""
+    """Returns the sentence on why no entry of the layer fulfils the wish."""
     row = next((r for r in plan.sparsity.rows if r.layer == layer or r.op in names), None)
     if wish == "sparse":
         why = f": {row.reason}" + (f" ({row.detail})" if row.detail else "") if row else ": it has no weights"

@@ -40,13 +40,17 @@ PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for la
 
 
 def tensorrt_lines(sparsity: SparsityRecord) -> list[str]:
-    """Each whole, with every name, as TensorRT's log has them: programs read them."""
+    """Returns TensorRT's two lines, on eligible and on picked layers, each with every name in one line, because programs read
+    them.
+    """
     lists = ((ELIGIBLE_LINE, sparsity.eligible), (PICKED_LINE, sparsity.picked))
     return [f"{line} {', '.join(map(printable, names))}".rstrip() for line, names in lists]
 
 
 def sparsity_text(record: Explained) -> str:
-    """The sparsity log: whose plan, TensorRT's two lines, a row per layer, and a sentence per layer in plain words."""
+    """Returns the sparsity log: whose plan it is, TensorRT's two lines, a table with a row per layer, and a sentence per
+    layer.
+    """
     sparsity, timing = record.sparsity, record.timing
     lines = []
     if sparsity.mode == "force":
@@ -74,7 +78,10 @@ def sparsity_text(record: Explained) -> str:
 
 
 def cost_text(row: SparsityRow, record: Explained) -> str:
-    """How much longer the plan would take with the layer forced the other way."""
+    """Returns the time that the plan would take more with the layer forced to the other kind; "-" if it is not known.
+
+    For a layer whose weights are not 2:4: the extra time in the pruned plan, marked "if pruned".
+    """
     cost, pruned = row.other_cost_us, pruned_costs(record)
     if cost is None and (costs := [pruned[name] for name in row.layers if name in pruned]):
         return "none\nif pruned" if abs(costs[0]) < SHOWN_US else f"{us_text(costs[0], PREDICTED, sign='+')}\nif pruned"
@@ -85,7 +92,7 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
 
 
 def sentence(row: SparsityRow, record: Explained) -> str:
-    """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
+    """Returns the words for why a layer does or does not run sparse, made from its row's reason and numbers."""
     if row.sentence:
         return " ".join(filter(None, (row.sentence, _alone(row, record))))
     words = REASONS[row.reason]
@@ -96,7 +103,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
 
 
 def _alone(row: SparsityRow, record: Explained) -> str:
-    """That another kernel of the same kind would run, were it not for the other batches."""
+    """Returns the sentence that another kernel would run if the plan served this batch only; "" where none would."""
     if row.alone is None or row.us is None or row.reason == "other_batches":
         return ""
     ours, own = us_text(row.us, record.timing), us_text(row.alone.us, record.timing)
@@ -104,12 +111,14 @@ def _alone(row: SparsityRow, record: Explained) -> str:
 
 
 def _plan(record: Explained) -> str:
-    """The plan that counterfactuals change."""
+    """Returns the words for the plan that counterfactual plans change."""
     return "whole plan" if record.solution.rivals.own_us is None else "plan of this batch alone"
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
-    """The branches that were merged into the layer, and what merging gained."""
+    """Returns the sentences on the branches that were merged into the layer, and on the gain of merging; "" for other
+    layers.
+    """
     if not row.branches:
         return ""
     what = f"{len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "a convolution and its own input"
@@ -141,7 +150,7 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
 
 
 def _parts(other: OtherChoice, timing: Timing) -> str:
-    """The parts of the other choice's cost, without those that are zero; the numbers shown add up to it."""
+    """Returns the parts of the other choice's cost in words, without zeros; the numbers shown add up to the cost shown."""
     named = ("its own kernel", "reformats", "the layers around it")
     shares = summing(other.cost_us, (other.kernel_us, other.reformat_us, other.around_us))
     parts = [f"{what} {us_text(us, timing, sign='+')}" for what, us in zip(named, shares, strict=True) if us]
@@ -149,7 +158,9 @@ def _parts(other: OtherChoice, timing: Timing) -> str:
 
 
 def _flip(row: SparsityRow, timing: Timing) -> str:
-    """What would have to change for the other choice, and how likely the predictions have it wrong."""
+    """Returns the words for what would have to change for the other choice, and for the chance that predictions are wrong about
+    it.
+    """
     kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
         text = f"lower --risk, or measure on the GPU: by predicted times the {kind} choice is no slower"
@@ -166,7 +177,7 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
 
 
 def _needed(flip: Flip, kind: str, timing: Timing) -> str:
-    """How much faster the other kind's kernels would have to be, as the times that are shown have it."""
+    """Returns the words for how much faster the kernels of the other kind would have to be, consistent with the times shown."""
     much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{ratio_text(flip.speedup)} as fast"
     times = f"{us_text(flip.needed_us, timing)} instead of {us_text(flip.us, timing)}"
     doubt = f" (--risk adds {us_text(flip.premium_us, timing)} to the sparse time)" if flip.premium_us >= SHOWN_US else ""
@@ -174,7 +185,7 @@ def _needed(flip: Flip, kind: str, timing: Timing) -> str:
 
 
 def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
-    """Everything known about one layer's choice: (what, in words), in the order in which to read it."""
+    """Returns (topic, text) for everything known about one layer's choice, in the order in which to read it."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
     facts += [("dense", _measured(row.best_dense, record.timing)), ("sparse", _measured(row.best_sparse, record.timing))]
     if row.alone:
@@ -206,7 +217,7 @@ def _library(found: LibraryKernel) -> str:
 
 
 def layer_text(row: SparsityRow, record: EngineRecord) -> str:
-    """Everything known about one layer's choice, a line per fact: first what it runs."""
+    """Returns everything known about one layer's choice as text, with a line per fact; the launches come first."""
     facts = [(f"  {key}", printable(value)) for key, value in (*_runs(row, record), *layer_facts(row, record))]
     return "\n".join([*wrap(f"{printable(row.layer)}   {row.verdict}: {row.reason}"), *listed(facts, 12)]) + "\n"
 
@@ -250,9 +261,11 @@ def _measured(best: KernelTime | None, timing: Timing) -> str:
 
 
 def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRow]:
-    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's, an
-    op's, an ONNX node's or a weight's, a pattern, or any part of a layer's that only one has (names.matching). ValueError where
-    it is none."""
+    """Returns the sparsity rows of the named layers in the plan's order; all rows if `layers` is empty.
+
+    A name may be that of a layer, an op, an ONNX node or a weight, a pattern, or a part of a layer's name that no other
+    layer has (names.matching). Raises ValueError for a name that fits no layer with weights.
+    """
     rows, wanted, others = record.sparsity.rows, set[str](), others_of(record.plan)
     for name in layers:
         if any(name in (layer.name, *layer.nodes) for layer in record.plan.layers if not layer.layer):
@@ -269,7 +282,7 @@ def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRo
 
 
 def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
-    """The account of these layers, after a line on whose plan it is, the network's sentence and that on pieces of the batch."""
+    """Returns the account of these layers, after a line that identifies the plan and the sentences on the network."""
     head = [*wrap(printable(whose_text(record))), *network_lines(record)]
     head += wrap(text) if (text := pieces_text(record)) else []
     return "\n".join([*head, "", *(layer_text(row, record) for row in rows)])
@@ -277,8 +290,11 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Told):
-    """Why these `layers` run sparse or dense, each with its sentence; `timing`: where times come from; `library`: its
-    estimate of the network; `text`: the account in words."""
+    """The account of why these `layers` run sparse or dense; each row has its sentence.
+
+    `timing`: the origin of the times; `summary`: the network in numbers; `library`: the estimated plan with a library's
+    kernels; `text`: the account as text.
+    """
 
     timing: str
     summary: Summary | None
@@ -287,7 +303,7 @@ class Explanation(Told):
 
 
 def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation:
-    """Of the layers named, as `rows_of` finds them; all without a name."""
+    """Returns the account of the named layers (names as for `rows_of`); of all layers if `layers` is empty."""
     rows = rows_of(record, layers)
     worded = tuple(replace(row, sentence=sentence(row, record)) for row in rows)
     summary, library = record.sparsity.summary, record.solution.rivals.library

@@ -18,7 +18,10 @@ from tactics.problems.operators import BINARY, UNARY
 
 
 def products(model: ir.Model) -> None:
-    """Changes every region of products and elementwise nodes that ends in such a transposition, and in no other reader."""
+    """Replaces each region of products and elementwise nodes that ends in a Transpose to channels first by convolutions.
+
+    A region is changed only if no node outside of it reads its tensors.
+    """
     for last in [n for n in model.graph if n.op_type == "Transpose"]:
         if not _to_channels(last):
             continue
@@ -90,7 +93,7 @@ def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
     made: list[ir.Node] = []
 
     def first(value: ir.Value) -> ir.Value:
-        """The value with its channels first."""
+        """Returns the value with its channels first."""
         if value not in turned:
             producer = value.producer()
             if producer is not None and _from_channels(producer):

@@ -83,7 +83,9 @@ Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
 
 
 def check_graph(graph: onnx.GraphProto) -> None:
-    """Checks names, order and initializers; sorts nodes that are out of order; takes initializers off the inputs."""
+    """Checks names, order and initializers; sorts nodes that are out of order; takes initializers off the inputs. Raises
+    ModelError.
+    """
     check_texts(graph)
     _check_unique(graph)
     stored = {t.name for t in graph.initializer}
@@ -230,7 +232,7 @@ def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
-    """Returns a command that makes a model of all nodes that need none of these; "" where no node is left."""
+    """Returns a shell command that makes a model of all nodes that need none of the `bad` ones; "" if no node is left."""
     constant = {t.name for t in graph.initializer}
     inputs = [v.name for v in graph.input if v.name not in constant]
     made, behind = {*inputs}, {t for node in bad for t in node.output if t}
@@ -353,7 +355,9 @@ def check_schema(proto: onnx.ModelProto) -> None:
 
 
 def check_sizes(proto: onnx.ModelProto) -> None:
-    """Infers sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
+    """Infers sizes node by node, so that an image too small for the network raises a ModelError: onnx's C++ would abort
+    later.
+    """
     types = {v.name: v.type for v in proto.graph.input}
     data = {}
     for name, t in stored_tensors(proto.graph):
@@ -387,7 +391,9 @@ def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
 def inferred_types(
     proto: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], data: Mapping[str, TensorProto]
 ) -> dict[str, onnx.TypeProto]:
-    """Infers the types of a node's outputs."""
+    """Returns output -> its inferred type for one node. `types`, `data`: tensor -> its type, or its values if they are
+    known.
+    """
     opset, read = opset_version(proto), list(filter(None, node.input))
     try:
         return shape_inference.infer_node_outputs(

@@ -21,8 +21,9 @@ FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """Returns the clean graph. `large`: initializers that are inputs of `proto` (see load.set_aside); they become initializers
-    again.
+    """Returns the clean graph of a checked model. Raises ModelError.
+
+    `large`: initializers that load.set_aside made inputs of `proto`; they become initializers again.
     """
     model = _folded(proto, large)
     for v in model.graph.outputs:

@@ -62,7 +62,9 @@ def _bounded() -> Callable[[ir.Node], bool | None]:
 
 
 def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = OPSET) -> list[np.ndarray]:
-    """Computes a node's named outputs by onnx's reference implementation, one array each."""
+    """Returns a node's outputs that have a name, one array each, computed by onnx's reference implementation. `feeds`: input
+    -> array.
+    """
     from onnx.reference import ReferenceEvaluator
 
     values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]

@@ -43,7 +43,7 @@ class ModelInfo:
 
     @property
     def command(self) -> str:
-        """The command that builds an engine of it."""
+        """The shell command that builds an engine of the model."""
         sizes = [f"--shapes={sizes_option(self.shapes)}"] if self.shapes else []
         return shlex.join(["build-engine", self.file, "-o", f"{Path(self.file).stem}.engine", *sizes])
 
@@ -81,7 +81,7 @@ def _sparsity(path: Path) -> str:
 
 
 def _type(t: int) -> str:
-    """NumPy's name of an element type."""
+    """Returns NumPy's name of an ONNX element type."""
     return {"float": "float32", "double": "float64"}.get(name := load.type_name(t).lower(), name)
 
 

@@ -73,7 +73,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A loaded model with sizes. `model`: the cleaned graph, FP32 throughout. The others: as in Loaded."""
+    """A loaded model at given sizes. `model`: the cleaned graph, FP32 throughout; the other fields are as in Loaded."""
 
     model: ir.Model
     name: str
@@ -123,7 +123,9 @@ def _loaded(
     not_pruned: tuple[tuple[str, str], ...],
     names: Mapping[str, str],
 ) -> Loaded:
-    """Makes the Loaded of a checked model; `proto` is used up."""
+    """Returns a checked model as a Loaded; `proto` is used up. `names`: node -> its name in the file, where another one is
+    its own.
+    """
     dtypes = _dtypes(proto.graph)
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
     stored, readers = stored_by_layer(proto.graph, pruned), readers_of(proto.graph)
@@ -134,7 +136,11 @@ def _loaded(
 
 
 def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
-    """Cleans a loaded model; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}. Raises ModelError."""
+    """Returns a loaded model as a clean graph at given sizes. Raises ModelError.
+
+    `shapes`: input -> shape, {"x": (1, 3, 224, 224)}, for inputs with open sizes. None or a missing input: an open batch
+    becomes 1 with a warning, other open sizes are an error.
+    """
     sizes = _sizes(shapes or {})
     with named(loaded.source):
         return _sized(loaded, sizes)
@@ -178,7 +184,9 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
-    """Checks a model without its control flow, `proto`, like one that was read."""
+    """Returns the model `proto`, whose control flow was written out, checked in the same way as one that was read from a
+    file.
+    """
     names = {name: loaded.onnx_names.get(own, own) for name, own in _check(proto, isinstance(loaded.source, Path)).items()}
     flat = _loaded(loaded.source, proto, {}, loaded.not_pruned, {**loaded.onnx_names, **names})
     return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
@@ -190,7 +198,7 @@ def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, 
 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
-    """Cleans a model in memory; `proto` is used up. Raises ModelError."""
+    """Returns a model in memory as a clean graph; `proto` is used up. `name`: for messages. Raises ModelError."""
     names = _check(proto, False)
     return _sized(_loaded(Source(name, b""), proto, {}, (), names), shapes)
 
@@ -290,7 +298,7 @@ def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tupl
 
 
 def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
-    """The warning that the batch of these inputs is taken as 1."""
+    """Returns the warning that the batch of these inputs is taken as 1, with the option for another batch."""
     listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in batches)
     other = ",".join(f"{name}:{'x'.join(map(str, (8, *(declared.dims or ())[1:])))}" for name, declared in batches)
     return f"the batch of input {listed} is dynamic and set to 1; for another batch give --shapes={other}"
@@ -323,7 +331,7 @@ class _Declared:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The dynamic axes; () where not even the rank is declared."""
+        """The axes with dynamic sizes; () if not even the rank is declared."""
         return tuple(i for i, d in enumerate(self.dims or ()) if isinstance(d, str))
 
     @property
@@ -342,13 +350,13 @@ class _Declared:
         return "x".join(map(str, self.usual or ("N", "C", "H", "W")))
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the shape differs only where this one is dynamic."""
+        """Returns whether the shape differs only where the declared one is dynamic."""
         if self.dims is None:
             return True
         return len(shape) == len(self.dims) and self._wrong_axis(shape) is None
 
     def refusal(self, shape: tuple[int, ...]) -> str:
-        """Says why this shape is not admitted, with the cure."""
+        """Returns why this shape is not admitted, with the cure."""
         dims = self.dims or ()
         if len(shape) != len(dims):
             return f"expected {several(len(dims), 'size')}, got {len(shape)}"
@@ -374,7 +382,9 @@ def _declared(v: onnx.ValueInfoProto) -> _Declared:
 
 
 def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Returns the shape of an input: the chosen one, where it agrees with the declared one, or the declared one itself."""
+    """Returns an input's shape: `chosen`, or if it is None the declared one. Raises ModelError if both disagree or sizes
+    stay open.
+    """
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
     if not declared.admits(shape):
         raise ModelError(

@@ -52,7 +52,7 @@ def named(path: Path | Source) -> Iterator[None]:
 
 
 def load_whole(source: Path | Source) -> onnx.ModelProto:
-    """Returns the model with its functions inlined and its external data read."""
+    """Returns the model with its functions inlined and its external data read. Raises ModelError."""
     proto = _parsed(source.data if isinstance(source, Source) else _file_bytes(source))
     _check_header(proto)
     _check_length(proto)
@@ -120,9 +120,7 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
-    """Checks that the model's own functions have distinct names, do not call each other in a cycle and do not grow without
-    bound.
-    """
+    """Raises ModelError if functions of the model share a name, call each other in a cycle, or grow without bound."""
     functions = {(f.domain, f.name): f for f in proto.functions}
     if len(functions) < len(proto.functions):
         twice, _ = Counter((f.domain, f.name) for f in proto.functions).most_common(1)[0]
@@ -237,7 +235,9 @@ def _unreadable(name: str, location: str, e: OSError) -> ModelError:
 
 
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """Returns (file, offset, bytes) of a tensor's external data."""
+    """Returns (file, offset, bytes) of a tensor's external data. Raises ModelError for a place outside of the model's folder
+    or the file.
+    """
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
     try:
@@ -344,12 +344,12 @@ def read_by(node: onnx.NodeProto) -> list[str]:
 
 
 def is_control(node: onnx.NodeProto) -> bool:
-    """Whether the node is control flow, to be replaced by the nodes that run."""
+    """Returns whether the node is an If or Loop, which are replaced by the nodes that run."""
     return node.op_type in CONTROL and node.domain in ("", "ai.onnx")
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """(name, tensor) of every stored constant: initializers and Constant nodes."""
+    """Yields (name, tensor) of every stored constant: initializers and Constant nodes."""
     for t in graph.initializer:
         yield t.name, t
     for node in graph.node:

@@ -294,7 +294,13 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
     own = [[a for a, size in each.items() if size == sizes[a]] for each in given]  # one element repeats, as without the axis
 
     def laid(i: int, *groups: list[str]) -> ir.Value:
-        """Lays out tensor i with one axis for each group of axes, its others summed."""
+        """Returns the equation's tensor i, moved and reshaped to one axis for each group of its axes; its other axes are
+        summed.
+
+        An axis is the letter that names it in the equation, or the number of an ellipsis axis. An axis of a group that
+        tensor i lacks is left out; a group of none of its axes gives an axis of size 1. A constant is computed here, else
+        nodes are added.
+        """
         order = [a for group in groups for a in group if a in own[i]]
         shape = [math.prod(sizes[a] for a in group if a in own[i]) for group in groups]
         x, array, at = tensors[i], constant(tensors[i]), [*sizes].index
@@ -369,7 +375,7 @@ def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
 
 
 def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """Adds a stored constant to the graph."""
+    """Adds a stored constant to the graph and returns it."""
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value

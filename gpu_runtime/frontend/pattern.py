@@ -16,17 +16,18 @@ SPARSE = 0.1  # share of zeros from which weights are called sparse rather than 
 
 @bounded
 def inspect(path: str | os.PathLike) -> list[dict]:
-    """One row per Conv, Gemm and MatMul weight: {layer, op, weight, shape, zeros, groups, fit, lost_energy, verdict}.
+    """Returns a dict per Conv, Gemm and MatMul weight: {layer, op, weight, shape, zeros, groups, fit, lost_energy, energy,
+    verdict}.
 
-    `zeros`: share of weights that are zero; `groups`: number of 4-groups of input channels; `fit`: share of them with at
+    `zeros`: share of weights that are zero; `groups`: number of groups of 4 input channels; `fit`: share of these with at
     most 2 non-zeros; `lost_energy`: share of the squared weights that the nearest 2:4 pattern would set to zero; `energy`:
-    the sum of the squared weights. The last four are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
+    sum of the squared weights. These four are None if 2:4 cannot apply, and the verdict says why. Raises ModelError.
     """
     return of_weights(stored_weights(path))
 
 
 def of_weights(found: Iterable[Weight]) -> list[dict]:
-    """Makes the rows of `inspect` from weights that are read already."""
+    """Returns the rows of `inspect` for weights that are already read."""
     rows: list[dict[str, Any]] = []
     for weight in found:
         w, node = weight.values, weight.node
@@ -45,7 +46,7 @@ def of_weights(found: Iterable[Weight]) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> str:
-    """The network's verdict in one line."""
+    """Returns the network's verdict in one line."""
     able = [r for r in rows if r["fit"] is not None]
     if not able:
         return f"none of {len(rows)} layers with weights can be 2:4"
@@ -64,13 +65,13 @@ def summary(rows: list[dict]) -> str:
 
 
 def not_24(rows: list[dict]) -> list[str]:
-    """Layers whose weights can be 2:4 and are not."""
+    """Returns the layers whose weights can be 2:4 but are not."""
     return [r["layer"] for r in rows if r["fit"] is not None and r["verdict"] != "2:4"]
 
 
 def pruning(rows: list[dict]) -> str:
-    """The energy that --sparsity=force would remove from weights that can be 2:4 and are not, in words; "" without such
-    weights.
+    """Returns the words for the energy that --sparsity=force would remove from weights that can be 2:4 but are not; ""
+    without any.
     """
     shared = {r["weight"]: r for r in rows if r["fit"] is not None and r["verdict"] != "2:4"}.values()  # each counts once
     lost, energy = sum(r["lost_energy"] * r["energy"] for r in shared), sum(r["energy"] for r in shared)
@@ -81,7 +82,7 @@ def pruning(rows: list[dict]) -> str:
 
 
 def text(rows: list[dict]) -> str:
-    """Formats the rows as a table, with the meaning of its columns and the network's verdict below."""
+    """Returns the rows as a table, with the meaning of its columns and the network's verdict below."""
     cells = []
     for r in rows:
         shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))
@@ -100,7 +101,10 @@ def text(rows: list[dict]) -> str:
 
 
 def astray(elsewhere: Iterable[str], verb: str = "are") -> str:
-    """Tells the cure for weights that are 2:4 elsewhere than along input channels (`Stored.elsewhere`); "" without any."""
+    """Returns the sentence and cure for weights that are 2:4 elsewhere than along input channels; "" without any.
+
+    `elsewhere`: Stored.elsewhere of each layer.
+    """
     count = sum(map(bool, elsewhere))
     if not count:
         return ""

@@ -43,22 +43,24 @@ def name_of(named: ir.Node | ir.Value) -> str:
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """The static ONNX shape."""
+    """Returns the static shape of a value, () if none is known."""
     return () if value.shape is None else value.shape.numpy()
 
 
 def is_static(value: ir.Value | None) -> bool:
-    """Whether all sizes are known."""
+    """Returns whether all sizes of the value are known; False for None."""
     return value is not None and value.shape is not None and value.shape.is_static()
 
 
 def type_of(value: ir.Value) -> str | None:
-    """The type of a tensor's elements in memory: fp16 if floating-point (all are FP32 in the graph), else unchanged."""
+    """Returns the type of a tensor's elements in memory: "fp16" for floating point (FP32 in the graph), else its own; None
+    if unknown.
+    """
     return None if value.dtype is None else TYPES.get(value.dtype.name)
 
 
 def is_read(value: ir.Value) -> bool:
-    """Whether a node reads the value, or it is a network output."""
+    """Returns whether a node reads the value, or it is a network output."""
     return bool(value.uses()) or value.is_graph_output()
 
 

@@ -48,12 +48,12 @@ class Source:
 
 
 def stem_of(source: Path | Source) -> str:
-    """The name of a network of this model."""
+    """Returns the name that a network of this model gets: the Source's name, or the file's without its ending."""
     return source.name if isinstance(source, Source) else source.stem
 
 
 def sha256_of(source: Path | Source) -> str:
-    """The hash of the model's bytes."""
+    """Returns the SHA-256 of the model's bytes in hexadecimal."""
     if isinstance(source, Source):
         return hashlib.sha256(source.data).hexdigest()
     with open(source, "rb") as file:
@@ -65,9 +65,11 @@ Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # of inputs: a shape, or several
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """How a torch module is exported. `inputs`: the arguments of its forward. An axis of theirs stays open in the model if one
-    of `sizes` has another size there; with `batches`, the first axes do. `as_written`: the exporter folds nothing, so that all
-    parameters and buffers of the module keep their names and values.
+    """How a torch module is exported.
+
+    `inputs`: the arguments of its forward, for tracing; `sizes`: input -> shape or shapes: an axis stays open in the model
+    if it has another size there; `batches`: all first axes stay open; `as_written`: the exporter folds nothing, so that
+    parameters and buffers keep their names and values.
     """
 
     inputs: Sequence[Any] | None = None
@@ -91,9 +93,9 @@ def _unwrapped(module: Any) -> Any:
 
 
 def source_of(model: Any, examples: Examples | None = None, progress: Listener = ignore) -> Path | Source:
-    """Turns `model`, in one of the forms EXPECTED, into a path or Source, which can be read repeatedly.
+    """Returns a model given in one of the forms EXPECTED as a path or a Source, which can be read repeatedly.
 
-    `examples`: for the export of a torch module. Raises TypeError, ValueError or ModelError.
+    `examples`: for the export of a torch module; None: without inputs. Raises TypeError, ValueError or ModelError.
     """
     if isinstance(model, Source):
         return model

@@ -314,7 +314,7 @@ def views_of_constants(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto
 
 
 def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
-    """The shape in which a layer reads a stored tensor."""
+    """Returns the shape in which a layer reads a stored tensor through these views."""
     dims = tuple(t.dims)
     for kind, to in views:
         dims = to if kind == "reshape" else tuple(dims[i] for i in to)
@@ -352,7 +352,7 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
 
 
 def _against(t: TensorProto, uses: _Uses) -> str:
-    """Why a stored weight cannot be 2:4, or ""."""
+    """Returns why a stored weight cannot be 2:4, or "". `uses`: its readers."""
     first = uses.layers[0]
     if reason := next((use.reason for use in uses.layers if use.reason), ""):
         return reason

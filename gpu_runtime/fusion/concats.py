@@ -77,7 +77,12 @@ def _move(network: Network, concat: Op[Any], chain: Op[Any], options: Options) -
 
 
 def _with(conv: Op[Any], chain: Op[Any], act: Activation, part: Mapping[str, np.ndarray]) -> Op[Any]:
-    """Returns the convolution with its own channels' part of the scale, shift and slope, each [K]."""
+    """Returns `conv` with the affine function and activation that `chain` computed on its output in its own epilogue.
+
+    `chain`: the pointwise op behind the Concat; it only gives its name and nodes. `act`: the activation to take over, or
+    NONE. `part`: the slices of the chain's "scale" and "shift", and for PReLU of its "slope", for this convolution's K
+    output channels: arrays [K].
+    """
     b = conv.weights.get("b", np.zeros(1)).astype(np.float64) * part["scale"] + part["shift"]
     weights = {**conv.weights, "w": by_rows(conv.weights["w"], part["scale"]), "b": b}
     if "slope" in part:

@@ -15,8 +15,12 @@ from tactics.problems.prologue import Prologue
 
 
 def offer(network: Network) -> Network:
-    """Returns the network in which each such convolution, and all its alternatives, may take the chain in front into its
-    kernel.
+    """Returns the network with one more option for each chain max(x * scale + shift, 0) that only one 1x1 convolution reads.
+
+    Scale and shift are constants per channel. The convolution must have no padding or groups; other forms of the same layer
+    may read the chain, too. The option is an alternative op that the planner may choose: the convolution applies the chain
+    to its input in its own kernel, so that the chain needs no launch. Each alternative form of the layer gets its own; the
+    network without the option stays available.
     """
     options = Options(network)
     chains = {op.output: (op, affine) for op in network.ops if (affine := _scale_shift_relu(op)) is not None}

@@ -42,10 +42,13 @@ CURE = "make it so with .to(memory_format=torch.channels_last), in CuPy or NumPy
 
 
 class Options(TypedDict, total=False):
-    """Options of `from_dense`. `padding`: one number, (rows, columns), or (top, left, bottom, right); `activation`: a name of
-    ACTIVATIONS; `prune`: "refuse" weights that are not 2:4, or set the smaller two of four input channels to zero by
-    "magnitude"; `force`: "sparse" for a 2:4 kernel even where a dense one is faster; `device`: None: the GPU at hand, else an
-    emulated H200; a name: that GPU, emulated."""
+    """The options of `from_dense`.
+
+    `padding`: one number, (rows, columns), or (top, left, bottom, right); `activation`: a name of ACTIVATIONS, "" for none;
+    `prune`: "refuse" raises an error for weights that are not 2:4, "magnitude" sets the smaller two of each four input
+    channels to zero; `force`: "sparse" takes a 2:4 kernel even if a dense one is faster, "" the fastest; `device`: None: the
+    GPU at hand, else an emulated H200; a name: that GPU, emulated.
+    """
 
     stride: int | tuple[int, int]
     padding: int | tuple[int, ...]
@@ -58,8 +61,11 @@ class Options(TypedDict, total=False):
 
 
 class SizePlan(NamedTuple):
-    """The plan of one size: an engine of one layer, and how it runs: on the caller's arrays on a GPU, or in the emulator.
-    `whole`: the plan for more images, from which it is made."""
+    """The plan of one size of input: an engine of one layer, and the way it runs.
+
+    `direct`: on the caller's arrays on a GPU, `context`: in the emulator; the other one is None. `whole`: the plan for more
+    images from which this one was made, None if it has its own.
+    """
 
     engine: Engine
     out_shape: Shape4
@@ -164,23 +170,27 @@ class SparseConv2d:
         self._prepared.add((tuple(shape), residual))
 
     def tactic(self, shape: Sequence[int], residual: bool = False) -> str:
-        """The tactic that computes x of this shape, by name."""
+        """Returns the name of the tactic that computes x of this shape; `residual`: with a residual. Plans the size if it is
+        new.
+        """
         layers = self._plan(tuple(shape), residual).engine.plan.layers
         return next(str(layer.tactic.name) for layer in layers if layer.tactic)
 
     def why(self, shape: Sequence[int], residual: bool = False) -> SparsityRow:
-        """Whether x of this shape runs sparse, why, and the times of both kinds, as in an engine's layer."""
+        """Returns whether x of this shape runs sparse, the reason, and the times of both kinds, as for an engine's layer."""
         return self._plan(tuple(shape), residual).engine.sparsity.rows[0]
 
     def out_shape(self, shape: Sequence[int]) -> Shape4:
-        """[N, K, P, Q] of y for x of this shape. Raises ValueError where the operator does not take it."""
+        """Returns y's shape [N, K, P, Q] for x of this shape. Raises ValueError if the operator does not take it."""
         return self.geometry.out_shape(self.weight.shape, shape)
 
     def _plan(self, shape: tuple[int, ...], residual: bool) -> SizePlan:
         return self._plans.get((shape, residual)) or self._rounded(shape, residual) or self._make(shape, residual)
 
     def _rounded(self, shape: tuple[int, ...], residual: bool) -> SizePlan | None:
-        """The plan of the next larger size that is prepared, at this size; None without any, or where its kernel cannot."""
+        """Returns a plan for this size made from the prepared plan of the next larger one; None if there is none, or its
+        kernel cannot.
+        """
         out = self.out_shape(shape)
         n, _, h, w = shape
         of_row = n == h == 1  # as pixels, the rows of a linear layer
@@ -195,7 +205,10 @@ class SparseConv2d:
         return plan
 
     def _ready(self, shape: tuple[int, ...], residual: bool, stream: int) -> SizePlan:
-        """Returns the plan of a size, ready on the stream. Raises RuntimeError while the stream is captured and it is not."""
+        """Returns the plan of a size, ready on the stream: planned, compiled, with scratch memory allocated.
+
+        Raises RuntimeError if it is not ready while the stream is captured into a CUDA graph.
+        """
         plan = self._plans.get((shape, residual)) or self._rounded(shape, residual)
         if plan is not None and (plan.direct is None or plan.direct.is_ready(stream)):
             return plan
@@ -223,7 +236,7 @@ class SparseConv2d:
         return plan
 
     def _view(self, gpu: Cuda, name: str, a: Any) -> arrays.Given:
-        """Views a GPU array as CuPy's, in place. Raises ValueError for others."""
+        """Returns a GPU array as CuPy's, in place. Raises ValueError for other arrays. `name`: the argument, for messages."""
         if isinstance(a, gpu.cupy.ndarray) and a.device.id == gpu.number:
             return arrays.Given(a, True)
         if (found := arrays.on_gpu(gpu, name, a, writes=name == "out", cure=HERE)) is None:
@@ -235,7 +248,7 @@ class SparseConv2d:
             return gpu.cupy.empty(_nhwc(shape), HALF).transpose(0, 3, 1, 2)
 
     def _opened(self) -> Cuda | None:
-        """The GPU at hand, unless the operator is for a named device; None where the emulator runs it."""
+        """Returns the GPU at hand; None if the emulator runs the operator, without a GPU or for a named device."""
         if self._gpu is None and self._device is None and devices.has_gpu():
             self._gpu = Cuda(devices.current())
         return self._gpu
@@ -254,8 +267,10 @@ class SparseConv2d:
 
 
 class SparseLinear:
-    """y = activation(x @ weight.T + bias + residual), for x [..., C] and weight [K, C]: a 1x1 SparseConv2d, made by
-    `from_dense` with its options but stride, padding, dilation and groups."""
+    """y = activation(x @ weight.T + bias + residual), for x [..., C] and weight [K, C]; made by `from_dense`.
+
+    It is a 1x1 SparseConv2d, with its options except stride, padding, dilation and groups.
+    """
 
     def __init__(self, conv: SparseConv2d) -> None:
         self.conv = conv
@@ -270,20 +285,28 @@ class SparseLinear:
         return cls(SparseConv2d.from_dense(w[:, :, None, None], bias, **options))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Computes y [..., K], as `SparseConv2d` does; rows are contiguous."""
+        """Computes and returns y [..., K] for x [..., C], FP16 arrays with any number of leading axes, as SparseConv2d does.
+
+        `residual` and `out`: arrays of y's shape, or None: no residual, and y in a new array. `stream`: as for SparseConv2d.
+        All arrays must be C-contiguous: the channels of one row (one index of the leading axes) lie next to each other, and
+        rows one after the other. Raises ValueError for another shape, type or order in memory.
+        """
         k, c = self.conv.weight.shape[:2]
         y = self.conv(_image("x", x, c), _image("residual", residual, k), _image("out", out, k), stream)
         return y.transpose(0, 2, 3, 1).reshape(*x.shape[:-1], y.shape[1]) if out is None else out
 
 
 def sparse_conv2d(x: Any, weight: Any, bias: Any = None, **options: Unpack[Options]) -> Any:
-    """Computes one convolution; weights are packed at each call, so keep a SparseConv2d for more than one."""
+    """Computes one convolution and returns y. Arguments as for SparseConv2d.from_dense; weights are packed at each call, so
+    keep a SparseConv2d for more than one.
+    """
     return SparseConv2d.from_dense(weight, bias, **options)(x)
 
 
 def _built(model: Any, options: BuildOptions, measure: bool) -> Engine:
-    """The engine by measured times; unless these are to be measured, by those of the timing cache, or where it lacks one by
-    predictions."""
+    """Builds the engine by measured times if `measure`; else by those of the timing cache, or by predictions if one is
+    missing there.
+    """
     make = bounded(build)
     try:
         return make(model, replace(options, only_cached_times=not measure))
@@ -295,27 +318,32 @@ def _built(model: Any, options: BuildOptions, measure: bool) -> Engine:
 
 
 def _current(gpu: Cuda | None) -> contextlib.AbstractContextManager[None]:
-    """Makes the GPU the thread's current one; quickly where it is, or the emulator runs."""
+    """Returns a context manager that makes the GPU the thread's current one; it does nothing if it is, or for None (the
+    emulator).
+    """
     if gpu is None or gpu.cupy.cuda.runtime.getDevice() == gpu.number:
         return contextlib.nullcontext()
     return gpu.here()
 
 
 def _handle(gpu: Cuda, stream: Any) -> int:
-    """The handle of the caller's stream; of CuPy's current one where none is named."""
+    """Returns the CUDA handle of the caller's stream; of CuPy's current stream if `stream` is None."""
     named = None if stream is None else arrays.handle_of(gpu.cupy, stream)
     return int(gpu.cupy.cuda.get_current_stream().ptr) if named is None else named
 
 
 def _host(a: Any) -> np.ndarray:
-    """Copies weights to the host as FP32: NumPy's, CuPy's or PyTorch's."""
+    """Returns weights (NumPy's, CuPy's or PyTorch's) as an FP32 array on the host."""
     for copy in ("detach", "cpu", "get"):
         a = getattr(a, copy)() if hasattr(a, copy) else a
     return np.asarray(a, np.float32)
 
 
 def _numbers(name: str, given: Any, counts: tuple[int, ...], least: int) -> Any:
-    """As many whole numbers as the last of `counts`; where fewer are given, they repeat."""
+    """Returns an option as a tuple of whole numbers, as many as the last of `counts`; fewer given ones are repeated.
+
+    `counts`: how many may be given; `least`: the smallest value. Raises ValueError.
+    """
     found = (given,) if isinstance(given, int) else tuple(given)
     if len(found) not in counts or any(type(v) is not int or v < least for v in found):
         words = " or ".join(map(str, counts))
@@ -345,7 +373,11 @@ def _nhwc(shape: Shape4) -> Shape4:
 
 
 def _image(name: str, a: Any, channels: int) -> Any:
-    """Views rows [..., channels] as the pixels of an image [1, channels, 1, rows]; None stays None."""
+    """Views an array [..., channels] as an image [1, channels, 1, rows], each index of the leading axes a pixel; None stays
+    None.
+
+    Raises ValueError for another last axis, or an array that is not C-contiguous.
+    """
     if a is None:
         return None
     if not a.shape or a.shape[-1] != channels:

@@ -34,8 +34,11 @@ MOST_MAPS = 256  # tensor maps kept by address: encoding one takes longer than a
 
 
 class Patch(NamedTuple):
-    """A place in a launch's struct: its first byte, the number of the caller's array, and the bytes from its beginning; with
-    `given` the struct has a tensor map of that address there."""
+    """A place in a launch's parameter struct where a call writes the address of a caller's array.
+
+    `at`: its first byte in the struct; `array`: the number of the array; `delta`: bytes from the array's beginning; `given`:
+    the tensor map of this address that the struct holds there, None for the address itself.
+    """
 
     at: int
     array: int
@@ -44,7 +47,7 @@ class Patch(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A launch on a stream; `params`: its struct, in which patches are filled in before each start."""
+    """A launch on a stream. `params`: its struct, whose patches each call fills in; `start`: starts it."""
 
     params: bytearray
     patches: tuple[Patch, ...]
@@ -60,8 +63,10 @@ def _release(gpu: Cuda, held: list[int]) -> None:
 
 
 class Direct:
-    """The launches of an engine of one plan on a GPU; its memory lasts as long. Raises EngineError where its plan calls a
-    library function."""
+    """The launches of an engine of one plan on a GPU, whose memory lives as long as this object.
+
+    Raises EngineError if the plan calls a library function.
+    """
 
     def __init__(self, gpu: Cuda, engine: Engine) -> None:
         plan = engine.record.plan
@@ -80,8 +85,9 @@ class Direct:
         weakref.finalize(self, _release, gpu, self._held).atexit = False
 
     def for_fewer(self, images: int, columns: int) -> Direct | None:
-        """The launches of a plan of one convolution for another number of images and columns, fewer than its own, by the same
-        kernels in the same memory; None where these cannot compute that."""
+        """Returns the launches for fewer images or columns, by the same kernel in the same memory; None if it cannot compute
+        these.
+        """
         (layer, *more), none = self._engine.plan.layers, (0, 0)
         of, tactic = layer.problem, layer.tactic
         if more or tactic is None or not isinstance(of, ConvProblem):
@@ -102,7 +108,7 @@ class Direct:
         return found
 
     def is_ready(self, stream: int) -> bool:
-        """Whether a run on this stream allocates nothing."""
+        """Returns whether a run on this stream (a CUDA handle) allocates nothing."""
         return stream in self._bases
 
     def ready(self, stream: int) -> None:
@@ -126,7 +132,7 @@ class Direct:
         return prepared
 
     def run(self, addresses: Sequence[int], stream: int) -> None:
-        """Queues the plan on the stream; `addresses`: of the inputs, then of the output."""
+        """Queues the plan on the stream. `addresses`: of the inputs, then of the output."""
         for params, patches, start in self._on.get(stream) or self._prepared(stream):
             for at, array, delta, given in patches:
                 address = addresses[array] + delta
@@ -155,7 +161,7 @@ class Direct:
         return next(inside, None)
 
     def _scratch(self) -> tuple[int, list[Any]]:
-        """Returns the lowest offset of the arena that is no caller's array, and the spans to clear there."""
+        """Returns (the lowest offset of the arena that belongs to no caller's array, the spans to clear there)."""
         used = [a[1].of if a[0] == "map" else a for s in self._steps for a in s.args]
         own = [int(v) for kind, v in used if kind == "arena" and self._end(int(v)) is None]
         zeros = [span for span in self._memory.zeros if self._end(span[0]) is None]

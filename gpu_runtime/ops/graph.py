@@ -36,12 +36,14 @@ class Geometry(NamedTuple):
 
     @staticmethod
     def of(sizes: Sequence[int]) -> Geometry:
-        """Makes it from all of its numbers, one after the other."""
+        """Returns the geometry of nine numbers: two strides, padding (top, left, bottom, right), two dilations, groups."""
         down, across, top, left, bottom, right, apart, aside, groups = sizes
         return Geometry((down, across), (top, left, bottom, right), (apart, aside), groups)
 
     def out_shape(self, weight: Sequence[int], x: Sequence[int]) -> tuple[int, int, int, int]:
-        """[N, K, P, Q] for x [N, C, H, W] and weights [K, C / groups, R, S]. Raises ValueError where they do not fit."""
+        """Returns y's shape [N, K, P, Q] for x [N, C, H, W] and weights [K, C / groups, R, S]. Raises ValueError if they do
+        not fit.
+        """
         if len(x) != 4 or min(x) < 1 or x[1] != weight[1] * self.groups:
             raise ValueError(f"x: expected [N, {weight[1] * self.groups}, H, W], got {dims(tuple(x))}")
         top, left, bottom, right = self.padding
@@ -55,8 +57,11 @@ class Geometry(NamedTuple):
 def graph(
     arrays: Mapping[str, np.ndarray], geometry: Geometry, activation: str, shape: Sequence[int], residual: Sequence[int] = ()
 ) -> onnx.ModelProto:
-    """Makes y = activation(conv(x, weight) + bias + residual) in FP32. `arrays`: weight [K, C / groups, R, S] and perhaps bias
-    [K]; `shape`: of x; `residual`: its shape, without it there is none."""
+    """Returns the ONNX model of y = activation(conv(x, weight) + bias + residual) in FP32.
+
+    `arrays`: "weight" [K, C / groups, R, S] and optionally "bias" [K]; `activation`: "" for none; `shape`: of x; `residual`:
+    its shape, () for none.
+    """
     fp32 = onnx.TensorProto.FLOAT
     conv = helper.make_node("Conv", ["x", *arrays], ["conv"], "conv", strides=geometry.stride, group=geometry.groups,
                             pads=geometry.padding, dilations=geometry.dilation)  # fmt: skip

@@ -30,12 +30,12 @@ MADE = WeakTensorKeyDictionary()  # weight -> {device and options: (versions of 
 
 
 def versions(tensors: Iterable[Any]) -> tuple[int, ...]:
-    """Numbers that differ as soon as one of these tensors is another one, or is changed in place."""
+    """Returns numbers that change as soon as one of these tensors is another one, or is changed in place."""
     return tuple(v for t in tensors for v in (t.data_ptr(), 0 if t.is_inference() else t._version))
 
 
 def operator(device: Any, weight: Any, bias: Any, sizes: Sequence[int], force: str = "") -> SparseConv2d:
-    """The operator for tensors on a device, by weights as they are now; the arguments are those of `sparse_conv2d`."""
+    """Returns the operator for tensors on a device, made from the weights as they are now. Arguments as for `sparse_conv2d`."""
     made, key = MADE.setdefault(weight, {}), (torch.device(device), *sizes, force)
     now = versions((weight,) if bias is None else (weight, bias))
     if key not in made or made[key][0] != now:
@@ -48,8 +48,11 @@ def operator(device: Any, weight: Any, bias: Any, sizes: Sequence[int], force: s
 def sparse_conv2d(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sizes: Sequence[int], force: str = ""
 ) -> torch.Tensor:
-    """`weight`: 2:4, [K, C / groups, R, S] or of a linear layer [K, C]; `sizes`: two strides, padding (top, left, bottom,
-    right), two dilations, groups; `force`: as for from_dense. x and the output are FP16 and channels-last."""
+    """Computes and returns a convolution of x; x and the result are FP16 and channels-last.
+
+    `weight`: 2:4, [K, C / groups, R, S], or [K, C] for a linear layer; `sizes`: two strides, padding (top, left, bottom,
+    right), two dilations, groups; `force`: as for SparseConv2d.from_dense.
+    """
     if not (y := _empty(x, weight, bias, sizes, force)).numel():
         return y
     conv, x = operator(x.device, weight, bias, sizes, force), x.detach()
@@ -63,7 +66,7 @@ def sparse_conv2d(
 
 @sparse_conv2d.register_fake
 def _empty(x: Any, weight: Any, bias: Any, sizes: Sequence[int], force: str = "") -> Any:
-    """The output before it is computed."""
+    """Returns an output of the right shape that is not yet computed. Raises TypeError unless x is FP16."""
     if x.dtype != torch.float16:
         cure = "make the model and its inputs so with .half(), or call it within torch.autocast"
         raise TypeError(f"x: expected torch.float16, got {x.dtype}: {cure}")
@@ -93,8 +96,10 @@ class Sparse24(nn.Module):
         self.train(layer.training)
 
     def operator(self, device: Any) -> SparseConv2d:
-        """The operator for tensors on a device, which has why, tactic, prepare and tune: of shapes [N, C, H, W], or of a linear
-        layer [1, C, 1, rows]."""
+        """Returns the SparseConv2d for tensors on a device, with its why, tactic, prepare and tune.
+
+        These take shapes [N, C, H, W], or [1, C, 1, rows] for a linear layer.
+        """
         return operator(device, self.weight, self.bias, self.sizes, self.force)
 
     def forward(self, x: Any) -> Any:
@@ -113,8 +118,10 @@ class Sparse24(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Sparsified:
-    """A model and its nn.Conv2d and nn.Linear layers by name: those that were `replaced`, and why each of the others was not;
-    `print` shows them."""
+    """A model in which layers were replaced, and its nn.Conv2d and nn.Linear layers by name; `print` shows them.
+
+    `replaced`: the layers that now run by 2:4 kernels; `others`: layer -> the reason why it was not replaced.
+    """
 
     module: Any
     replaced: tuple[str, ...]
@@ -149,7 +156,7 @@ def sparsify(module: Any, skip: str | Sequence[str] = (), prune: str = "refuse",
 
 
 def _replacement(layer: Any, prune: str, force: str) -> Sparse24 | Reason:
-    """The module that replaces a layer, or why none can."""
+    """Returns the module that replaces a layer, or the reason why none can."""
     if against := unsupported(_special(layer)):
         return against
     weight, sizes = _host(layer.weight), (1, 1, 0, 0, 0, 0, 1, 1, 1)
@@ -169,7 +176,7 @@ def _replacement(layer: Any, prune: str, force: str) -> Sparse24 | Reason:
 
 
 def _special(layer: Any) -> str:
-    """Why a layer may compute something else than its class, in words, or ""."""
+    """Returns, in words, why a layer may compute something else than its class; "" if nothing suggests so."""
     mode = getattr(layer, "padding_mode", "zeros")
     reasons = {
         f"{type(layer).__name__} is a class of its own, which may compute something else": type(layer) not in KINDS,

@@ -125,10 +125,12 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[Priced]:
 
 
 def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
-    """Yields the entries that run a problem: each tactic with its tensors in memory of their own, and in all of `homes` that
-    its kernel can reach.
+    """Yields the planner's entries that run a problem: one for each tactic and each combination of places of its tensors.
 
-    `homes`: for each input, then the output, its keys that have a home in another tensor.
+    An entry names each tensor by a Key: its format, and its home, the name of a place inside another tensor's memory ("" for
+    memory of its own). Every tactic has the entry with all tensors in memory of their own; a kernel that can address other
+    places also has those with homes. `homes`: for each input, then the output, the keys with a home that this tensor may
+    have. A copied Concat with more than MANY_PLACES combinations keeps its inputs in memory of their own.
     """
     for tactic, ps, premium_ps, timed in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]

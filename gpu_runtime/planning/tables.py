@@ -378,7 +378,13 @@ def _wanted(
     device: Device,
     how: Considered,
 ) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
-    """Returns (the tactics that can run the problem, those to be timed)."""
+    """Returns two tuples: all tactics that can run the problem on tensors of these `dtypes`, and the tactics to time.
+
+    The second tuple keeps one tactic for each combination of kernel, tile and memory addresses, in versions for the
+    network's edges, without sparse tactics if `how` excludes them, and within its limit of scratch memory (see
+    entries.to_time). `straight`: FP16 tactics that store their FP32 sums as an FP32 output also count. `around`: for each
+    input, then the output, the formats it may have, and the further ones at the network's edge.
+    """
     tactics = runnable(problem, device, dtypes, straight)
     return tactics, tuple(to_time(problem, [t for t in tactics if how.sparse or not t.sparse], around, how.scratch))
 

@@ -33,10 +33,10 @@ TELLS = "--device NAME tells the gain of pruning them"
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """The benefit of one launch's layers.
+    """The benefit of 2:4 weights in the layers that one launch computes.
 
-    `us`: the time that the plan of the pruned network loses if these are held dense; 0, with the reason `why`, if the plan runs
-    them dense. `lost_energy`: the share of the file's squared weights that pruning removes.
+    `us`: microseconds that the plan of the pruned network loses if these layers are held dense; 0 if the plan runs them
+    dense, for the reason `why`. `lost_energy`: the share of the file's squared weights that pruning removes.
     """
 
     layers: tuple[str, ...]
@@ -52,9 +52,11 @@ class Benefit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Forecast(Shown):
-    """The predicted gain of pruning. `outlook`: the plan, times predicted, of the model with all weights pruned that can be;
-    None for the reason `unknown`, or if no forecast was requested. `now`: the plan of the model as it is. `default`: no device
-    was named and none is here.
+    """The predicted gain of pruning.
+
+    `outlook`: the predicted plan of the model with all weights pruned that can be; None if no forecast was requested, or for
+    the reason `unknown`. `now`: the predicted plan of the model as it is. `default`: the device is the default one, because
+    none was named and this machine has none.
     """
 
     outlook: Outlook | None = None
@@ -74,7 +76,7 @@ class Forecast(Shown):
         return found["gain_over_now"] if found else None
 
     def data(self) -> dict[str, Any] | None:
-        """The numbers for JSON: microseconds of the plans at this batch, and how many times as fast the pruned plan is."""
+        """Returns the numbers for JSON: microseconds of the plans at this batch, and their ratios; None without an outlook."""
         outlook = self.outlook
         if outlook is None:
             return None
@@ -99,9 +101,11 @@ class Forecast(Shown):
 def forecast(
     model: ModelLike, device: str | None, shapes: Mapping[str, tuple[int, ...]] | None, progress: Listener = ignore
 ) -> Forecast:
-    """Plans the pruned model for a named GPU; None: the one most like the GPU at hand, or the default; NO_DEVICE: no forecast.
+    """Plans the pruned model and returns its predicted gain.
 
-    Raises the errors of `plan` for a named GPU.
+    `device`: the name of a GPU; None: the one most like the GPU at hand, or the default one; NO_DEVICE: no forecast.
+    `shapes`: of dynamic inputs. A model that cannot be planned gives a Forecast with the reason, but raises the errors of
+    `plan` for a named GPU.
     """
     if device == NO_DEVICE:
         return Forecast()
@@ -120,8 +124,10 @@ def forecast(
 
 
 def verdict(found: Forecast, missing: Sequence[str], unknown: str = "") -> str:
-    """States first what pruning would gain, or which option tells, or, where that is `unknown`, why no engine can be built; ""
-    if no weights are `missing` the pattern."""
+    """Returns the text that precedes a report: what pruning would gain, or the option that shows it; "" if all weights are 2:4.
+
+    `missing`: the weights that are not 2:4; `unknown`: why no engine can be built of the model, which then is the text.
+    """
     if found.now and (text := pruning_text(found.now)):
         return "\n".join([*wrap(text), "", ""])
     if not missing or found.now:
@@ -131,7 +137,7 @@ def verdict(found: Forecast, missing: Sequence[str], unknown: str = "") -> str:
 
 
 def benefits(pruned: Outlook) -> dict[str, Benefit]:
-    """Returns layer -> its benefit in a plan with all weights pruned; layers of one launch share one benefit."""
+    """Returns layer -> its benefit. `pruned`: the plan with all weights pruned. Layers of one launch share one benefit."""
     found: dict[str, Benefit] = {}
     for row in pruned.sparsity.rows:
         us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
@@ -141,14 +147,17 @@ def benefits(pruned: Outlook) -> dict[str, Benefit]:
 
 
 def paying(found: Forecast) -> frozenset[str]:
-    """Returns the layers that the plan runs sparse. Raises ModelError without a plan."""
+    """Returns the layers that the forecast's plan runs sparse. Raises ModelError if there is no plan."""
     if found.outlook is None:
         raise ModelError(found.unknown)
     return frozenset(layer for layer, benefit in benefits(found.outlook).items() if not benefit.why)
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
-    """Sorts the layers whose weights can be 2:4 by time saved per energy lost. `rows`: from pattern.inspect."""
+    """Returns the benefits of layers whose weights can be 2:4, ordered by time saved per energy lost, the largest first.
+
+    `rows`: from pattern.inspect, a row per layer; `pruned`: the plan with all weights pruned.
+    """
     able = {r["layer"]: r for r in rows if r["fit"] is not None}
     found = {}
     for benefit in benefits(pruned).values():
@@ -174,7 +183,7 @@ def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
 
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
-    """Formats a table of the layers that save time, and the names of the others."""
+    """Returns a table of the layers that save time, and the names of the others."""
     if not ranked:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))

@@ -45,10 +45,10 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The answers of the original model to the `feeds`, batch by batch, its score, and the limits for a pruned model.
+    """The answers of the original model to the `feeds`, batch by batch, and the limits for a pruned model (None: no limit).
 
-    The limits: the least `min_snr` in dB, the largest `max_drop` of the score, or without labels of the share of samples whose
-    top-1 is the same.
+    `score`: the model's score by `judge`, None without labels. `min_snr`: the least signal-to-noise ratio in dB; `max_drop`:
+    the largest drop of the score, or without labels the largest share of samples whose top-1 class changes.
     """
 
     feeds: Sequence[Arrays]
@@ -76,7 +76,9 @@ class Reference:
         min_snr: float | None,
         max_drop: float | None,
     ) -> Reference:
-        """Runs the original model on the given inputs. Raises ValueError for inputs and labels that do not fit."""
+        """Runs the original model on the given inputs and returns its answers. Raises ValueError for inputs and labels that do
+        not fit.
+        """
         session = sessions.session(model)
         feeds = list(sessions.batches(sessions.inputs_of(session), given))
         expected = [sessions.run(session, f) for f in feeds]
@@ -93,10 +95,11 @@ def calibrate(
     units: Mapping[str, str],
     progress: Listener,
 ) -> Calibrated:
-    """Compares the pruned model with the original, and restores weights until the reference's limits hold.
+    """Compares the pruned model with the original, restores weights until the reference's limits hold, and returns the
+    accuracies.
 
-    `changed` has the `pruned` weights; weights that must stay dense get their `dense` values back. Weights with one name in
-    `units` are pruned or dense together, because a dense one breaks their sum's pattern.
+    `changed`: the pruned model; weights that must stay dense get their `dense` values back in it. `units`: weight -> name of
+    a group; weights of one group are pruned or dense together, because a dense one breaks their sum's pattern.
     """
     trial = _Trial.of(reference, changed, pruned, dense)
     everything = frozenset(w.name for w in pruned)
@@ -111,7 +114,7 @@ def calibrate(
     worst = sorted(found, key=lambda names: found[names].snr_db)
 
     def but(number: int) -> frozenset[str]:
-        """All weights without those of the `number` most harmful parts."""
+        """Returns all weights without those of the `number` most harmful parts (a part: a weight, or a unit's weights)."""
         return everything - {name for names in worst[:number] for name in names}
 
     tried = {0: trial.accuracy(everything)}
@@ -134,7 +137,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A session whose prunable weights are inputs, and the dense and pruned weights."""
+    """A session whose prunable weights are inputs; `weights`: name -> (dense, pruned) values."""
 
     session: object
     weights: Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -156,7 +159,7 @@ class _Trial:
         return cls(sessions.session(_with_inputs(changed, stored)), both, reference)
 
     def accuracy(self, pruned: Collection[str]) -> Accuracy:
-        """Measures with these weights pruned and the others dense."""
+        """Returns the accuracy with these weights pruned and the others dense."""
         found, judge = Difference(), self.reference.judge
         chosen = {name: after if name in pruned else before for name, (before, after) in self.weights.items()}
         got = [sessions.run(self.session, {**feeds, **chosen}) for feeds in self.reference.feeds]
@@ -166,7 +169,7 @@ class _Trial:
 
 
 def _with_inputs(proto: onnx.ModelProto, names: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """Returns the model with these constants as inputs."""
+    """Returns the model with these constants as inputs instead."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph

@@ -119,7 +119,10 @@ def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _product(
     walk: Walk, node: onnx.NodeProto, out: Labels, moving: Mapping[int, Sequence[Labels]], rank: int, axis: int = 1
 ) -> Labels:
-    """Records that a product's weights and bias move; returns the labels of its output."""
+    """Records that a product's weights and bias move with channels, and returns the labels of its output.
+
+    `moving`: axis of the weights -> the labels that it moves with; `rank`, `axis`: of the output, and of its channels.
+    """
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
         if bias not in walk.sources and bias not in walk.uniform:
@@ -347,7 +350,10 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
 
 
 def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
-    """Returns the smallest span of axes before, and after, with the same elements; before, it includes all of `axes`."""
+    """Returns (first, end) of the smallest span of axes before, then of the span after, that hold the same elements.
+
+    The span before includes all of `axes`. Raises Refused if the shapes have different numbers of elements.
+    """
     if math.prod(before) != math.prod(after) or 0 in before:
         raise Refused(f"{title(node)}: shape {before} cannot become {after}")
     heads, tails = np.cumprod([1, *before]).tolist(), np.cumprod([1, *after]).tolist()
@@ -358,7 +364,7 @@ def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[i
 
 
 def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Softmax, LogSoftmax, LpNormalization: the order of an axis's elements does not matter."""
+    """Softmax, LogSoftmax, LpNormalization: the order of the elements along an axis does not matter."""
     labels = ins[0]
     if labels is not None and len(labels.axes) > 1:
         raise Refused(f"{title(node)} has channels on several axes")

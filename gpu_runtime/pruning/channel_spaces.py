@@ -27,7 +27,10 @@ MOST_LABELS = 1 << 20  # of one tensor; larger tensors are pinned
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Element numbers and tags at the positions of a tensor; both have its rank, and size 1 along axes without channels."""
+    """The labels of a tensor: the number of the channel (`ids`) and a tag at each position.
+
+    Both arrays have the tensor's rank, and size 1 along axes without channels.
+    """
 
     ids: np.ndarray
     tags: np.ndarray
@@ -42,7 +45,7 @@ class Labels:
         return Labels(self.ids.reshape(-1), self.tags.reshape(-1))
 
     def along(self, axis: int, rank: int) -> Labels:
-        """Reshapes one axis of labels to a tensor of that rank."""
+        """Returns labels of one axis, reshaped to a tensor of that rank with the channels on `axis`."""
         shape = [1] * rank
         shape[axis] = self.ids.size
         return Labels(self.ids.reshape(shape), self.tags.reshape(shape))
@@ -69,7 +72,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """`size` channels that may change places with each other, and their places in constants."""
+    """`size` channels that may change places with each other, and their places in constants (`ports`)."""
 
     size: int
     ports: tuple[Port, ...]
@@ -102,19 +105,24 @@ class Recorder:
     tags: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def fresh(self, size: int, blocks: np.ndarray | None = None) -> Labels:
-        """Makes new channels on a separate axis; `blocks`: channels of equal number may change places, by default all."""
+        """Returns labels of `size` new channels on an axis of their own.
+
+        `blocks`: the number of each channel's block; only channels of one block may change places. None: all may.
+        """
         ids = np.arange(self.elements, self.elements + size)
         self.elements += size
         return self.record(Labels(ids, np.zeros(size, np.int64)), blocks)
 
     def pinned(self, size: int, why: str) -> Labels:
-        """Makes new channels that all keep their places."""
+        """Returns labels of `size` new channels that all keep their places, for the reason `why`."""
         labels = self.fresh(size, np.arange(size))
         self.pins.append((labels.ids, why))
         return labels
 
     def record(self, labels: Labels, blocks: np.ndarray | None = None) -> Labels:
-        """Records these labels as an axis; channels stay in their block of it."""
+        """Records these labels as an axis and returns them. `blocks`: the block of each channel, in which it must stay; None:
+        one for all.
+        """
         within = np.zeros(labels.ids.size, np.int64) if blocks is None else blocks
         self.records.append((labels.ids.reshape(-1), self.blocks + within, labels.tags.reshape(-1)))
         self.blocks += int(within.max(initial=0)) + 1
@@ -127,7 +135,7 @@ class Recorder:
             self.pins.append((flat.ids, why))
 
     def join(self, a: Labels, b: Labels) -> Labels:
-        """Records that both, of the same shape, have the same channels at the same positions."""
+        """Records that a and b, of one shape, have the same channels at the same positions; returns the labels for both."""
         if a.ids is not b.ids:
             self.edges.append((a.ids.reshape(-1), b.ids.reshape(-1)))
         if not np.array_equal(a.tags, b.tags):
@@ -169,7 +177,9 @@ class Recorder:
                 self.constants[key] = labels
 
     def spaces(self) -> Spaces:
-        """Groups classes of the same signature into spaces."""
+        """Returns the spaces: classes (channels that are the same in several tensors) with the same signature may change
+        places.
+        """
         classes = self._classes()
         groups: dict[bytes, list[int]] = {}
         for c, signature in enumerate(self._signatures(classes)):
@@ -221,7 +231,7 @@ class Recorder:
 
 
 def _ports(key: ConstantAxis, spaces: np.ndarray, ranks: np.ndarray, tags: np.ndarray) -> list[tuple[int, Port]]:
-    """Returns (space, port) for each space and tag on a constant's axis."""
+    """Returns (number of the space, its port) for each space and tag on a constant's axis."""
     found = []
     for space, tag in {*zip(spaces.tolist(), tags.tolist(), strict=True)}:
         if space >= 0:

@@ -21,7 +21,7 @@ NOT_ALIKE = "has no channels that can be permuted"
 
 
 class Refused(Exception):
-    """Raised where a rule cannot prove that the node treats channels alike."""
+    """Raised when a rule cannot prove that a node treats all channels alike."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Walk:
     # ---- the rules' queries and records
 
     def dims(self, name: str) -> Shape:
-        """Returns the shape of a tensor. Refused if it is unknown."""
+        """Returns the shape of a tensor. Raises Refused if it is unknown."""
         if name in self.sources:
             base, views = self.sources[name]
             return seen_dims(self.stored[base], views)
@@ -97,14 +97,17 @@ class Walk:
         return self.shapes[name]
 
     def numbers(self, node: onnx.NodeProto, slot: int, *attributes: str) -> list[int] | None:
-        """Returns the integers of a constant input or of an attribute; None without either. Refused if they are computed."""
+        """Returns the integers of a constant input, else of the first attribute that is set; None without either.
+
+        `slot`: the input's number; `attributes`: their names. Raises Refused if the input is computed.
+        """
         if len(node.input) > slot and node.input[slot]:
             return [int(v) for v in self.values(node, slot)]
         given = attributes_of(node)
         return next((np.asarray(given[a], np.int64).reshape(-1).tolist() for a in attributes if a in given), None)
 
     def values(self, node: onnx.NodeProto, slot: int) -> np.ndarray:
-        """Returns a constant input, flat. Refused if it is computed."""
+        """Returns the elements of the constant input number `slot`, flat. Raises Refused if it is computed."""
         if node.input[slot] in self.integers:
             return self.integers[node.input[slot]].reshape(-1)
         base, _ = self.sources.get(node.input[slot], ("", ()))
@@ -113,11 +116,14 @@ class Walk:
         return to_array(base, self.stored[base]).reshape(-1)
 
     def is_uniform(self, name: str) -> bool:
-        """Whether all elements of a tensor are one stored number, so that no order of channels changes it."""
+        """Returns whether all elements of a tensor are one stored number, so that no order of channels changes it."""
         return name in self.uniform or (name in self.sources and math.prod(self.dims(name)) == 1)
 
     def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
-        """Records the axes of a constant that move with channels, for each part of the axis; every other axis must stay."""
+        """Records that a node reads a constant, some axes of which move with channels; all others must stay.
+
+        `moving`: axis -> the labels of each part of that axis. Raises Refused if they do not fit the constant's shape.
+        """
         dims = self.dims(name)
         for axis, parts in moving.items():
             of = dims[0] if len(parts) > 1 else len(parts)  # rows are split, and each part has all columns
@@ -136,7 +142,7 @@ def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
-    """Returns labels that are along axis 1 only, flat. Refused for other axes."""
+    """Returns labels whose only axis with channels is axis 1, flat; None for None. Raises Refused for other axes."""
     if labels is None:
         return None
     if labels.axes != (1,):
@@ -145,8 +151,11 @@ def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
 
 
 def integers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """Returns small tensors of integers that are stored, or that Reshape and Concat make of such: axes and sizes as
-    torch.onnx.export(optimize=False) spells them, which onnx's inference does not follow everywhere."""
+    """Returns name -> values of small integer tensors that are stored, or that Reshape and Concat make of stored ones.
+
+    torch.onnx.export(optimize=False) spells axes and sizes in this way, which onnx's shape inference does not follow
+    everywhere.
+    """
     small = [(name, t) for name, t in stored_tensors(graph) if t.data_type == TensorProto.INT64]
     found = {name: to_array(name, t) for name, t in small if math.prod(t.dims) <= MOST_INTEGERS}
     for node in graph.node:

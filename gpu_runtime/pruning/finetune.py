@@ -49,15 +49,18 @@ class Masks:
         return f"Masks({several(len(self.zeros), 'weight')})"
 
     def __call__(self) -> None:
-        """Sets the pruned weights to zero. (To mask only gradients is not enough: momentum and weight decay change zeros
-        too.)
+        """Sets the pruned weights to zero. To mask only gradients is not enough: momentum and weight decay change zeros,
+        too.
         """
         for parameter, zero in self.zeros:
             parameter.data.masked_fill_(zero, 0)
 
 
 def _copied(parameters: Mapping[str, torch.Tensor], pruned: str | os.PathLike[str] | Result) -> Zeros:
-    """Copies the stored weights, and returns (parameter, where it is zero) for each that has zeros."""
+    """Copies the pruned model's stored weights into the parameters of the same name.
+
+    Returns (parameter, boolean tensor of its zeros) for each parameter that has zeros.
+    """
     import torch
 
     source = source_of(pruned.model if isinstance(pruned, Result) else pruned)
@@ -83,7 +86,10 @@ def _copied(parameters: Mapping[str, torch.Tensor], pruned: str | os.PathLike[st
 
 
 def _of_others(parameters: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> Zeros:
-    """Returns (parameter, where it is zero) for each mask of a state_dict; a mask is true, or not 0, where a weight stays."""
+    """Returns (parameter, boolean tensor of the weights to set to zero) for each mask in a state_dict of another tool.
+
+    A weight stays where its mask is true or not 0.
+    """
     found, others = [], []
     for name, mask in state.items():
         if not (parts := MASK.fullmatch(name)):

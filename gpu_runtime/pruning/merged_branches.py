@@ -31,16 +31,18 @@ DENSE = "Prune the original model, in which all branches are dense"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The sums of a model, whose branches may become one convolution; `unknown`: why the search failed."""
+    """The sums of a model (branches that are added and may become one convolution); `unknown`: why the search failed,
+    else "".
+    """
 
     sums: tuple[Sum, ...] = ()
     unknown: str = ""
 
 
 def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found:
-    """Finds the sums of a model. `shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE.
+    """Returns the sums of a model. `shapes`: of inputs; other dynamic sizes are 1 for a batch, else EXAMPLE.
 
-    Raises ModelError where `shapes` do not fit.
+    Raises ModelError if `shapes` do not fit the model's inputs. Another failure is recorded in the result's `unknown`.
     """
     importer.check_shapes(proto.graph.input, shapes)
     ops = {node.op_type for node in proto.graph.node}
@@ -77,8 +79,11 @@ def own_weights(graph: onnx.GraphProto) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A branch: its own weights, [K, C/g, r, s], at the tap `at` of the merged convolution's window; the share of its groups of
-    4 that fit 2:4, None without such groups."""
+    """A branch of a sum: its layer, and its own weights [K, C/g, r, s].
+
+    `at`: the tap (row, column) of the merged window where these weights begin; `fit`: the share of its groups of 4 that fit
+    2:4, None without such groups.
+    """
 
     layer: str
     shape: tuple[int, ...]
@@ -108,8 +113,9 @@ class Merged:
 def inspect_file(
     path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[dict[str, Any]], tuple[Merged, ...], str]:
-    """Returns (rows of the file's weights from pattern.inspect; its sums; why the search for sums failed, or ""). Raises
-    ModelError.
+    """Returns (the rows of pattern.inspect for the file's weights, the file's sums, why the search for sums failed or "").
+
+    `shapes`: of inputs. Raises ModelError.
     """
     proto = checked(path)
     rows, found = pattern.of_weights(weights(proto.graph)), find(proto, shapes)
@@ -143,7 +149,7 @@ def _own_shape(s: Sum, i: int) -> tuple[int, ...]:
 
 
 def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) -> str:
-    """Names branches that do not fit, or the taps at which fitting branches are added."""
+    """Returns why a sum is not 2:4: the branches that do not fit, or the taps at which fitting branches are added."""
     if dense := [p.layer for p in parts if p.fit is not None and p.fit < 1]:
         return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not 2:4"
     where = f"at tap {list(taps[0][:2])}" if len(taps) == 1 else f"at {len(taps)} of {s.w.shape[2] * s.w.shape[3]} taps"
@@ -151,7 +157,10 @@ def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) 
 
 
 def text(rows: Sequence[Merged], unknown: str) -> str:
-    """Formats a table of each sum's branches and the merged convolution; one line for sums that can never be 2:4."""
+    """Returns a table of each sum's branches and merged convolution, with one line for the sums that can never be 2:4.
+
+    `unknown`: why sums could not be searched for, which then is the text.
+    """
     if unknown:
         return "\n" + "\n".join(wrap(not_looked_for(unknown))) + "\n"
     if not rows:
@@ -191,7 +200,7 @@ def _cells(m: Merged) -> list[list[str]]:
 
 
 def _cures(rows: Sequence[Merged]) -> list[str]:
-    """Lists the remedies for sums that are not 2:4, and the sums without a remedy."""
+    """Returns lines with the remedies for sums that are not 2:4, and with the sums that have none."""
     curable, others = [m for m in rows if m.lost is not None], [m for m in rows if m.lost is None]
     lines = []
     if curable:
@@ -206,7 +215,7 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
 
 
 def summary(rows: Sequence[Merged]) -> str:
-    """States the number of sums, and of 2:4 sums; "" without sums."""
+    """Returns the sentence on the number of sums, and of those that are 2:4; "" without sums."""
     if not rows:
         return ""
     able = [m for m in rows if m.stored is not None]

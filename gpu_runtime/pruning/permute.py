@@ -35,8 +35,9 @@ EXAMPLE = 224  # for a dynamic height or width, during shape inference
 
 @dataclass(slots=True)
 class _Reader:
-    """Squares of the weights on a constant's axis in their present order, [rows, channels], normalized to the sum 1; and the
-    places of the space's channels there.
+    """The squares [rows, channels] of the weights on a constant's axis in their present order, normalized to the sum 1.
+
+    `positions`: the places of the space's channels on that axis.
     """
 
     squares: np.ndarray
@@ -50,9 +51,10 @@ def permute(
     fixed: Collection[str] = (),
     progress: Listener = ignore,
 ) -> Spaces:
-    """Reorders channels in place so that pruning these weights loses less; returns the spaces found.
+    """Reorders channels of the model in place so that pruning these weights loses less, and returns the spaces found.
 
-    `shapes`: of inputs; `fixed`: weights whose input channels keep their order.
+    A space is a set of channels that may change places. `pruned`: the weights to prune; `shapes`: of inputs; `fixed`:
+    weights whose input channels keep their order.
     """
     spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))
     rng = np.random.default_rng(0)
@@ -69,7 +71,7 @@ def permute(
 
 
 def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Infers the shapes of tensors for these inputs; other dynamic sizes get example values."""
+    """Returns tensor -> its inferred shape. `inputs`: the shapes of inputs; other dynamic sizes get example values."""
     small = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)  # 3: initializers are inputs
     small.graph.name = proto.graph.name
     small.graph.node.extend(proto.graph.node)
@@ -103,7 +105,9 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
 
 
 def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) -> None:
-    """Moves the channel at place order[i] of each space to place i, in every constant with its channels."""
+    """Reorders every constant that has channels of the spaces, in place: `orders`: for each space, place i gets the channel of
+    place order[i].
+    """
     stored = dict(stored_tensors(graph))
     sources = views_of_constants(graph, stored)
     moves: dict[str, list[tuple[ConstantAxis, np.ndarray, np.ndarray]]] = {}
@@ -153,7 +157,7 @@ def _squares(
 
 
 def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Searches the best order and returns it; the readers' squares are in this order afterwards."""
+    """Returns the best order found for a space; afterwards the readers' squares are in this order."""
     readers = []
     for port in space.ports:
         of = squares.get((port.constant.name, port.constant.axis, port.constant.part))
@@ -172,7 +176,7 @@ def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rn
 
 
 def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
-    """Chooses as many places as possible, tried in this order, no two of them in one group of any reader."""
+    """Returns as many places as possible, tried in the order `tried`, no two of them in one group of 4 of any reader."""
     taken: list[set[int]] = [set() for _ in readers]
     shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}
     found = []
@@ -187,7 +191,7 @@ def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np
 
 
 def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> tuple[float, float]:
-    """Reassigns the channels at these places, in place; returns (the readers' former loss in these groups, the loss saved)."""
+    """Reassigns the channels at these places in place. Returns (the readers' loss in these groups before, the loss saved)."""
     cost, least = np.zeros((len(places), len(places))), 0.0  # [what, where]
     for r in readers:
         at = r.positions[places]
@@ -219,7 +223,7 @@ def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def unmoved(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, str]:
-    """Returns stored weights without a movable input channel -> the reason."""
+    """Returns stored weight -> the reason why none of its input channels can move, for the weights of which this is so."""
     moving = {(p.constant.name, p.constant.axis) for space in spaces.spaces for p in space.ports}
     why = {(key.name, key.axis): text for key, text in spaces.pins.items()}
     return {w.name: why[w.name, w.axis] for w in weights if (w.name, w.axis) in why.keys() - moving}

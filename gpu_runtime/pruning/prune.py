@@ -32,9 +32,10 @@ NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The layers to prune: those of `only` (None: all) that no pattern of `skip` names.
+    """The weights to prune: those that `only` names (None: all) and `skip` does not.
 
-    Patterns are shell patterns over layers and stored weights. `paying`: layers that a plan runs sparse; None without a plan.
+    Names are shell patterns over layers and stored weights. `paying`: the layers that a plan runs sparse, the only ones to
+    prune; None without a plan.
     """
 
     only: tuple[str, ...] | None = None
@@ -42,7 +43,7 @@ class Choice:
     paying: Collection[str] | None = None
 
     def against(self, name: str, layers: Sequence[str]) -> str:
-        """Why a weight stays unchanged, or ""."""
+        """Returns why a weight stays unchanged, "" if it is to be pruned. `name`: of the weight; `layers`: of its readers."""
         if any(_matches(p, name, layers) for p in self.skip):
             return "named in skip"
         if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
@@ -119,7 +120,9 @@ def prune(
 
 
 def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str | None) -> tuple[Choice, bool]:
-    """Returns the choice, and whether a plan has to make it. Raises ValueError."""
+    """Returns (the choice, whether a plan has to make it, layers="auto"). Raises ValueError for "auto" beside names or without
+    a device.
+    """
     only, skipped = ((names,) if isinstance(names, str) else tuple(names) for names in (layers, skip))
     if AUTO not in only:
         return Choice(only or None, skipped), False
@@ -129,7 +132,7 @@ def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str 
 
 
 def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a checked copy, whose nodes have names. Raises ModelError."""
+    """Returns a checked copy of the model in which every node has a name. Raises ModelError."""
     checked = onnx.ModelProto()
     checked.CopyFrom(whole)
     check_graph(checked.graph)
@@ -140,7 +143,7 @@ def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """How weights are pruned: arguments of `prune`."""
+    """How weights are pruned: arguments of `prune` of the same names."""
 
     permute: bool
     separate: bool
@@ -169,7 +172,11 @@ def _pruned(whole: onnx.ModelProto, checked: onnx.ModelProto, found: Found, refe
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Common patterns of sums. `masks`: layer -> the weights that stay; `sum_of`: layer -> node of its sum."""
+    """The common patterns of sums. `masks`: layer -> a boolean array, true for weights that stay; `sum_of`: layer -> node of
+    its sum.
+
+    `shared`: the result's row for each sum.
+    """
 
     masks: Mapping[str, np.ndarray]
     sum_of: Mapping[str, str]
@@ -177,7 +184,10 @@ class _Patterns:
 
 
 def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, str]) -> _Patterns:
-    """Returns the common patterns of branches that may run as one convolution. Sums without a pruned branch are left out."""
+    """Returns the common patterns of branches that may run as one convolution; sums without a pruned branch are left out.
+
+    `chosen`: the weights to prune; `own`: layer -> its weight, if no other layer reads it.
+    """
     names = {w.name for w in chosen}
     prunable = {layer for layer, name in own.items() if name in names}
     masks, sum_of, shared = dict[str, np.ndarray](), dict[str, str](), list[Shared]()
@@ -194,7 +204,7 @@ def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, 
 
 
 def _ordered(checked: onnx.ModelProto, found: Found, ways: _Ways) -> Found:
-    """Reorders channels in place; returns the rows with the effect, and the new weights."""
+    """Reorders channels of the model in place. Returns (the rows with the effect on the loss, the weights in the new order)."""
     rows, chosen = found
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
     fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # reordering must not destroy existing 2:4 patterns
@@ -216,7 +226,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
 
 
 def _rows(graph: onnx.GraphProto, choice: Choice) -> Found:
-    """Returns a row for each weight, as if all chosen weights were pruned; and the chosen weights. Raises ModelError."""
+    """Returns (a row for each weight, as if all chosen ones were pruned; the chosen weights). Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
     layers: dict[str, list[str]] = {}
     for w in found:
@@ -262,7 +272,7 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
 
 
 def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:
-    """Returns the original file with the other file's constants."""
+    """Returns the bytes of the original file with the constants of the changed model."""
     constants = dict(stored_tensors(changed.graph))
     for name, t in stored_tensors(whole.graph):
         if name in constants and t != constants[name]:

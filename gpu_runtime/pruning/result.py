@@ -60,9 +60,10 @@ class Shared:
 class Result(Told):
     """The result of `prune`; `print` shows all of it as `gpu-runtime prune` does.
 
-    `model`: the file's bytes; `rows`: one for each stored weight of a layer; `sums`: branches that may run as one convolution;
-    `unknown`: why the search for sums failed; `separate`: the caller asked for separate patterns; `accuracy`: of the whole;
-    `forecast`: the predicted gain of 2:4.
+    `model`: the file's bytes; `rows`: one for each stored weight of a layer; `permuted`: channels were reordered;
+    `accuracy`: the effect on outputs, None without calibration; `sums`: branches that may run as one convolution; `unknown`:
+    why the search for sums failed, else ""; `separate`: the caller asked for separate patterns; `forecast`: the predicted
+    gain of 2:4.
     """
 
     model: bytes
@@ -75,7 +76,7 @@ class Result(Told):
     forecast: Forecast = Forecast()
 
     def to_dict(self) -> dict[str, Any]:
-        """The data that `gpu-runtime prune --json` prints; null stands for an infinite SNR, without any difference."""
+        """Returns the object that `gpu-runtime prune --json` prints; null stands for an infinite SNR (no difference at all)."""
         rows = [
             {
                 "weight": r.weight,
@@ -128,7 +129,7 @@ class Result(Told):
 
     @property
     def lost_energy(self) -> float:
-        """The lost energy of all pruned weights together."""
+        """The share, 0 to 1, of the pruned layers' squared weights that pruning set to zero."""
         return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
 
     @property

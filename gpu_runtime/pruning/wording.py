@@ -19,8 +19,9 @@ ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, aga
 
 
 def forecast(found: Forecast, judging: bool = False) -> str:
-    """Describes the gain of 2:4, to be read before pruning; "" if no forecast was requested. `judging`: the plan selects the
-    layers to prune.
+    """Returns the text on the gain of 2:4, to be read before pruning; "" if no forecast was requested.
+
+    `judging`: the plan selects the layers to prune (--layers=auto).
     """
     if found.unknown:
         line = f"No engine can be built of this model, so the gain of 2:4 is unknown: {one_line(found.unknown)}"
@@ -35,7 +36,7 @@ def forecast(found: Forecast, judging: bool = False) -> str:
 
 
 def _judged(outlook: Outlook, judging: bool) -> list[str]:
-    """States the batch at which a plan selects layers; warns of batch 1, which leaves tensor cores little to do."""
+    """Returns lines on the batch at which a plan selects layers; at batch 1 they warn that tensor cores have little to do."""
     batch = f"{'--layers auto judges the layers' if judging else 'The gain is predicted'} at batch {outlook.batch}"
     if outlook.batch > 1:
         return [batch] if judging else []
@@ -44,7 +45,7 @@ def _judged(outlook: Outlook, judging: bool) -> list[str]:
 
 
 def written(name: str, result: Result, auto: bool) -> str:
-    """The last line: whether the file that was written is of use."""
+    """Returns the last line: the file that was written, and whether it is of use. `auto`: a plan selected the layers."""
     if result.forecast.unknown:
         return f"Wrote {name}: no engine can be built from it, either"
     if any(r.verdict in ("pruned", "2:4") for r in result.rows):
@@ -54,7 +55,7 @@ def written(name: str, result: Result, auto: bool) -> str:
 
 
 def text(result: Result) -> str:
-    """Formats the table and the verdict, lines as wide as the terminal."""
+    """Returns the table of weights and the verdict, in lines as wide as the terminal."""
     a = result.accuracy
     header = [
         "layer",
@@ -114,7 +115,7 @@ def summary(result: Result) -> list[str]:
 
 
 def _sums(result: Result) -> list[str]:
-    """Describes the common pattern of branches that may run as one convolution, or the reason for its absence."""
+    """Returns lines on the common pattern of branches that may run as one convolution, or on the reason why there is none."""
     if result.unknown:
         return wrap(not_looked_for(f"{result.unknown}. Each branch is pruned by itself"))
     left = {r.sum for r in result.rows if r.verdict == "restored"}

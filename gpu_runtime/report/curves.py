@@ -16,7 +16,7 @@ NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
 
 
 def page(plans: Sequence[Outlook]) -> bytes:
-    """The HTML file: a plot for each device, then the table. `plans`: as pipeline.plan returns them."""
+    """Returns the HTML file as bytes: a plot for each device, then the table. `plans`: as pipeline.plan returns them."""
     devices = by_device(plans)
     parts = {
         "title": html.escape(printable(f"{plans[0].model.name} on {', '.join(devices)}")),
@@ -29,7 +29,9 @@ def page(plans: Sequence[Outlook]) -> bytes:
 
 
 def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
-    """One device's plot, both axes logarithmic."""
+    """Returns one device's plot of the time per image over the batch as SVG, both axes logarithmic. `columns`: as `series`
+    returns them.
+    """
     curves = [[(p.batch, us / p.batch) for p in plans if (us := get(p))] for _, get in columns]
     low, high = (f(us for curve in curves for _, us in curve) for f in (min, max))
     ticks = _ticks(low, high)
@@ -68,7 +70,9 @@ def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
 
 
 def _numbers(curves: Sequence[Sequence[tuple[float, float, float]]]) -> list[str]:
-    """Times above their points (x, y, us): all of the first curve, and each other that overlaps none before it."""
+    """Returns SVG texts with the times above the points (x, y, us), all of the first curve, and others only where they overlap
+    none.
+    """
     lines, taken = [], list[tuple[float, float]]()
     for x, y, us in chain(*curves):
         if all(abs(x - other_x) > NUMBER or abs(y - other_y) >= LINE for other_x, other_y in taken):
@@ -82,7 +86,9 @@ def _short(us: float) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Of 1, 2, 5 times powers of ten: from the greatest up to `low`, to the least from `high` on."""
+    """Returns the values 1, 2, 5 times powers of ten that span `low` to `high`: the first is at most `low`, the last at least
+    `high`.
+    """
     steps = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in NICE]
     first = max(us for us in steps if us <= low * (1 + 1e-9))
     last = min(us for us in steps if us >= high * (1 - 1e-9))
@@ -90,7 +96,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _without_overlap(ends: dict[int, float]) -> dict[int, float]:
-    """Names' heights, moved down where two would overlap."""
+    """Returns the heights of the curves' names, moved down where two names would overlap."""
     found: dict[int, float] = {}
     for i, at in sorted(ends.items(), key=lambda end: end[1]):
         found[i] = max(at, max(found.values(), default=-LINE) + LINE)

@@ -30,7 +30,9 @@ NO_KERNEL = {
 
 
 def page(record: EngineRecord) -> Keys:
-    """Everything that a page shows of an engine. Layers name `tactics` and `tensors` by number."""
+    """Returns everything that a page shows of an engine, as a JSON object. Layers name entries of `tactics` and `tensors` by
+    number.
+    """
     plan, device = record.plan, record.device
     placed: list[TensorPlace | Bound] = [*plan.inputs, *(t for layer in plan.layers for t in layer.tensors), *plan.outputs]
     tensors: dict[str, TensorPlace | Bound] = {}
@@ -75,8 +77,10 @@ def page(record: EngineRecord) -> Keys:
 
 
 def joined(a: Sequence[Mapping], b: Sequence[Mapping]) -> list[tuple[int | None, int | None]]:
-    """The layers of two pages side by side, by number: those of the same name, else those that share an ONNX node; what only
-    one plan has stands beside None. In the first plan's order, then the second's."""
+    """Pairs the layers of two pages, by number: layers of the same name, else layers that share an ONNX node.
+
+    A layer that only one plan has is paired with None. Pairs are in the first plan's order, then the second's.
+    """
     left = {layer["name"]: i for i, layer in enumerate(b)}
     pairs: dict[int, int | None] = {i: left.pop(layer["name"], None) for i, layer in enumerate(a)}
     by_node = {node: i for i in left.values() for node in b[i].get("nodes", ())}
@@ -98,7 +102,11 @@ def _tactic(tactic: Tactic) -> Keys:
 
 
 class _Forms:
-    """What the record holds of each layer's candidates, by the layer's name or the op's. `numbers`: of tactics, in order."""
+    """The candidates (tactics with times) that the record holds for each layer, by the name of the layer or op, in each form of
+    the layer.
+
+    `numbers`: tactic -> its number on the page, in the order of first use.
+    """
 
     def __init__(self, choices: Choices | None, numbers: dict[Tactic, int]):
         self.tactics, self.numbers = choices.tactics if choices else (), numbers
@@ -111,15 +119,20 @@ class _Forms:
         return self.numbers.setdefault(tactic, len(self.numbers))
 
     def of(self, layer: Layer) -> list[Keys]:
-        """The layer's own form first; without those in which nothing is launched."""
+        """Returns a layer's forms, each with its op and candidates; the form that the plan runs is the first. Forms without a
+        launch are left out.
+        """
         rows = self.by_name.get(layer.op_name, []) + (self.by_name.get(layer.layer, []) if layer.layer else [])
         forms = [(row.op, self._candidates(row)) for row in {row.op: row for row in rows}.values()]
         known = [{"op": printable(op), "candidates": candidates} for op, candidates in forms if candidates]
         return sorted(known, key=lambda f: f["op"] != printable(layer.op_name))
 
     def _candidates(self, row: ChoiceRow) -> list[tuple[int, float, float]]:
-        """(number of the tactic, microseconds, the premium for doubt), the fastest first. A tactic that stands
-        several times, for places in other tensors, has its least time."""
+        """Returns (number of the tactic, microseconds, microseconds of premium for doubt) for each candidate, the fastest
+        first.
+
+        A tactic that occurs several times, for different places of its tensors, has its least time.
+        """
         best: dict[int, tuple[int, float, float]] = {}
         for number, *_, ps, premium_ps in (e for i, e in enumerate(row.entries) if i not in row.pruned):
             if tactic := self.tactics[number]:
@@ -135,10 +148,12 @@ class _Forms:
 def _layer(
     record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], forms: _Forms, costs: Mapping[str, float]
 ) -> Keys:
-    """What is not known, or nothing, is left out. `nbytes`: what it must read and write, each byte once, weights included;
-    `cost_us`: what the plan would take more with the other choice, of weights that are not 2:4 when they are pruned (`costs`);
-    `saved_us`: what 2:4 saves here, or would; `facts`: (what, in words); `layers`: how many of the model's nodes have the
-    weights."""
+    """Returns a layer as a JSON object; keys whose value is unknown or empty are left out.
+
+    `nbytes`: bytes that it must read and write, each once, weights included; `cost_us`: time that the plan would take more
+    with the other choice, for weights that are not 2:4 with pruned ones (`costs`); `saved_us`: time that 2:4 saves here, or
+    would save; `facts`: (topic, text); `layers`: the number of the model's nodes that have the weights.
+    """
     layer, row = found.layer, found.row
     low, high = found.range_us(record.timing.sigma) or (None, None)
     other = next((costs[name] for name in row.layers if name in costs), row.other_cost_us) if row else None
@@ -169,7 +184,11 @@ def _layer(
 
 
 def _saved_us(row: SparsityRow, other: float | None) -> float | None:
-    """What 2:4 saves at this layer, or would save at a dense one; where nothing was planned, the gain of its kernels."""
+    """Returns the microseconds that 2:4 saves at this layer, or would save at a dense one; None where it is not known.
+
+    `other`: the cost of the other choice in the whole plan; None: then the predicted gain of the layer's kernels alone
+    counts.
+    """
     if other is not None:
         return other if row.verdict == "sparse" else -other
     return row.if_sparse.dense_us - row.if_sparse.us if row.if_sparse else None
@@ -185,7 +204,7 @@ def _facts(record: EngineRecord, found: LayerFacts) -> list[Named]:
 
 
 def _nbytes(layer: Layer) -> int:
-    """Each tensor once, and two bytes for each weight."""
+    """Returns the bytes of the layer's tensors, each once, and two bytes for each weight; 0 for a layer without a launch."""
     if not layer.tactic:
         return 0
     distinct: dict[str, TensorPlace] = {t.name: t for t in layer.tensors}
@@ -200,7 +219,9 @@ def _rounded(us: float | None) -> float | None:
 
 
 def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
-    """Nodes are layers, then inputs, then outputs; an edge leads from what writes a tensor to each that reads it."""
+    """Returns the plan's graph: nodes are the layers, then the inputs, then the outputs; an edge leads from a tensor's writer
+    to each reader.
+    """
     count = len(plan.layers)
     source = {t.name: count + i for i, t in enumerate(plan.inputs)}
     edges: dict[tuple[int, int, int], None] = {}
@@ -219,9 +240,13 @@ def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
 
 
 def _verdict(record: EngineRecord) -> Keys:
-    """The plan in short. `library_us`: the dense plan with a library's kernels, estimated; `saved_range`, in words:
-    where what sparse kernels save lies; `sure`: how many picks are how sure; `warning`: why outputs are not the model's; with
-    weights that are not 2:4, `pruned_us`, `pruned_picked` and `ceiling_us` of the plan with pruned ones, `now_us` beside it."""
+    """Returns the plan's headline figures as a JSON object.
+
+    `library_us`: the estimated dense plan with a library's kernels; `saved_range`: the words for the range of the time that
+    sparse kernels save; `sure`: word -> number of picks that are this sure; `warning`: why outputs differ from the model's.
+    For weights that are not 2:4: `pruned_us`, `pruned_picked` and `ceiling_us` of the plan with pruned ones, and `now_us`,
+    the predicted time with the present ones.
+    """
     plan, timing, solution = record.plan, record.timing, record.plan.solution
     pruned, library = plan.if_pruned, solution.rivals.library
     summary = pruned.sparsity.summary if pruned else plan.sparsity.summary
@@ -250,12 +275,12 @@ def _verdict(record: EngineRecord) -> Keys:
 
 
 def environment(record: EngineRecord) -> list[Named]:
-    """What the engine was built from, by what, and for which device."""
+    """Returns (key, text) on the engine's origin: its model, options, producer and device, and the sizes of its plan."""
     return plan_facts(record, (*ORIGIN, "sources", "assumed", "total", "memory", "launches", "batches", *NOTED))
 
 
 def command(record: EngineRecord) -> str:
-    """What builds this engine again, as a shell takes it."""
+    """Returns the shell command that builds this engine again."""
     flags, model = record.flags, printable(record.model.name)
     words = ["build-engine", f"{model}.onnx", "-o", f"{model}.engine", f"--sparsity={flags.sparsity}"]
     if not record.device.measured:
@@ -278,7 +303,10 @@ def command(record: EngineRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory of its own that holds `tensors`, one after the other, from before step `first` runs until step `last` has."""
+    """A block of activation memory that holds `tensors`, one after the other, from step `first` through step `last`.
+
+    `layer`: the number of the layer that writes it first, None for an input.
+    """
 
     offset: int
     nbytes: int
@@ -289,7 +317,7 @@ class Block:
 
 
 def blocks(plan: PlanRecord) -> tuple[Block, ...]:
-    """Every block of the arena, by when it is first written: an input from the start, an output to the end."""
+    """Returns every block of the arena, ordered by its first write; inputs are live from the start, outputs until the end."""
     # (offset, bytes) -> (first step, first layer, names) of what is alive
     alive: dict[tuple[int, int], tuple[int, int | None, dict[str, None]]] = {}
     alive |= {(t.offset, t.nbytes): (0, None, {t.name: None}) for t in plan.inputs}

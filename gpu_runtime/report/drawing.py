@@ -14,7 +14,9 @@ MOST_CUTS = 30_000  # with more, long edges are drawn straight
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Centres of nodes, the corners of each edge from its first node to its second, and the size of it all, in pixels."""
+    """A drawn graph, in pixels: the centre (x, y) of each node, the corners of each edge from its first node to its second, and
+    the size.
+    """
 
     nodes: tuple[tuple[float, float], ...]
     edges: tuple[tuple[tuple[float, float], ...], ...]
@@ -23,7 +25,11 @@ class Drawing:
 
 
 def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
-    """`edges`: pairs of nodes 0 to count - 1, each from a lower row to a higher. ValueError where they form a circle."""
+    """Returns the drawing of a graph with the nodes 0 to count - 1.
+
+    `edges`: pairs of nodes; the first one is drawn in a higher row than the second one. Raises ValueError if the edges form
+    a circle.
+    """
     rows = _rows(count, edges)
     paths, row_of, joined = _cut(count, edges, rows)
     order = _ordered(row_of, joined)
@@ -37,7 +43,9 @@ def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest path to each node; what nothing leads to stands just above what reads it first."""
+    """Returns each node's row: the length of the longest path to it. A node without predecessors is in the row above its first
+    reader.
+    """
     after: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
     for a, b in edges:
@@ -63,7 +71,9 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 def _cut(
     count: int, edges: Sequence[tuple[int, int]], rows: Sequence[int]
 ) -> tuple[list[list[int]], list[int], list[tuple[int, int]]]:
-    """(nodes and cuts along each edge, the row of each node and cut, what is joined to what)."""
+    """Cuts each edge at every row that it passes. Returns (the nodes and cuts along each edge, the row of each node and cut,
+    the pairs of nodes and cuts that are joined). Cuts have the numbers after the nodes.
+    """
     row_of, joined = list(rows), list[tuple[int, int]]()
     paths: list[list[int]] = []
     straight = sum(rows[b] - rows[a] - 1 for a, b in edges) > MOST_CUTS
@@ -77,7 +87,9 @@ def _cut(
 
 
 def _neighbours(size: int, joined: Sequence[tuple[int, int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """What each is joined to above and below."""
+    """Returns two lists per node or cut: the ones that it is joined to in the row above, and in the row below. `size`: their
+    number.
+    """
     above: list[list[int]] = [[] for _ in range(size)]
     below: list[list[int]] = [[] for _ in range(size)]
     for a, b in joined:
@@ -87,7 +99,7 @@ def _neighbours(size: int, joined: Sequence[tuple[int, int]]) -> tuple[list[list
 
 
 def _ordered(row_of: Sequence[int], joined: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Each row's nodes and cuts from left to right."""
+    """Returns each row's nodes and cuts from left to right."""
     order: list[list[int]] = [[] for _ in range(max(row_of, default=-1) + 1)]
     for i, row in enumerate(row_of):
         order[row].append(i)
@@ -107,7 +119,9 @@ def _ordered(row_of: Sequence[int], joined: Sequence[tuple[int, int]]) -> list[l
 
 
 def _placed(order: Sequence[list[int]], joined: Sequence[tuple[int, int]], widths: Sequence[float]) -> list[float]:
-    """The x of each node and cut: near what it is joined to, in its row's order and without overlap."""
+    """Returns the x of each node and cut: near the mean x of its neighbours, in its row's order, without overlap of the
+    widths.
+    """
     above, below = _neighbours(len(widths), joined)
     x = [0.0] * len(widths)
     for row in order:
@@ -122,8 +136,10 @@ def _placed(order: Sequence[list[int]], joined: Sequence[tuple[int, int]], width
 
 
 def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
-    """Places in the same order, without overlap, nearest to the `wanted` ones by least squares: isotonic regression of what
-    is left after each takes off the widths before it, by pooling adjacent violators."""
+    """Returns the places nearest to the `wanted` ones (least squares) in the same order, such that the widths do not overlap.
+
+    This is isotonic regression of the places minus the widths before them, by pooling adjacent violators.
+    """
     offsets, at = [], 0.0
     for i, width in enumerate(widths):
         at += (widths[i - 1] + width) / 2 + GAP if i else 0.0
@@ -140,17 +156,19 @@ def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
 
 
 def _pull(a: float, b: float) -> float:
-    """How much two of these widths that are joined want to be in line: passing edges most, then nodes."""
+    """Returns the weight of a joint between two things of these widths: how strongly it is drawn in line. Cuts of edges have
+    the largest.
+    """
     return 8.0 if a == b == LANE else 4.0 if a == b else 1.0
 
 
 def _mean(weighted: Sequence[tuple[float, float]], default: float) -> float:
-    """Of (value, weight)."""
+    """Returns the weighted mean of pairs (value, weight); `default` if there are none."""
     return sum(v * w for v, w in weighted) / sum(w for _, w in weighted) if weighted else default
 
 
 def _without_straight(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The corners of a line whose inner points lie in rows: those with the same x before and after are left out."""
+    """Returns the corners of a line without the inner points whose neighbours on both sides have the same x."""
     kept = [
         p
         for i, p in enumerate(points)

@@ -21,7 +21,9 @@ PROCESS, KERNELS = 1, 1  # numbers of the one process and of its one track
 
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
-    """Each layer's name, tactic, formats, time and verdict; for a layer with weights also the reason in words."""
+    """Returns a dict per layer: its name, tactic, formats, time and verdict; for a layer with weights also the reason in
+    words.
+    """
     found = []
     for facts in facts_of(record):
         layer, row = facts.layer, facts.row
@@ -43,9 +45,10 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
 
 
 def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> dict[str, object]:
-    """The plan's launches one after the other on one track, and a counter of the bytes of activations that are alive.
+    """Returns the plan as a Chrome trace: its launches one after the other on one track, and a counter of live activation
+    bytes.
 
-    `times_us[iteration][layer]`: measured times, of which the medians are drawn; without them the plan's own.
+    `times_us[iteration][layer]`: measured times, whose medians are drawn; None: the plan's own times.
     """
     plan, label = record.plan, printable(record.timing.label)
     times = [layer.time_us for layer in plan.layers] if times_us is None else [statistics.median(t) for t in zip(*times_us)]  # noqa: B905
@@ -79,7 +82,9 @@ def _named(what: str, name: str) -> dict[str, object]:
 
 
 def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[dict[str, object]]:
-    """A counter of the activations' bytes, at the start of each launch and at the end of the last."""
+    """Returns the counter's events: the bytes of live activations at the start of each launch (`starts`, in us) and at
+    `end`.
+    """
     steps, blocks = record.plan.steps, data.blocks(record.plan)
     begin = [min((starts[i] for i in step.covers), default=0.0) for step in steps]
     counts = [sum(b.nbytes for b in blocks if b.first <= s <= b.last) for s in range(len(steps))]
@@ -93,8 +98,12 @@ def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[di
 
 
 def annotated(record: EngineRecord, path: str | Path) -> bytes:
-    """The ONNX model that the engine was built from, each node with the notes of the layer that computes it: it computes what
-    it did. Raises ModelError where it cannot be read, ValueError where it is another model."""
+    """Returns the ONNX model that the engine was built from, in which each node has the notes of the layer that computes it as
+    metadata.
+
+    The model computes the same. `path`: the model's file. Raises ModelError if it cannot be read, ValueError if it is
+    another model.
+    """
     from gpu_runtime.frontend import load, weights
 
     with files.open_regular(path) as file:
@@ -126,7 +135,7 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
 
 
 def _put(entries: object, values: dict[str, str]) -> None:
-    """Set keys of a repeated StringStringEntryProto: one that is there already is replaced."""
+    """Set keys of a repeated StringStringEntryProto; existing entries with these keys are replaced."""
     kept = [(e.key, e.value) for e in entries if e.key not in values]  # type: ignore[attr-defined]
     del entries[:]  # type: ignore[attr-defined]
     for key, value in (*kept, *values.items()):

@@ -35,22 +35,32 @@ CELL = (
 
 
 def shown(p: Outlook) -> Outlook:
-    """The plan with pruned weights where it was made, else the plan itself."""
+    """Returns the plan with pruned weights if one was made, else the plan itself."""
     return pruned_outlook(p) or p
 
 
 def dense(p: Outlook) -> float:
-    """The plan to beat: with the weights as they are, where `shown` has pruned ones, else without sparse kernels."""
+    """Returns the microseconds per batch of the plan to beat: with the weights unpruned if `shown` has pruned ones, else
+    without sparse kernels.
+    """
     return p.if_pruned.now_us if p.if_pruned else dense_us(p)
 
 
 def fastest_dense(p: Outlook) -> float:
+    """Returns the microseconds per batch of the fastest dense plan: ours, or the estimate with a library's kernels where that
+    is less.
+    """
     library = shown(p).solution.rivals.library
     return min(dense(p), library.us) if library else dense(p)
 
 
 def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
-    """The compared times in the order of columns, with their names."""
+    """Returns (column name, getter) for the four times that the table compares, in the order of its columns.
+
+    A getter is applied to one Outlook and gives the microseconds of its whole batch, or None where the time is not known.
+    `plans`: all that the table shows; if one of them has pruned weights, the first two columns are "pruned" and "as it is"
+    instead of "plan" and "our dense".
+    """
     names = ("pruned", "as it is") if any(p.if_pruned for p in plans) else ("plan", "our dense")
     return (
         (names[0], lambda p: shown(p).solution.total_us),
@@ -68,8 +78,10 @@ def legend(plans: Sequence[Outlook]) -> str:
 
 
 def text(plans: Sequence[Outlook], batches: Sequence[int] = ()) -> str:
-    """`plans`: as pipeline.plan returns them. First a row per device and batch; without `batches` then a column per device and
-    a row per layer. Last the prose, of MOST_PROSE lines per device at most.
+    """Returns the comparison of `plans` (as pipeline.plan returns them) as text for a terminal.
+
+    It begins with a table that has a row per device and batch. If `batches` is empty, a table follows with a column per
+    device and a row per layer. Prose follows last, at most MOST_PROSE lines per device.
     """
     lines = [*_batch_table(plans), *wrap(legend(plans)), "", *([] if batches else [*_device_table(plans), *wrap(CELL), ""])]
     each = by_device(plans).values()
@@ -86,7 +98,7 @@ def text(plans: Sequence[Outlook], batches: Sequence[int] = ()) -> str:
 
 
 def by_device(plans: Sequence[Outlook]) -> dict[str, list[Outlook]]:
-    """Name -> plans: devices in the order given, batches growing."""
+    """Returns device name -> its plans by rising batch; the devices are in the order given."""
     names = dict.fromkeys(p.device.name for p in plans)
     return {name: sorted((p for p in plans if p.device.name == name), key=lambda p: p.batch) for name in names}
 
@@ -152,7 +164,9 @@ def _device_table(plans: Sequence[Outlook]) -> list[str]:
 
 
 def _differing(plans: Sequence[Outlook]) -> list[list[str]]:
-    """A paragraph for each layer whose verdict is not the same on all devices."""
+    """Returns a paragraph for each layer whose verdict differs among the devices, after a paragraph that counts these
+    layers.
+    """
     by_layer = _by_layer(plans)
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
     differ = f"{len(differing)} of {len(by_layer[0])} layers have different verdicts:"
@@ -175,13 +189,19 @@ def _cell(row: SparsityRow, plan: Outlook) -> str:
 
 
 def _limits(plan: Outlook) -> str:
-    """What limits the best dense kernels of the layers that also have a sparse one, most frequent first."""
+    """Returns the resources that limit the best dense kernels, most frequent first, as lines "count resource"; "-" if there are
+    none.
+
+    Only layers count that have a sparse kernel, too.
+    """
     counts = Counter(RESOURCES[r.best_dense.bound] for r in plan.sparsity.rows if r.best_dense and r.best_sparse)
     return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
 
 
 def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Sequence[Outlook]) -> str:
-    """Per verdict the devices, each with how the sparse kernel compares there and what the layer is bound by."""
+    """Returns one clause per verdict: the devices with it, each with dense time / sparse time and the resource that bounds the
+    layer.
+    """
     places: dict[str, list[str]] = {}
     for rows, plan in zip(by_layer, plans, strict=True):
         row, name = rows[layer], plan.device.name

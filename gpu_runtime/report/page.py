@@ -26,15 +26,20 @@ ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def data(record: EngineRecord, other: EngineRecord | None = None) -> dict[str, Any]:
-    """What the page carries and its button saves, of one engine, or of two side by side. `joined`: the layers of two pages
-    side by side, by number; `kinds`: what each kind of layer is called."""
+    """Returns the data that the page shows, and that its button saves, as a JSON object: "pages", "kinds" and "joined".
+
+    "pages": the page of each engine; `other`: a second engine, to be shown side by side. "joined", only with two: pairs of
+    layer numbers that belong together. "kinds": the name of each kind of layer.
+    """
     pages = [page(each) for each in (record, other) if each is not None]
     both = {"joined": joined(*(p["layers"] for p in pages))} if len(pages) > 1 else {}
     return {"pages": pages, "kinds": [*KINDS.items()], **both}
 
 
 def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
-    """The HTML file: the same bytes for the same engines."""
+    """Returns the HTML file as bytes, always the same bytes for the same engines. `other`: a second engine to compare with, or
+    None.
+    """
     shown = data(record, other)
     names = dict.fromkeys(f"{p['verdict']['model']} on {p['verdict']['device']}" for p in shown["pages"])
     title = " and ".join(names) + (", two plans" if len(names) < len(shown["pages"]) else "")
@@ -47,14 +52,19 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> bytes:
-    """A template of this folder with these parts, and with the hashes of `style` and `script` for the page's policy."""
+    """Returns a template of this folder with each {{name}} replaced by `parts[name]`.
+
+    "style" and "script" also give the parts style_sha256 and script_sha256, the hashes for the page's policy.
+    """
     hashes = {f"{name}_sha256": _sha256_of(parts[name]) for name in ("style", "script") if name in parts}
     known, text = {**parts, **hashes}, (HERE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: known[found[1]], text).encode()
 
 
 def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
-    """How the data is written, and its text: JSON in which no character can end a script, or that compressed, in base 64."""
+    """Returns (encoding, text) of the page's data: "plain", JSON in which no character can end a script; for long data "gzip",
+    the compressed JSON in base 64.
+    """
     text = json.dumps(shown, separators=(",", ":"))
     if len(text) > MOST_PLAIN:
         return "gzip", base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -26,10 +26,10 @@ ON_ANOTHER = "make the context with device='cuda:{}'"
 
 
 class Given(NamedTuple):
-    """An input or output as a NumPy array or, `on_gpu`, a CuPy array.
+    """A caller's input or output as a NumPy array or, with `on_gpu`, as a CuPy array.
 
-    `foreign`: another library owns the memory and may reuse it after the array is dropped; `stream`: the handle of the stream
-    that computes it, if not CuPy's current stream.
+    `foreign`: another library owns the memory and may reuse it after the array is dropped; `stream`: the handle of the
+    stream that computes the array, None for CuPy's current stream.
     """
 
     array: Any
@@ -39,7 +39,7 @@ class Given(NamedTuple):
 
 
 class Named(Protocol):
-    """An input of a plan, an engine or a model."""
+    """An input or output of a plan, an engine or a model: anything with a name."""
 
     @property
     def name(self) -> str: ...
@@ -59,8 +59,9 @@ def check_names(expected: Iterable[Named], inputs: object) -> None:
 
 
 def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
-    """Pairs each output that `out` names with its array. Raises TypeError unless `out` is a mapping or None, ValueError for an
-    unknown name.
+    """Returns (output, array) for each output that the caller's `out` names; [] if it is None.
+
+    Raises TypeError unless `out` is a mapping or None, ValueError for an unknown name.
     """
     names = [info.name for info in expected]
     if out is None:
@@ -73,7 +74,7 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
 
 
 def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
-    """Raises ValueError if a given name is unknown."""
+    """Raises ValueError if a name of `given` is not among `names`. `what`: the argument's name, for the message."""
     if unknown := sorted(str(name) for name in given if name not in names):
         hint = suggest(unknown, names)
         raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
@@ -92,7 +93,7 @@ def kind(a: object) -> str:
 
 
 def shape_of(a: Any) -> tuple[int, ...] | None:
-    """Returns an input's shape before it is read; None where only reading tells the shape or the error."""
+    """Returns an input's shape before the input is read; None if only reading it can give the shape, or the error."""
     interface = getattr(a, "__cuda_array_interface__", None)
     try:
         if interface is not None or hasattr(a, "shape"):
@@ -122,13 +123,20 @@ def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
 
 
 def host_inputs(expected: Sequence[Bound], inputs: Any) -> dict[str, np.ndarray]:
-    """Reads the inputs of `Context.run` as NumPy arrays by name. Raises the same errors for wrong names, shapes and types."""
+    """Returns the inputs of `Context.run` as NumPy arrays by name.
+
+    Raises TypeError or ValueError, as `run` does, for wrong names, shapes and types.
+    """
     check_names(expected, inputs)
     return {info.name: host_input(info, inputs[info.name]) for info in expected}
 
 
 def host_input(info: Bound, a: Any) -> np.ndarray:
-    """Reads an input as a NumPy array; copied if it has the other byte order, or is numbers instead of an array."""
+    """Returns an input as a NumPy array, on the caller's memory where possible.
+
+    It is a copy if the caller's array has the other byte order, or if numbers are given instead of an array. Raises
+    TypeError or ValueError.
+    """
     what = _input(info)
     array = _numbers(what, info, a) if isinstance(a, NUMBERS) else _host(what, info, a)
     want = DTYPES[info.dtype]
@@ -143,7 +151,9 @@ def _input(info: Bound) -> str:
 
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
-    """Views an array on host memory of any owner as a NumPy array."""
+    """Returns a NumPy array on the memory of any library's host array. Raises TypeError or ValueError if NumPy cannot
+    read it.
+    """
     if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # its module is then imported
         raise ValueError(f"{what}: expected an array, got a masked array, whose mask would be ignored: give its .filled(value)")
     if isinstance(a, np.ndarray | np.generic):
@@ -172,7 +182,9 @@ def _is_buffer(a: Any) -> bool:
 
 
 def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
-    """Converts numbers to an array of the expected type, with unchanged values (FP16 and FP32 round)."""
+    """Converts numbers to an array of the input's type (FP16 and FP32 round). Raises ValueError if the type cannot hold a
+    number.
+    """
     want = DTYPES[info.dtype]
     try:
         array = np.asarray(a)
@@ -191,7 +203,9 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
 
 
 def host_output(info: Bound, a: Any) -> np.ndarray:
-    """Returns a NumPy array on the memory of `a`, to be filled."""
+    """Returns a NumPy array on the memory of `a`, which the run will fill. Raises TypeError or ValueError if it does not
+    fit.
+    """
     what = _output(info)
     if isinstance(a, NUMBERS):
         raise TypeError(f"{what}: expected an array to fill, got {kind(a)}: np.empty({info.shape}, np.{DTYPES[info.dtype]})")
@@ -218,7 +232,7 @@ def _not_contiguous(what: str, cure: str) -> str:
 
 
 def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """Returns an input in place; only numbers and another byte order are copied."""
+    """Returns an input in place, on the GPU or on the host; only numbers and arrays of another byte order are copied."""
     given = on_gpu(gpu, _input(info), a)
     if given is None:
         return Given(host_input(info, a), False)
@@ -227,7 +241,7 @@ def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
-    """Returns an output, to be filled in place."""
+    """Returns an output in place, on the GPU or on the host, which the run will fill."""
     what = _output(info)
     given = on_gpu(gpu, what, a, writes=True)
     if given is None:
@@ -239,7 +253,11 @@ def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
 
 
 def on_gpu(gpu: Cuda, what: str, a: Any, writes: bool = False, cure: str = ON_ANOTHER) -> Given | None:
-    """Views a GPU array as a CuPy array; None for a host array. `cure`: of an array of another GPU, with its number."""
+    """Returns a GPU array as a CuPy array on the same memory; None for a host array.
+
+    `what`: the argument's name, for messages; `writes`: the array will be written; `cure`: the sentence for an array of
+    another GPU. Raises ValueError for an array that cannot be used.
+    """
     if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
         return None
     if isinstance(a, gpu.cupy.ndarray):
@@ -269,9 +287,7 @@ def _from_dlpack(gpu: Cuda, what: str, a: Any) -> Given:
 
 
 def _torch_stream(a: Any) -> int | None:
-    """The handle of PyTorch's current stream, in whose order its tensors are written and freed; None for other libraries'
-    arrays.
-    """
+    """Returns the handle of PyTorch's current stream if `a` is a PyTorch tensor (written and freed in its order), else None."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(a, torch.Tensor):
         return None
@@ -279,9 +295,10 @@ def _torch_stream(a: Any) -> int | None:
 
 
 def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
-    """Views an array through __cuda_array_interface__ (Numba's documentation, version 3).
+    """Returns an array given by __cuda_array_interface__ (Numba's documentation, version 3) as a CuPy array.
 
-    `stream` computes the array, None if it is ready; 1 and 2 are CUDA's default streams, and 0 is undefined.
+    The interface's `stream` computes the array; None if it is ready; 1 and 2 are CUDA's default streams, and 0 is undefined.
+    `writes`: the array will be written. Raises ValueError for one with a mask, or that cannot be written.
     """
     interface = a.__cuda_array_interface__
     if interface.get("mask") is not None:
@@ -304,9 +321,9 @@ def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
 
 
 def handle_of(cupy: Any, stream: Any) -> int | None:
-    """Returns a stream's CUDA handle: from CuPy, PyTorch, another library's __cuda_stream__, or the handle itself.
+    """Returns the CUDA handle of a stream: CuPy's, PyTorch's, another library's with __cuda_stream__, or a handle itself.
 
-    None: no stream is named. `cupy`: the module, None without a GPU.
+    None if `stream` is None, or without a GPU, where `cupy`, the module, is None.
     """
     if stream is None or cupy is None:
         return None

@@ -18,7 +18,7 @@ MOST_PLANS = 16  # of an engine
 
 
 def fault(record: EngineRecord) -> str | None:
-    """Returns the first fault of an engine, such as "layers[3]: tensor 'x' ends at byte ...", or None."""
+    """Returns the first fault of an engine's record in words, such as "layers[3]: tensor 'x' ends at byte ...", or None."""
     if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
         return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
     if problem := next(_profiles(record), None):
@@ -33,9 +33,7 @@ def fault(record: EngineRecord) -> str | None:
 
 
 def _profiles(record: EngineRecord) -> Iterator[str]:
-    """Yields the faults of profiles: each plan must belong to one profile, and profiles must have the batches of their
-    plans.
-    """
+    """Yields the faults of profiles: each plan must belong to one profile, and a profile must have the batches of its plans."""
     if not 1 <= len(record.plans) <= MOST_PLANS:
         yield f"expected 1 to {MOST_PLANS} plans, got {len(record.plans)}"
     elif record.shown >= len(record.plans):
@@ -63,7 +61,10 @@ def _profiles(record: EngineRecord) -> Iterator[str]:
 
 
 def _of_one_size(at: str, profile: Profile, plan: PlanRecord, largest: PlanRecord, batch: int) -> Iterator[str]:
-    """Yields the faults of a plan's inputs and outputs, which must equal the largest plan's except for the batch."""
+    """Yields the faults of a plan's inputs and outputs, which must equal the largest plan's except for the batch.
+
+    `at`: the profile's place in the record, for messages; `batch`: the plan's batch.
+    """
     for kind, some, others in (("inputs", plan.inputs, largest.inputs), ("outputs", plan.outputs, largest.outputs)):
         if [(b.name, b.dtype) for b in some] != [(b.name, b.dtype) for b in others]:
             yield f"{at}: the {kind} of its plans have different names or types"
@@ -120,7 +121,7 @@ def _bound(t: Bound, end: int, at: str) -> Iterator[str]:
 
 
 def _choices(stored: Choices) -> Iterator[str]:
-    """Yields the faults of the planner's tables: numbers and names without a referent."""
+    """Yields the faults of the planner's tables: names that occur twice, and numbers and names that refer to nothing."""
     keys = {t.name: t.keys for t in stored.tensors}
     if len(keys) < len(stored.tensors):
         yield "choices.tensors: a name occurs twice"

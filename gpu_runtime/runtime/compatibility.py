@@ -28,7 +28,7 @@ def planned_device(device: Device) -> Device:
 
 
 def check_device(device: Device, device_sm: str) -> None:
-    """Raises EngineError unless a plan for `device` runs on this architecture, such as "sm_90a"."""
+    """Raises EngineError unless a plan for `device` runs on the architecture `device_sm`, such as "sm_90a"."""
     if device.sm.rstrip("af") != device_sm.rstrip("af"):
         raise EngineError(
             f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
@@ -37,7 +37,7 @@ def check_device(device: Device, device_sm: str) -> None:
 
 
 def check_source(record: EngineRecord, source_hash: str) -> None:
-    """Raises EngineError unless the plan was made with these kernel sources."""
+    """Raises EngineError unless the engine was made with the kernel sources that have this hash."""
     if record.source_hash != source_hash:
         raise EngineError(
             f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "

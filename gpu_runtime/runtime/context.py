@@ -36,7 +36,9 @@ from gpu_runtime.text import printable, size_text
 
 
 def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
-    """Returns a function from a name to its NVTX range, a context manager."""
+    """Returns a function from a name to a context manager, an NVTX range of that name; without package nvtx it warns and the
+    function does nothing.
+    """
     try:
         import nvtx
     except ImportError:
@@ -129,7 +131,9 @@ class Context:
     def _open(
         self, plans: Sequence[PlanRecord], graph: bool, warm: bool, nvtx: bool, poison: bool, progress: Counter | None
     ) -> None:
-        """Allocates memory, loads kernels, and makes the points."""
+        """Allocates memory, loads kernels, and makes a point (a plan ready to launch) for each plan. Parameters as for
+        Context.
+        """
         ranges = _ranges() if nvtx else nullcontext
         graph = graph and not nvtx and not poison
         weights, arena, self._flags = self._allocate(plans)
@@ -149,8 +153,8 @@ class Context:
             self._point.enter()
 
     def _allocate(self, plans: Sequence[PlanRecord]) -> tuple[int, int, int]:
-        """Allocates and returns the addresses of weights, activations, and the steps' flags of infinity or NaN: a word each,
-        and a spare.
+        """Returns the addresses of weights, activations, and flags of infinity or NaN: a 32-bit word per step, and a
+        spare one.
         """
         weights, most = self.engine.weights, max(plan.memory.activation_bytes for plan in plans)
         words = 1 + sum(len(plan.steps) for plan in plans)
@@ -168,7 +172,7 @@ class Context:
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan of the last run; before the first one, the engine's."""
+        """The plan of the last run; before the first run, the plan that the engine shows."""
         return self._point.plan
 
     @property
@@ -242,7 +246,7 @@ class Context:
             return futures.of_thread(self._last, self)
 
     def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
-        """Runs once; waits for its end if an output goes to the host."""
+        """Runs once and returns the results; waits for the end of the run if an output goes to the host."""
         with self._bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
@@ -259,7 +263,7 @@ class Context:
         return ran
 
     def _checked(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> tuple[Point, Checked]:
-        """Returns the point for a call's arrays, the one with the smallest batch that has room, and the checked arrays."""
+        """Returns the point that runs a call, the one with the smallest batch that has room, and the call's checked arrays."""
         record = self.engine.record
         if not record.profiles:
             return self._point, self._point.feeds.checked(inputs, out, 1)
@@ -271,7 +275,9 @@ class Context:
     def _bound(
         self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object, **how: bool
     ) -> Iterator[Ready]:
-        """Puts a call's inputs into the memory of their point, which becomes the point of the last run."""
+        """Copies a call's inputs into their point's memory and yields it ready. `how`: options of the feeds' `bound` (to_host,
+        wait).
+        """
         point, call = self._checked(inputs, out)
         if point is not self._point:
             point.enter()
@@ -280,7 +286,7 @@ class Context:
             yield ready
 
     def _queued(self, gpu: Cuda, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> RunFuture:
-        """Queues one run, without waiting for its end."""
+        """Queues one run and returns its future, without waiting for its end."""
         with self._bound(inputs, out, stream, wait=False) as ready:
             point = self._point
             self._replay()
@@ -313,8 +319,11 @@ class Context:
 
     @_one_thread
     def nonfinite(self) -> list[str]:
-        """The layers that stored infinite values or NaN in the last run, in order; with CuPy arrays, in all runs since the last
-        call. Every kernel reports it, so nothing runs again."""
+        """Returns the layers that stored infinite values or NaN in the last run, in order of execution.
+
+        If inputs and outputs are CuPy arrays: in all runs since the last call. Every kernel reports it, so nothing runs
+        again.
+        """
         return self._read_nonfinite()
 
     def _read_nonfinite(self) -> list[str]:
@@ -331,8 +340,11 @@ class Context:
 
     @_one_thread
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
-        """Microseconds per layer of the plan, one list per iteration, each layer between two events, which take time as well
-        (about 4 us on an H200). The GPU is kept busy until all is queued: no layer waits for the host. GPU only."""
+        """Runs the plan and returns the microseconds of each layer, one list per iteration. Raises ValueError without a GPU.
+
+        Each layer runs between two CUDA events, which take time as well (about 4 us on an H200); it never waits for the
+        host.
+        """
         if not isinstance(self.gpu, Cuda):
             raise ValueError("profile: layer times are measured on a GPU only; here they are predicted, see the plan")
         from tactics.sampling.stopwatch import Spin
@@ -343,7 +355,7 @@ class Context:
 
     @_one_thread
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Layer -> its output as NCHW: launches one by one, and reads each output before a later layer reuses its memory."""
+        """Runs the plan layer by layer and returns layer -> its output as NCHW, read before a later layer reuses its memory."""
         with self._bound(inputs, None, None, to_host=True):
             found = self._point.trace()
         self.nonfinite()
@@ -351,17 +363,17 @@ class Context:
         return found
 
     def address(self, edge: Bound) -> int:
-        """An input or output of the plan in device memory, in the plan's format."""
+        """Returns the device address of an input or output of the last run's plan, whose memory has the plan's format."""
         return self._arena + edge.offset
 
     @_one_thread
     def outputs(self) -> dict[str, np.ndarray]:
-        """The network's outputs as `run` or `trace` left them, on the host."""
+        """Returns the network's outputs by name on the host, as the last `run`, `replay` or `trace` left them."""
         return self._point.feeds.outputs(self._point.rows)
 
     @_one_thread
     def tensor(self, name: str) -> np.ndarray:
-        """A layer's output after `run`, as NCHW, if no later layer has reused its memory."""
+        """Returns a layer's output as NCHW after `run`; wrong values if a later layer reused its memory. Raises ValueError."""
         return self._point.tensor(name)
 
     def close(self) -> None:
@@ -424,7 +436,9 @@ class Context:
         self.close()
 
     def _load(self, plans: Sequence[PlanRecord], progress: Counter | None) -> dict[Key, Kernel]:
-        """Loads the kernels of all plans, ready to launch, each once."""
+        """Loads the kernels of all plans, each once, and returns compile key -> kernel. `progress`: called for each that is
+        compiled.
+        """
         distinct = list(dict.fromkeys(key for plan in plans for key in kernel_keys(plan, not self.emulated)))
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
         made = compile_many(((kernel, dict(values), self.gpu.arch) for kernel, values in missing), progress=progress)

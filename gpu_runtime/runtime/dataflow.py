@@ -49,7 +49,7 @@ class Spot:
     padded: int
 
     def channel(self, c: int) -> int:
-        """The offset of channel `c`, of the first image and pixel."""
+        """Returns the byte offset of channel `c` in the first image and pixel."""
         s = self.strides
         return self.offset + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * self.item
 
@@ -87,7 +87,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Block:
-    """A span of memory that some tensors share, with the live ones among them."""
+    """A span of memory that some tensors share; `held`: the live ones among them (those that a later layer reads)."""
 
     start: int
     end: int
@@ -195,7 +195,7 @@ class _Walk:
         return held
 
     def write(self, boxes: Sequence[Box]) -> None:
-        """Checks that no live tensor has these bytes, which change."""
+        """Raises Fault if one of these boxes of bytes, which change, belongs to a live tensor or to the counters."""
         for box in boxes:
             if any(self.overlap(box, zero) for zero in self.counters):
                 raise Fault("writes over the counters")
@@ -254,7 +254,7 @@ class _Walk:
         return slice(first, bisect_left(self.blocks, end, key=attrgetter("start")))
 
     def overlap(self, a: Box, b: Box) -> bool:
-        """Whether two boxes share a byte; True also if the search takes too long."""
+        """Returns whether two boxes share a byte; True also if the search would take too long."""
         found, branches = _overlap(a, b)
         self.work += branches
         return found
@@ -335,7 +335,7 @@ def _overlap(a: Box, b: Box) -> tuple[bool, int]:
     branches = 0
 
     def meet(i: int, least: int, most: int) -> bool:
-        """Whether steps i.. can add up to a value from `least` to `most`."""
+        """Returns whether the steps from number i on can add up to a value from `least` to `most`."""
         nonlocal branches
         branches += 1
         if branches > MOST_BRANCHES or (least <= 0 <= most):
@@ -379,7 +379,7 @@ def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
 
 
 def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
-    """Whether the inputs' channels, in these numbers and this order, are the output's channels."""
+    """Returns whether the inputs' channels, `sizes` of each and in this order, are the output's channels in memory."""
     firsts = (0, *accumulate(sizes))
     same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
     same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))

@@ -19,8 +19,9 @@ WORKSPACE, COUNTERS = "workspace", "counters"  # scratch memory, and the argumen
 
 
 def layer_strides(layer: Layer) -> tuple[Strides, ...] | None:
-    """Returns the strides of a layer's inputs, then of its output; None if all begin at multiples of 16 bytes and have their
-    own strides.
+    """Returns the strides of a layer's inputs, then of its output, in memory.
+
+    None if no tensor is placed: each has memory of its own that begins at a multiple of 16 bytes.
     """
     if not any(t.is_placed for t in layer.tensors):
         return None
@@ -28,16 +29,16 @@ def layer_strides(layer: Layer) -> tuple[Strides, ...] | None:
 
 
 def work(problem: Problem, tactic: Tactic, layer: Layer) -> tuple[Launch | Call, ...]:
-    """Returns the launches of a layer."""
+    """Returns the launches of a layer, or the calls of a library's functions."""
     return launches(problem, tactic, layer_strides(layer))
 
 
 def steps(
     todo: Sequence[Launch | Call], layer: Layer, index: int, section_at: Mapping[str, int], scratch: Mapping[str, int]
 ) -> list[Step]:
-    """Turns the launches of layer number `index` into steps.
+    """Returns the steps of layer number `index`: its launches with every argument as an offset in weights or activations.
 
-    `section_at`, `scratch`: offsets of the weight sections, and of workspace and counters in the arena.
+    `section_at`: weight section -> its offset; `scratch`: workspace and counters -> their offsets in the arena.
     """
 
     def argument(arg: Arg) -> tuple[str, Any]:

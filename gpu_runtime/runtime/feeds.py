@@ -32,9 +32,9 @@ Key = tuple[str, tuple[tuple[str, int], ...]]
 class Ready(NamedTuple):
     """A call whose inputs are in the plan's memory.
 
-    `fetch`: after the launch, returns the outputs by name as NumPy or CuPy arrays; `waits`: whether it waits for them;
-    `on_host`: the inputs given on the host. Without waiting, `used` must live until the queued work has ended, and `landing`
-    has the caller's host arrays.
+    `fetch`: called after the launch, returns the outputs by name as NumPy or CuPy arrays; `waits`: whether it waits for
+    their end; `on_host`: the inputs given on the host. If it does not wait: `used` must be kept alive until the queued work
+    has ended, and `landing` are the caller's host arrays, by output, to be filled then.
     """
 
     fetch: Callable[[], dict[str, Any]]
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     names: Sequence[str] = ()
 
     def cut(self, ends: Sequence[Bound], rows: int) -> list[Bound]:
-        """Returns the inputs or outputs with the first size of a caller's arrays of this many rows."""
+        """Returns the inputs or outputs with the shapes of a caller's arrays of this many rows."""
         return [self._cut(b, rows) if b.name in self.names and rows < self.batch else b for b in ends]
 
     def _cut(self, end: Bound, rows: int) -> Bound:
@@ -59,7 +59,9 @@ class Rows(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A call's arrays by name, of the right sizes and types, and its number of rows."""
+    """A call's arrays by name, of the right shapes and types, and its number of rows. `outs`: the caller's arrays for
+    outputs.
+    """
 
     given: dict[str, arrays.Given]
     outs: dict[str, arrays.Given]
@@ -67,14 +69,18 @@ class Checked(NamedTuple):
 
 
 class HostFeeds:
-    """The feeds of an emulated plan: NumPy converts formats. `arena`: the activations' address."""
+    """Moves arrays in and out of an emulated plan; NumPy converts formats. `arena`: the activations' address."""
 
     def __init__(self, gpu: Emulated, plan: PlanRecord, arena: int, rows: Rows) -> None:
         self._gpu, self._plan, self._arena, self._rows = gpu, plan, arena, rows
 
     @contextmanager
     def bound(self, call: Checked, stream: object = None, to_host: bool = True) -> Iterator[Ready]:
-        """Copies the inputs to the plan's memory. Outputs go to the call's arrays, else to new ones."""
+        """Copies a call's inputs to the plan's memory and yields the call ready. Its outputs go to its arrays, else to new
+        ones.
+
+        `stream`, `to_host`: without effect in the emulator.
+        """
         given = {name: g.array for name, g in call.given.items()}
         for info in self._plan.inputs:
             x = given[info.name]
@@ -85,7 +91,10 @@ class HostFeeds:
         yield Ready(partial(self._filled, call.outs, call.rows), True, given)
 
     def checked(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, rows: int) -> Checked:
-        """Checks a call's arrays. Raises ValueError or TypeError that names the wrong one."""
+        """Returns a call's arrays, checked. `rows`: the images in each; `out`: output -> the caller's array, None: new ones.
+
+        Raises ValueError or TypeError that names the wrong argument.
+        """
         given = arrays.host_inputs(self._rows.cut(self._plan.inputs, rows), inputs)
         ends = arrays.named(self._rows.cut(self._plan.outputs, rows), out)
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in ends}
@@ -113,9 +122,10 @@ class HostFeeds:
 
 
 def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
-    """Returns (name, whether it is an input) -> the launch that converts that input or output from or to the linear format.
+    """Returns (name, whether it is an input) -> the launch that converts this input or output from or to the linear format
+    (chw).
 
-    Only for those that the plan has in another format, of types that a kernel supports.
+    Only inputs and outputs are included that the plan has in another format, and whose types a kernel supports.
     """
     found = {}
     for inward, bounds in ((True, plan.inputs), (False, plan.outputs)):
@@ -132,8 +142,10 @@ def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
 
 
 class DeviceFeeds:
-    """The feeds of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`; `spare`: the
-    address of a word for their flags of infinity and NaN, which the plan's own kernels report.
+    """Moves arrays in and out of a plan on a GPU. `arena`: the activations' address; `kernels`: the kernels of `reformats`.
+
+    `spare`: the address of a word that these kernels set for infinity and NaN and nothing reads: the plan's own kernels
+    report them.
     """
 
     def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, rows: Rows, kernels: Mapping[Key, Kernel], spare: int) -> None:
@@ -142,12 +154,13 @@ class DeviceFeeds:
 
     @contextmanager
     def bound(self, call: Checked, stream: object = None, to_host: bool = False, wait: bool = True) -> Iterator[Ready]:
-        """Copies the inputs to the plan's memory, after their computation.
+        """Copies a call's inputs to the plan's memory, in the order of the streams that compute them, and yields the call
+        ready.
 
-        Outputs go to the call's arrays; others are CuPy's if all inputs are on the GPU, else (or with `to_host`) NumPy's. At
-        the end the caller's streams wait for the queued work: `stream`, else CuPy's current stream, and the streams that arrays
-        name. Without `wait`, `fetch` returns pinned arrays for outputs on the host, which are filled when the queued work has
-        ended.
+        Outputs go to the call's arrays. The others are CuPy arrays if all inputs are on the GPU, else, or with `to_host`,
+        NumPy arrays. At the end the caller's streams wait for the queued work: `stream` (None: CuPy's current stream) and
+        the streams that arrays name. Without `wait`, `fetch` returns pinned arrays for outputs on the host, which are filled
+        when the queued work has ended.
         """
         self.gpu.let_go()
         theirs = arrays.handle_of(self.gpu.cupy, stream)
@@ -182,7 +195,9 @@ class DeviceFeeds:
         return Checked(given, outs, rows)
 
     def _new(self, outs: Mapping[str, arrays.Given], rows: int, stream: int | None) -> dict[str, arrays.Given]:
-        """Allocates CuPy arrays, for the caller's stream, for the outputs that `outs` lacks."""
+        """Allocates and returns CuPy arrays for the outputs that `outs` lacks, in the order of `stream` (None: CuPy's current
+        one).
+        """
         missing = [i for i in self._rows.cut(self._plan.outputs, rows) if i.name not in outs]
         with nullcontext() if stream is None else self.gpu.current(stream):
             return {i.name: arrays.Given(self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]), True) for i in missing}
@@ -192,7 +207,7 @@ class DeviceFeeds:
         return self._filled({}, rows, True)
 
     def _pinned(self, array: np.ndarray) -> arrays.Given:
-        """Makes a copy that the caller cannot change."""
+        """Returns a copy in pinned memory, which the caller cannot change."""
         copy = self.gpu.pinned(array.shape, array.dtype)
         copy[...] = array
         return arrays.Given(copy, False)
@@ -204,7 +219,9 @@ class DeviceFeeds:
             self.gpu.write_later(to, array)
 
     def _bind(self, info: Bound, given: arrays.Given, wait: bool) -> None:
-        """Copies an input to the plan's memory, in the plan's format."""
+        """Copies an input to the plan's memory, in the plan's format. `wait`: the caller's host array is read before this
+        returns.
+        """
         gpu, to = self.gpu, self._arena + info.offset
         x: Any = given.array
         with gpu.current():
@@ -221,7 +238,7 @@ class DeviceFeeds:
                 gpu.copy(to, _address(flat), flat.nbytes)
 
     def _place(self, info: Bound, given: arrays.Given, to: int, wait: bool) -> None:
-        """Copies an input to linear memory for the whole batch; only its own rows travel, the last row is then doubled
+        """Copies an input to linear memory at `to`, for the whole batch: its own rows travel, the last one is then repeated
         there.
         """
         x: Any = given.array
@@ -238,9 +255,10 @@ class DeviceFeeds:
             done += more
 
     def _filled(self, outs: Mapping[str, arrays.Given], rows: int, wait: bool) -> dict[str, Any]:
-        """Returns the outputs: in `outs`, the others on the host; GPU outputs first, without waiting.
+        """Returns the outputs by name: in the arrays of `outs`, the others on the host.
 
-        Without `wait`, host outputs go to pinned memory, later.
+        GPU outputs are queued first, without waiting. Without `wait`, host outputs are in pinned memory that is filled
+        later.
         """
         ends = list(zip(self._plan.outputs, self._rows.cut(self._plan.outputs, rows), strict=True))
         for info, _ in ends:
@@ -250,7 +268,7 @@ class DeviceFeeds:
         return {info.name: self._found(info, end.shape, outs.get(info.name), wait) for info, end in ends}
 
     def _found(self, info: Bound, shape: tuple[int, ...], out: arrays.Given | None, wait: bool) -> Any:
-        """Returns an output at its destination."""
+        """Returns an output at its destination: `out` if given, else a new host array of this shape."""
         if out and out.on_gpu:
             return out.array
         gpu, dtype = self.gpu, DTYPES[info.dtype]
@@ -265,7 +283,10 @@ class DeviceFeeds:
             return found
 
     def _store(self, info: Bound, to: int, nbytes: int) -> None:
-        """Copies an output's first bytes to `to`, linear. (Outputs have types that the kernel supports, or are linear.)"""
+        """Copies an output's first `nbytes` bytes to address `to` in the linear format.
+
+        Outputs are linear, or have types that the kernel which converts formats supports.
+        """
         if info.format.layout != "chw" and nbytes == math.prod(info.shape) * DTYPES[info.dtype].itemsize:
             return self._reformat(info, False, self._arena + info.offset, to)
         with self.gpu.current():
@@ -273,7 +294,7 @@ class DeviceFeeds:
             self.gpu.copy(to, at, nbytes)
 
     def _linear(self, info: Bound) -> tuple[int, Any]:
-        """Returns the address of an output in linear memory, and the array that holds it if the plan's memory does not."""
+        """Returns (the address of an output in linear memory, the array that owns this memory; None if it is the plan's)."""
         if info.format.layout == "chw":
             return self._arena + info.offset, None
         linear = self.gpu.cupy.empty(info.shape, DTYPES[info.dtype])

@@ -59,7 +59,7 @@ class Shown:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Shows the first fields whose values are not their defaults; collections by their size."""
+        """Returns a short text with the first fields whose values are not their defaults; a collection is shown by its size."""
         assert is_dataclass(self)
         parts = []
         for f in fields(self):
@@ -71,14 +71,14 @@ class Shown:
         return printable(f"{type(self).__name__}({', '.join(parts[:MOST_FIELDS])}{more})")
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON has it: dictionaries, lists, texts and numbers."""
+        """Returns the record for JSON: dictionaries, lists, texts and numbers."""
         found: dict[str, Any] = codec.to_json(type(self), self, defaults=True)
         return found
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Told(Shown):
-    """The base of results with an account in words, `text`, which `print` shows."""
+    """The base of results that have an account in words, `text`, which `print` shows."""
 
     text: str = field(default="", metadata=codec.DERIVED, kw_only=True)
 

@@ -29,10 +29,10 @@ Sparsity = Literal["disable", "enable", "force"]
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A layer's best kernel of a kind, in any formats.
+    """A layer's best kernel of a kind (sparse or dense), in any formats, with its time in microseconds.
 
-    `low_us`, `high_us`: quantiles of the time or of the prediction's error; `bound`: its limit, by its family's prediction. Not
-    `timed`: an estimate among measured times, as timing ended.
+    `low_us`, `high_us`: the 20 % and 80 % quantiles of the time, or of the prediction's error; `bound`: its limit, by its
+    family's prediction. Not `timed`: its time is an estimate among measured ones, because timing had to end.
     """
 
     tactic: TacticName
@@ -47,8 +47,8 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class IfSparse(KernelTime):
-    """The predicted time of a layer's best sparse kernel if its weights had the pattern; `dense_us`: the time of its best dense
-    one.
+    """The predicted time of a layer's best sparse kernel if its weights were 2:4; `dense_us`: the time of its best dense
+    kernel.
     """
 
     dense_us: Number
@@ -56,8 +56,10 @@ class IfSparse(KernelTime):
 
 @dataclass(frozen=True, slots=True)
 class LibraryKernel:
-    """The estimated time of a library's dense kernel for a layer (tactics.peers), its `bound`, the standard deviation of its
-    logarithm, and the time of the library's 2:4 kernel, null where the weights do not have the pattern.
+    """The estimated time of a library's dense kernel for a layer (tactics.peers).
+
+    `error`: the standard deviation of the time's logarithm; `sparse_us`: the library's 2:4 kernel, null if weights are not
+    2:4.
     """
 
     us: Number
@@ -128,8 +130,10 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The lower bounds of a layer's time at the device's peak rates (tactics.roofline.floors); `bound`: the largest of the
-    first four.
+    """The lower bounds of a layer's time at the device's peak rates (tactics.roofline.floors).
+
+    `mma_us`: tensor cores, `dram_us`, `l2_us`: bytes, `launch_us`: the launch; `bound`: the largest of these four;
+    `dense_us` and `sparse_us`: of a dense and of a sparse kernel as a whole.
     """
 
     mma_us: Number
@@ -241,7 +245,7 @@ class SparsityRecord(Shown):
 
 @dataclass(frozen=True, slots=True)
 class SingleFormat:
-    """The best plan with one format everywhere."""
+    """The best plan with one format for all tensors."""
 
     format: LayerFormat
     us: Number
@@ -268,10 +272,10 @@ class Rivals(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The numbers of pairs of a problem and a tactic that were `timed` and not, where not all were.
+    """How many pairs of a problem and a tactic were `timed`, and how many `untimed`, in a plan in which not all were.
 
-    The `untimed` count with bounds `sigmas` standard deviations below their estimates. `early`: timing had to end before all
-    was proven, and estimates stand in for missing times; `missing`: operations of the plan without measured times.
+    The untimed ones count with bounds, `sigmas` standard deviations below their estimates. `early`: timing had to end before
+    all was proven, and estimates stand in for missing times; `missing`: operations of the plan without measured times.
     """
 
     timed: Size
@@ -293,7 +297,8 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """An operation whose tactic `before` was replaced by `after`: the whole plan then took `after_us` instead of `before_us`.
+    """An operation whose tactic `before` was replaced by `after`, after which the whole plan took `after_us` instead of
+    `before_us`.
 
     `swap`: `after` is slower alone, and the reason was not the time of `before` in its place.
     """
@@ -327,8 +332,9 @@ class Solution(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IfPruned(Shown):
-    """The predicted plan of the network with 2:4 weights wherever these can be: its `sparsity` and `solution`. `now_us`: of the
-    plan with the weights as they are, by predictions too; `layers`: whose weights would have to change.
+    """The predicted plan of the network with every weight 2:4 that can be: its `sparsity` and `solution`.
+
+    `now_us`: the predicted time of the plan with the weights as they are; `layers`: the layers whose weights would change.
     """
 
     now_us: Number

@@ -56,7 +56,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return f"<RunFuture {'done' if self.done() else 'under way'}>"
 
     def done(self) -> bool:
-        """Whether it has ended, with or without an error; does not wait."""
+        """Returns whether the run has ended, with or without an error; does not wait."""
         return self.ended()
 
     def running(self) -> bool:
@@ -72,7 +72,7 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return ran.outputs
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Returns the run's error or None; waits as `result` does."""
+        """Returns the run's error, None if it has none; waits as `result` does. Raises TimeoutError after `timeout` seconds."""
         try:
             self._ended(timeout)
         except _Late:
@@ -82,16 +82,20 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return None
 
     def nonfinite(self) -> list[str]:
-        """The layers that stored infinite values or NaN in this run, in order, once it has ended."""
+        """Returns the layers that stored infinite values or NaN in this run, in order. Waits for its end, and raises the run's
+        error.
+        """
         return list(self._ended(None).nonfinite)
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[dict[str, Any]]], object]) -> None:
-        """Call `fn` with the future once the run has ended, in another thread; at once if that is known."""
+        """Calls `fn` with the future once the run has ended, in another thread; at once if it is known to have ended."""
         super().add_done_callback(fn)
         WATCHER.watch(self)
 
     def _ended(self, timeout: float | None) -> Ran:
-        """Waits, and tells those who watch; raises the run's error."""
+        """Waits for the run, notifies those who wait for the future, and returns the results. Raises the run's error, or
+        _Late.
+        """
         try:
             with explained():
                 if not self._wait(timeout):
@@ -111,14 +115,14 @@ class RunFuture(concurrent.futures.Future[dict[str, Any]]):
         return ran
 
     def _is_first(self) -> bool:
-        """Whether this is the first call: one thread sets the result."""
+        """Returns whether this is the first call: only one thread may set the future's result."""
         with self._lock:
             first, self._ended_once = not self._ended_once, True
             return first
 
 
 class _Late(TimeoutError):
-    """Raised where the run has not ended in the given time."""
+    """Raised when the run has not ended in the given time; it continues."""
 
 
 class _Waiters(list[Any]):
@@ -134,8 +138,9 @@ class _Waiters(list[Any]):
 
 
 class _Watcher:
-    """A thread that asks, while somebody waits or has given a callback, which runs have ended, since the driver notifies
-    nobody.
+    """A thread that asks the driver which runs have ended, because the driver notifies nobody.
+
+    It runs only while somebody waits for a future or has given it a callback.
     """
 
     def __init__(self) -> None:
@@ -173,7 +178,7 @@ WATCHER = _Watcher()
 
 
 def of_thread(future: concurrent.futures.Future[Ran], owner: object) -> RunFuture:
-    """The future of a run executed by a thread of its `owner`.
+    """Returns the future of a run that a thread of `owner` executes.
 
     The future keeps the owner alive: else the thread could be the last to hold it, and would have to wait for itself.
     """
@@ -188,13 +193,16 @@ def of_thread(future: concurrent.futures.Future[Ran], owner: object) -> RunFutur
 
 
 def ended(future: concurrent.futures.Future[Ran]) -> Callable[[], bool]:
-    """Returns a function that asks whether a thread has executed the run, without keeping its results."""
+    """Returns a function that tells whether a thread has executed the run, and that does not keep the run's results alive."""
     kept = weakref.ref(future)  # by its thread, until then
     return lambda: (found := kept()) is None or found.done()
 
 
 def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
-    """The future of a run on a GPU, which ends with the event or the loss of the GPU. `cupy`: the module."""
+    """Returns the future of a run on a GPU, which ends with `event` or when the GPU is lost.
+
+    `cupy`: the module; `finish`: called once after the end, returns the results.
+    """
 
     def done() -> bool:
         return cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY
@@ -213,7 +221,7 @@ def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
 
 
 def failed(error: Exception) -> RunFuture:
-    """The future of a run that could not be queued."""
+    """Returns the future of a run that could not be queued, because of `error`."""
 
     def wait(timeout: float | None) -> bool:
         raise error

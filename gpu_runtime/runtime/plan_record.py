@@ -46,7 +46,7 @@ FORMAT_VERSION = 5
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The tensor with memory of its own in which another one lies, from its `channel` on."""
+    """The tensor with memory of its own inside which another tensor lies, from channel number `channel` on."""
 
     shape4: Shape4
     format: LayerFormat
@@ -59,7 +59,7 @@ class Container:
 
     @property
     def first_byte(self) -> int:
-        """The offset of its `channel`."""
+        """The byte offset of `channel` in the arena."""
         s = strides(self.format, self.shape4)
         elements = (self.channel >> s.log2v) * s.block + (self.channel & ((1 << s.log2v) - 1))
         return self.offset + elements * DTYPES[self.format.dtype].itemsize
@@ -67,7 +67,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A layer's input or output, and its place in memory; without `inside` it has memory of its own."""
+    """A layer's input or output and its place in memory: at `offset`, in memory of its own, or `inside` another tensor."""
 
     name: Text
     shape4: Shape4
@@ -77,12 +77,12 @@ class TensorPlace:
 
     @property
     def whole(self) -> TensorPlace | Container:
-        """The tensor with this one's memory: another tensor, or itself."""
+        """The tensor whose memory holds this one: another tensor, or this one."""
         return self.inside or self
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of its own, padding included."""
+        """The bytes that it takes in memory of its own, padding included."""
         return num_bytes(self.format, self.shape4)
 
     @property
@@ -93,7 +93,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An input or output of the network; `shape` is ONNX's."""
+    """An input or output of the network and its place in memory; `shape` is ONNX's, `shape4` the kernels' NCHW."""
 
     name: Text
     shape: tuple[Count, ...]
@@ -108,7 +108,7 @@ class Bound:
 
     @property
     def dtype(self) -> str:
-        """The type of its elements: fp16, fp32, uint8, ..."""
+        """The type of its elements, such as "fp16", "fp32" or "uint8"."""
         return self.format.dtype
 
     @property
@@ -147,18 +147,18 @@ class Layer(Shown):
 
     @property
     def op_name(self) -> str:
-        """Its name, without the images of its piece."""
+        """The name of the layer's op: its own name without the images of its piece."""
         return self.name.removesuffix(piece_text(*self.images)) if self.images else self.name
 
     @property
     def op_output(self) -> str:
-        """The name of its output, without the images of its piece."""
+        """The name of the op's output: the layer's output without the images of its piece."""
         name = self.outputs[0].name
         return name.removesuffix(piece_text(*self.images)) if self.images else name
 
     @property
     def type(self) -> str:
-        """conv, pool, pointwise, move, concat, ..., library; reformat; noop, where nothing is launched."""
+        """The kind of layer: conv, pool, pointwise, move, concat, ..., library or reformat; "noop" if nothing is launched."""
         return (self.problem.TYPE or self.problem.parts[0].TYPE) if self.problem and self.tactic else "noop"
 
     @property
@@ -229,7 +229,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The ONNX file."""
+    """The ONNX file that the engine was built from; `sha256` is of its bytes."""
 
     name: Text
     sha256: Text = ""
@@ -355,12 +355,12 @@ class EngineRecord(Shown):
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan that is shown, which also runs where a caller names no size."""
+        """The plan that tools show; it also runs if a caller names no size."""
         return self.plans[self.shown]
 
     @property
     def profile(self) -> Profile | None:
-        """The profile of the plan that is shown."""
+        """The profile (size of image) of the plan that tools show; None for an engine of one size."""
         return next((p for p in self.profiles if self.shown in p.plans), None)
 
     @property
@@ -377,7 +377,7 @@ class EngineRecord(Shown):
 
     @property
     def batch(self) -> int:
-        """The first size of the first input, of the plan that is shown."""
+        """The first size of the first input of the plan that tools show; 1 if it has none."""
         return next((t.shape[0] for t in self.plan.inputs[:1] if t.shape), 1)
 
     @property
@@ -390,7 +390,7 @@ class EngineRecord(Shown):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes up to the end of the last section of weights, padding included."""
+        """The bytes up to the end of the last section of weights, padding included."""
         return max((padded(s.end) for s in self.sections if s.kind == "weights"), default=0)
 
 
@@ -412,7 +412,7 @@ class Outlook(Shown):
 
     @property
     def batch(self) -> int:
-        """The first size of the first input."""
+        """The first size of the first input; 1 if it has none."""
         return next(iter(self.shapes.values()), (1,))[0]
 
 
@@ -420,7 +420,7 @@ Explained = EngineRecord | Outlook  # the sources of texts on sparsity
 
 
 def inner_name(output: str) -> str:
-    """The name of a network's output in the formats and places that stay inside the plan."""
+    """Returns the name, inside the plan, of a network's output in the formats that only the plan uses."""
     return f"{output} inside"
 
 
@@ -438,5 +438,5 @@ class EngineData:
 
     @property
     def plan(self) -> PlanRecord:
-        """The layers in execution order, with their tensors' places, launches and reasons."""
+        """The plan that tools show: the layers in execution order, with their tensors' places, launches and reasons."""
         return self.record.plan

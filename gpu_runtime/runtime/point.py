@@ -39,7 +39,9 @@ class Shared(NamedTuple):
 
 
 def kernel_keys(plan: PlanRecord, on_gpu: bool) -> list[Key]:
-    """The kernels that a point loads: the steps' kernels and, on a GPU, those that convert inputs and outputs."""
+    """Returns the compile keys (kernel, values) of a plan: its steps' kernels and, `on_gpu`, those that convert inputs and
+    outputs.
+    """
     keys = [s.key for s in plan.steps if isinstance(s, LaunchStep)]
     return keys + [(s.kernel, s.values) for s in reformats(plan).values()] if on_gpu else keys
 
@@ -99,7 +101,7 @@ class Point:
         self._parts = parts
 
     def flagged(self, flags: np.ndarray) -> list[str]:
-        """Returns the layers that stored infinity or NaN, from the words in `flags`."""
+        """Returns the layers that stored infinity or NaN. `flags`: a word per step, as the kernels set them."""
         return launched.flagged(self.plan, flags)
 
     def times(self, iterations: int, ahead: Callable[[float], None] = lambda us: None) -> list[list[float]]:
@@ -144,7 +146,9 @@ class Point:
         return {name: self._asked(np.concatenate(pieces)) if pieces[1:] else pieces[0] for name, pieces in found.items()}
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns a layer's output, as NCHW. Raises ValueError if no layer has one of that name."""
+        """Returns the present content of the output `name` of a layer as NCHW. Raises ValueError if no layer has such an
+        output.
+        """
         for layer in reversed(self.plan.layers):
             for out in layer.outputs:
                 if out.name == name:
@@ -152,14 +156,14 @@ class Point:
         raise ValueError(f"no layer writes a tensor {name!r}")
 
     def _values(self, out: TensorPlace) -> np.ndarray:
-        """Reads the present content of a layer's output memory, as NCHW, without the rows that fill the batch."""
+        """Returns the present content of a layer's output memory as NCHW, without the rows that only fill the batch."""
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
         return self._asked(values[:, first : first + out.shape4[1]])
 
     def _asked(self, values: np.ndarray) -> np.ndarray:
-        """Removes the rows that fill a batch; values without a batch stay as they are."""
+        """Returns values without the rows that only fill a batch; unchanged if their first axis is no multiple of the batch."""
         return values if len(values) % self._batch else values[: len(values) // self._batch * self.rows]
 
     def _launch(self, i: int) -> None:
@@ -170,7 +174,10 @@ class Point:
             self._shared.gpu.launch(self._shared.kernels[step.key], step.grid, step.block, step.smem, self._params[i])
 
     def _call(self, i: int, step: CallStep) -> None:
-        """Calls a library function. Its arrays may hold invalid values: indices out of range, a zero divisor."""
+        """Calls the library function of step number i.
+
+        Its arrays may hold invalid values, such as indices out of range or a zero divisor, for which it fails or warns.
+        """
         ins, out = self._arrays[i]
         function = bound(step.function, step.attributes, step.part)
         try:
@@ -191,6 +198,6 @@ class Point:
                 self._fill(offset, nbytes)
 
     def _fill(self, offset: int, nbytes: int) -> None:
-        """Fills memory with NaN."""
+        """Fills `nbytes` of the arena from `offset` on with NaN."""
         values = np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes]
         self._shared.gpu.write(self._shared.arena + offset, values)

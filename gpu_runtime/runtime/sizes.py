@@ -16,7 +16,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The number of the plan for some inputs, which use `rows` of its `batch`."""
+    """The plan that runs some inputs: its number in the engine's record, and `rows`, the images that it computes of its
+    `batch`.
+    """
 
     plan: int
     rows: int
@@ -24,12 +26,12 @@ class Fit:
 
 
 def batch_of(plan: PlanRecord, profile: Profile) -> int:
-    """The batch of a profile's plan: the first size of its first input with a batch; 1 where the plan takes its shapes only."""
+    """Returns the batch of a plan: the first size of its first input with a batch; 1 if no input of the profile has one."""
     return next((b.shape[0] for b in plan.inputs if b.name in profile.batched and b.shape), 1)
 
 
 def batches(record: EngineRecord, profile: Profile) -> tuple[int, ...]:
-    """The batches of the profile's plans, rising."""
+    """Returns the batches of the profile's plans, in rising order."""
     return tuple(batch_of(record.plans[number], profile) for number in profile.plans)
 
 
@@ -42,7 +44,12 @@ def batched(record: EngineRecord, number: int) -> tuple[int, tuple[str, ...]]:
 
 
 def specs(record: EngineRecord, ends: Sequence[Bound]) -> tuple[TensorSpec, ...]:
-    """Returns the specs of the shown plan's inputs or outputs for callers: of a range, the first size is a Batch."""
+    """Returns a TensorSpec (name, dtype, shape) for each of the inputs or outputs, as callers see them.
+
+    `ends`: the inputs or the outputs of the record's default plan (`record.plan`, the one that tools show). In an engine for
+    a range of batches, the first size of a tensor with a batch is a Batch: the plan's optimal batch, together with the range
+    that is allowed.
+    """
     profile = record.profile
     return tuple(_spec(record, profile, b) if profile and b.name in profile.batched else b.spec for b in ends)
 
@@ -55,9 +62,9 @@ def _spec(record: EngineRecord, profile: Profile, end: Bound) -> TensorSpec:
 
 
 def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
-    """Returns the shapes of the inputs that have a batch, at another batch, for the size of image that is shown.
+    """Returns name -> shape at another `batch`, for the inputs that have a batch; the images have the size of the default plan.
 
-    For an engine of one size: the shape of its first input.
+    For an engine of one size: the shape of its first input alone.
     """
     profile, inputs = record.profile, record.plan.inputs
     if profile is None or not profile.batched:
@@ -67,9 +74,7 @@ def whole(record: EngineRecord, batch: int) -> dict[str, Shape]:
 
 
 def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, Shape]:
-    """Completes a batch, or the shapes of some inputs, to the shapes of all inputs. Raises ValueError where no plan takes
-    them.
-    """
+    """Returns the shapes of all inputs, given a batch or the shapes of some inputs. Raises ValueError if no plan takes them."""
     found = fit(record, whole(record, asked) if isinstance(asked, int) else asked)
     batch, names = batched(record, found.plan)
     ends = record.plans[found.plan].inputs
@@ -77,7 +82,9 @@ def filled(record: EngineRecord, asked: int | Mapping[str, Shape]) -> dict[str, 
 
 
 def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
-    """Finds the plan for inputs of these shapes, which may be some of the inputs. Raises ValueError where none takes them."""
+    """Finds the plan for inputs of these shapes; inputs that are left out may have any shape. Raises ValueError if no plan
+    takes them.
+    """
     tried = []
     for profile in record.profiles:
         found = _fit(record, profile, shapes)
@@ -95,7 +102,9 @@ def fit(record: EngineRecord, shapes: Mapping[str, Shape]) -> Fit:
 
 
 def _fit(record: EngineRecord, profile: Profile, shapes: Mapping[str, Shape]) -> Fit | tuple[str, bool]:
-    """Returns the plan of that profile; or why it has none, and whether only the batch is wrong."""
+    """Returns the plan of one profile for inputs of these shapes, or (the reason why it has none, whether only the batch is
+    wrong).
+    """
     largest = record.plans[profile.plans[-1]]
     rows: dict[str, int] = {}
     for end in largest.inputs:

@@ -29,9 +29,10 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def chosen(device: object) -> Iterator[str | None]:
-    """Yields `device` without its number; meanwhile the GPU of that number is the current one.
+    """Yields the `device` option without its number ("cuda:1" gives "cuda"); meanwhile the GPU of that number is the current
+    one.
 
-    Raises ValueError for another `device`, EngineError for a number that no GPU has.
+    Raises ValueError for another text, EngineError for a number that no GPU has.
     """
     kind, colon, number = device.partition(":") if isinstance(device, str) else (device, "", "")
     if kind not in (None, "emulator", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
@@ -51,9 +52,10 @@ def chosen(device: object) -> Iterator[str | None]:
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:
-    """Returns the current GPU for "cuda", or the emulated one.
+    """Returns the device that the engine runs on: the current GPU for "cuda", the engine's own device for "emulator".
 
-    Raises EngineError without a GPU or with one that differs from the engine's; ModuleNotFoundError without CuPy.
+    None: the GPU if there is one, else the emulator. Raises EngineError without a GPU or with one that differs from the
+    engine's; ModuleNotFoundError without CuPy.
     """
     if device == "emulator" or (device is None and not devices.has_gpu()):
         return planned_device(engine.record.device)
@@ -65,7 +67,9 @@ def device_for(engine: EngineData, device: str | None) -> Device:
 
 
 def plans_of(engine: EngineData) -> tuple[PlanRecord, ...]:
-    """Returns the plans with their steps. Raises EngineError if a plan that is not from a file contradicts its layers."""
+    """Returns the engine's plans with their steps. Raises EngineError if a plan contradicts its layers; plans from a file are
+    checked when it is read.
+    """
     if engine.checked:
         return engine.record.plans
     from gpu_runtime.runtime import verify  # imports every family of kernels
@@ -74,12 +78,14 @@ def plans_of(engine: EngineData) -> tuple[PlanRecord, ...]:
 
 
 def struct(gpu: Cuda | Emulated, step: LaunchStep, bases: Mapping[str, int]) -> bytes:
-    """Packs a kernel's parameters with addresses filled in."""
+    """Returns the bytes of a kernel's parameter struct with addresses filled in. `bases`: kind of memory -> its address."""
     return fill_params(gpu, step.args, lambda arg: bases[arg[0]] + int(arg[1]))
 
 
 def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None], Array]:
-    """Returns a function's inputs, and its output, as arrays at their addresses."""
+    """Returns (a library function's inputs, None for an absent one; its output) as arrays. `bases`: kind of memory -> its
+    address.
+    """
     *ins, out = (a and Array(bases[a[0]] + a[1], DTYPES[a[2]], a[3]) for a in step.args)
     if out is None:
         raise EngineError(f"the engine's plan is wrong: {step.function} has no output. Build the engine again")
@@ -87,12 +93,15 @@ def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None]
 
 
 def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
-    """The name of a kernel's machine code in an engine's file."""
+    """Returns the name of a kernel's machine code in an engine's file."""
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
 
 
 def flagged(plan: PlanRecord, flags: np.ndarray) -> list[str]:
-    """Returns the layers of steps whose flag is set: they stored infinity or NaN. Excludes layers that only pass on a mask."""
+    """Returns the layers of steps whose flag is set: they stored infinity or NaN. Layers that only pass on a mask are left out.
+
+    `flags`: a word per step of the plan.
+    """
     masked = _masked(plan)
     found: dict[str, None] = {}
     for layer in (plan.layers[k] for i in np.flatnonzero(flags) for k in plan.steps[i].covers):
@@ -107,9 +116,10 @@ def _masked(plan: PlanRecord) -> frozenset[str]:
 
 
 def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
-    """Writes the warning for layers that stored infinity or NaN; "" without any.
+    """Returns the warning for layers that stored infinity or NaN; "" if `layers` is empty.
 
-    It names the inputs if these contain such values already.
+    If inputs already contain infinity or NaN, the warning names only these; else the first three layers, and whether outputs
+    hold such values.
     """
     if not layers:
         return ""

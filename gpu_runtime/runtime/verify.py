@@ -36,10 +36,10 @@ Work = tuple[Launch | Call, ...]  # a layer's launches; empty if it only shares 
 
 
 def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRecord:
-    """Returns the record with the steps of its plans, and the memory that is free after each.
+    """Returns the record with the steps of its plans, and the memory that is free after each step.
 
-    Raises Fault if the record contradicts its layers. The record must be within its bounds; `weights`: its arena, whose tables
-    are checked if it is given.
+    The record must have passed bounds.fault. `weights`: the record's arena of weights, whose tables are checked; None: they
+    are not. Raises Fault if the record contradicts its layers.
     """
     try:
         device = planned_device(record.device)
@@ -55,7 +55,7 @@ def derived(record: EngineRecord, weights: np.ndarray | None = None) -> EngineRe
 
 
 def _derived(plan: PlanRecord, device: Device, stored: Mapping[str, Section], weights: np.ndarray | None) -> PlanRecord:
-    """Returns a plan with its steps; `stored`: the file's sections of weights."""
+    """Returns a plan with its steps. `stored`: name -> section of weights in the file; `weights`: as for `derived`."""
     held = sum(s.nbytes for s in stored.values())
     sections = {**stored, **{name: stored[other] for name, other in plan.renamed.items()}}
     todo: list[Work] = []
@@ -83,7 +83,7 @@ def _derived(plan: PlanRecord, device: Device, stored: Mapping[str, Section], we
 
 
 def _work(layer: Layer, device: Device, sections: Mapping[str, Section], held: int) -> Work:
-    """Checks a layer and returns its launches; `held`: bytes of all sections."""
+    """Checks a layer and returns its launches. `held`: the bytes of all sections. Raises Fault."""
     if len(layer.outputs) != 1:
         raise Fault(f"expected one output, got {len(layer.outputs)}")
     for t in layer.tensors:
@@ -130,7 +130,7 @@ def _check_problem(problem: Problem) -> None:
 
 
 def _check_weights_fit(problem: Problem, held: int) -> None:
-    """Checks, before any count of taps or channels, that there are no more weights than bytes."""
+    """Raises Fault if a convolution has more weights than the file has bytes, before anything is computed from its sizes."""
     for p in problem.parts:
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
             raise Fault(f"{p}: needs more weights than the engine holds")
@@ -150,7 +150,7 @@ def _format_inside(whole: Container, c: int) -> CanonicalFormat | None:
 
 
 def _check_place(t: TensorPlace) -> None:
-    """Checks a tensor's place: aligned, or at the start of its channels in the surrounding tensor."""
+    """Raises Fault unless a tensor's place is aligned and, inside another tensor, at the start of its channels."""
     fmt, whole = t.format, t.inside
     if t.offset % (16 if LAYOUTS[fmt.layout].vector >= 8 else DTYPES[fmt.dtype].itemsize):
         raise Fault(f"tensor {t.name[:40]!r}: byte {t.offset} is not aligned for {fmt}")
@@ -166,7 +166,7 @@ def _check_place(t: TensorPlace) -> None:
 
 
 def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
-    """Checks that only tensors of kernels with strides lie inside others or begin at any element."""
+    """Raises Fault if a tensor lies inside another or off a vector boundary, but the tactic's kernel has no strides for it."""
     placed = [t.is_placed for t in layer.tensors]
     if any(placed) and not KERNELS[tactic.kernel].placed:
         raise Fault(f"{tactic.kernel} reads and writes whole tensors, not parts of one")
@@ -175,7 +175,7 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
 
 
 def _check_maps(layer: Layer, work: Work, sections: Mapping[str, Section]) -> None:
-    """Checks that the bytes that a tensor map describes lie in the memory of its argument."""
+    """Raises Fault unless the bytes that each tensor map describes lie in the memory of its argument."""
     for launch in work:
         for m in (value for kind, value in launch.args if kind == "map") if isinstance(launch, Launch) else ():
             of, which = m.of
@@ -192,7 +192,7 @@ def _check_maps(layer: Layer, work: Work, sections: Mapping[str, Section]) -> No
 
 
 def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.ndarray) -> None:
-    """Checks that the tables by which kernels address memory match the problem."""
+    """Raises Fault unless the tables by which kernels address memory are as the problem requires."""
     if layer.problem is None or layer.tactic is None:
         return
     for name, table in _tables(layer.problem, layer.tactic).items():
@@ -205,7 +205,9 @@ def _check_tables(layer: Layer, sections: Mapping[str, Section], weights: np.nda
 
 
 def _scratch(memory: Memory, todo: Sequence[Work]) -> dict[str, int]:
-    """Returns the offsets of workspace and counters by name, after a check that each is as large as the launches need."""
+    """Returns name -> offset of workspace and counters, after a check that each is as large as the launches need. Raises
+    Fault.
+    """
     using = [launch for work in todo for launch in work if launch.workspace]
     need = {
         derive.WORKSPACE: max((s.workspace for s in using), default=None),

@@ -18,7 +18,10 @@ COUNTERS = {
 
 
 def counts(joined: Joined) -> Iterator[Count]:
-    """Yields the amounts that these answers and runs add to the counters; never 0, which some servers' counters refuse."""
+    """Yields (counter, amount, kind of error or "") for each counter that these answers and runs increase.
+
+    An amount is never 0, which some servers' counters refuse.
+    """
     yield "gpu_runtime_requests", len(joined.answers), ""
     yield from (("gpu_runtime_errors", 1, answer.kind) for answer in joined.answers if isinstance(answer, Failure))
     for run in joined.runs:

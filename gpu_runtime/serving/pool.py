@@ -38,8 +38,11 @@ class Pool:
 
     @contextmanager
     def context(self, timeout: float | None = None) -> Iterator[Context]:
-        """A context for the `with` block, whatever is raised in it. Waits while all are busy; TimeoutError if none was returned
-        in `timeout` seconds, ValueError if the pool is closed."""
+        """Lends one of the contexts for the `with` block, and takes it back even after an exception.
+
+        Waits while all are busy. Raises TimeoutError if none was returned in `timeout` seconds (None: waits without limit),
+        ValueError if the pool is closed.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._free or self._closed, timeout):
                 raise TimeoutError(
@@ -55,8 +58,11 @@ class Pool:
             self._take_back(lent)
 
     def close(self) -> None:
-        """Wait until all contexts are returned, and close them; from now on none is lent. Does nothing if it was closed.
-        RuntimeError in a thread that has one, which would wait for itself."""
+        """Waits until all contexts are returned, and closes them; from now on none is lent. Does nothing if it was closed
+        before.
+
+        Raises RuntimeError in a thread that has one of the contexts, because it would wait for itself.
+        """
         with self._changed:
             if threading.get_ident() in self._busy.values():
                 raise RuntimeError("close: this thread has a context of the pool: leave its `with pool.context()` first")
@@ -67,7 +73,7 @@ class Pool:
                 self._free.pop().close()
 
     def _take_back(self, lent: Context) -> None:
-        """Returns a context to the pool; if its user closed it, a new one in its place."""
+        """Puts a context back into the pool; a new one in its place if its user closed it."""
         with self._changed:
             del self._busy[lent]
             self._changed.notify_all()

@@ -84,7 +84,7 @@ class EngineServer:
 
 
 class Ingress:
-    """Answers HTTP: checks each request before it joins others, and asks again where a replica died."""
+    """Answers HTTP: checks each request before it joins others, and asks another replica if one died."""
 
     def __init__(self, server: Any, inputs: Sequence[TensorSpec], most: int, timeout_s: float, emulate: bool) -> None:
         if not emulate and not ray.cluster_resources().get("GPU"):  # else the replicas would wait for one silently
@@ -141,7 +141,7 @@ class Ingress:
 
 
 def app(args: Arguments) -> serve.Application:
-    """Makes the application. Raises EngineError for a file that cannot be served, here and not in a replica."""
+    """Returns the Ray Serve application. Raises EngineError for a file that cannot be served, here rather than in a replica."""
     path, engine = str(Path(args.engine).resolve()), load(args.engine)
     most = sizes(engine).max
     server = serve.deployment(EngineServer).options(

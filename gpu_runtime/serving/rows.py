@@ -28,15 +28,21 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Failure(NamedTuple):
-    """A request's error. `kind`: "request", it is wrong or fills no batch; "run", its run failed; "fatal", so will every
-    later run, because the GPU is lost to this process."""
+    """A request's error, in words.
+
+    `kind`: "request", the request is wrong or fills no batch; "run", its run failed; "fatal", its run failed and so will
+    every later run, because this process has lost the GPU.
+    """
 
     kind: str
     message: str
 
 
 class Run(NamedTuple):
-    """One run: its rows, the batch size that they were padded to, its time, the layers that stored infinity or NaN."""
+    """One run: its number of rows, and its time in seconds.
+
+    `point`: the batch size to which the rows were padded; `nonfinite`: the layers that stored infinity or NaN.
+    """
 
     rows: int
     point: int
@@ -45,17 +51,17 @@ class Run(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The outputs by name, or the failure, of each request, in the requests' order; and the runs that took place."""
+    """The answer to each request, in the requests' order: its outputs by name, or its failure; and the runs that took place."""
 
     answers: tuple[Arrays | Failure, ...]
     runs: tuple[Run, ...] = ()
 
 
 def sizes(engine: Engine) -> Batch:
-    """Returns the numbers of rows that a run of this engine takes; if they are `exact`, a request runs alone, since its rows
-    may depend on each other.
+    """Returns the numbers of rows that a run of this engine takes.
 
-    Raises EngineError unless each input and output has this batch.
+    If they are `exact`, only these numbers run, and each request alone, since its rows may depend on each other. Raises
+    EngineError unless each input and output has this batch.
     """
     specs = (*engine.inputs, *engine.outputs)
     if len({str(spec.shape[:1]) for spec in specs}) != 1 or not specs[0].shape:
@@ -95,8 +101,10 @@ def opened(path: str | os.PathLike[str], device: str) -> tuple[Engine, Context]:
 
 
 def checked(inputs: Sequence[TensorSpec], request: Any) -> int:
-    """Returns the rows of a request. Raises TypeError or ValueError unless it has each input, with equal numbers of rows, 1
-    to as many as a run takes.
+    """Returns the number of rows of a request, a mapping of arrays.
+
+    Raises TypeError or ValueError unless it has each input, all with the same number of rows, from 1 to as many as a run
+    takes.
     """
     check_names(inputs, request)
     size = _batch(inputs[0])
@@ -119,10 +127,11 @@ def checked(inputs: Sequence[TensorSpec], request: Any) -> int:
 
 
 def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
-    """Answers each request, in few runs.
+    """Answers all requests in as few runs as possible, and returns the answers and the runs.
 
-    Requests that together have fewer rows than a run takes fail; an engine of one exact batch runs only requests of that many
-    rows, each alone. Where a run of several requests fails, each runs alone, so that only faulty ones fail.
+    If all requests together have fewer rows than a run takes, they fail. An engine of exact batches runs only requests of
+    such a number of rows, each alone. If a run of several requests fails, each of them runs alone, so that only faulty ones
+    fail.
     """
     size = sizes(engine)
     answers: dict[int, Arrays | Failure] = {}
@@ -164,7 +173,10 @@ def answer(engine: Engine, context: Context, requests: Sequence[Any]) -> Joined:
 
 
 def _run(context: Context, requests: Sequence[Arrays], rows: int, point: int) -> tuple[dict[str, Any], Run]:
-    """Runs these requests' rows once; returns the outputs and the run's record."""
+    """Runs these requests once and returns (the outputs of all rows by name, the run's record).
+
+    `rows`: their total; `point`: the batch size at which they run.
+    """
     together = requests[0] if len(requests) == 1 else {n: np.concatenate([r[n] for r in requests]) for n in requests[0]}
     start = time.perf_counter()
     with warnings.catch_warnings():

@@ -51,8 +51,9 @@ def _response(answer: Arrays | Failure) -> Any:
 
 
 def _check_tensors() -> None:
-    """Raises EngineError unless a tensor keeps its values: stubs made for NumPy 1 lose them under NumPy 2
-    (python_backend#384).
+    """Raises EngineError if Triton's tensors lose their values on the way, as stubs made for NumPy 1 do under NumPy 2.
+
+    See python_backend#384.
     """
     sent = np.arange(6, dtype=np.float32).reshape(2, 3)
     got = pb_utils.Tensor.from_dlpack("x", pb_utils.Tensor("x", sent).to_dlpack()).as_numpy()

@@ -73,7 +73,7 @@ def triton_repo_command(engine: str, output: str, name: str, instances: int, kin
 
 
 def _served(size: Batch) -> str:
-    """Which requests the model will answer, in words."""
+    """Returns the words for the requests that the model will answer. `size`: the rows that a run takes."""
     if not size.exact:
         return f"requests of 1 to {size.max} rows, joined into runs of {size} rows"
     counts = " or ".join(map(str, size.exact))
@@ -81,7 +81,9 @@ def _served(size: Batch) -> str:
 
 
 def _check_runs_here(engine: Engine, kind: str) -> None:
-    """Raises EngineError for an engine of other kernels, or, where a GPU is visible, of another architecture."""
+    """Raises EngineError for an engine of other kernel sources, or for `kind` "gpu" of another architecture than a GPU that is
+    visible.
+    """
     check_source(engine.record, source_hash())
     if kind == "gpu" and devices.has_gpu():
         check_device(engine.record.device, devices.current().sm)
@@ -94,9 +96,9 @@ def _tensor(spec: TensorSpec) -> str:
 
 
 def _next_version(model: Path, interface: str) -> int:
-    """Returns the number of the version to write.
+    """Returns the number of the version to write: 1 for a new model. `interface`: the inputs and outputs in config.pbtxt.
 
-    Raises ValueError where another program made the model's folder, or the model has another interface.
+    Raises ValueError if another program made the model's folder, or the model has another interface.
     """
     if not os.path.lexists(model):
         return 1
@@ -113,7 +115,9 @@ def _next_version(model: Path, interface: str) -> int:
 
 
 def _place(model: Path, version: int, engine: Path, config: str) -> None:
-    """Writes the version, and with the first one the model; Triton, which may watch the folder, sees it only complete."""
+    """Writes the version's folder, and with version 1 the model's, under another name first: Triton, which may watch the
+    repository, sees it only when it is complete.
+    """
     target = model / str(version) if version > 1 else model
     target.parent.mkdir(exist_ok=True)  # the repository may be new, and the folder around it has to be there
     draft = target.parent / f".{target.name}.{os.getpid()}"

@@ -17,7 +17,7 @@ Run = Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Mapping[str, Any], 
 
 
 class OrtValue:
-    """An output, a NumPy or CuPy `array`, with onnxruntime's methods."""
+    """An output of a run, as a NumPy or CuPy `array`, with the methods of onnxruntime's OrtValue."""
 
     def __init__(self, array: Any) -> None:
         self.array, self._on_host = array, isinstance(array, np.ndarray)
@@ -60,7 +60,10 @@ class IOBinding:
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Bind memory of this shape and type at an address. Raises ValueError for an unknown name, place or type."""
+        """Binds an input to memory of this shape and type at the address `buffer_ptr`.
+
+        `device_type`: "cpu" or "cuda". Raises ValueError for an unknown name, place or type.
+        """
         self.bind_cpu_input(name, self._array(device_type, element_type, shape, buffer_ptr))
 
     def bind_output(
@@ -72,7 +75,10 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to memory at an address, or without one to new memory there. Raises as `bind_input` does."""
+        """Binds an output to memory at the address `buffer_ptr`; None: each run puts it into new memory on `device_type`.
+
+        `element_type` and `shape` are needed with an address. Raises ValueError as `bind_input` does.
+        """
         check_known("output", [arg.name for arg in self._declared.outputs], [name])
         if buffer_ptr is not None and (element_type is None or shape is None):
             raise ValueError("buffer_ptr: expected element_type and shape with it")
@@ -80,7 +86,7 @@ class IOBinding:
         self._outputs[name] = device_type.lower(), array
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
-        """Bind an OrtValue, onnxruntime's or one of `get_outputs`."""
+        """Binds an input to an OrtValue: onnxruntime's, or one that `get_outputs` returned."""
         self._alive[True, name] = ortvalue
         self.bind_input(name, ortvalue.device_name(), 0, ortvalue.element_type(), ortvalue.shape(), ortvalue.data_ptr())
 
@@ -89,7 +95,7 @@ class IOBinding:
         self.bind_output(name, ortvalue.device_name(), 0, ortvalue.element_type(), ortvalue.shape(), ortvalue.data_ptr())
 
     def get_outputs(self) -> list[OrtValue]:
-        """The outputs of the last run, in the order in which they were bound."""
+        """Returns the outputs of the last run, in the order in which they were bound."""
         return list(self._found)
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray]:
@@ -108,7 +114,7 @@ class IOBinding:
         self._outputs, self._found = {}, []
 
     def run(self) -> None:
-        """Run the bound inputs, and wait for the end, as onnxruntime does."""
+        """Runs the bound inputs, and waits for the end of the run, as onnxruntime does."""
         filled = {name: array for name, (_, array) in self._outputs.items() if array is not None}
         found, cupy = self._run(self._inputs, filled)
         if cupy is not None:
@@ -118,7 +124,10 @@ class IOBinding:
         self._found = [OrtValue(found[name]) for name in self._outputs]
 
     def _array(self, place: str, element_type: Any, shape: Sequence[int], address: int | None) -> Any:
-        """Views a caller's memory as a NumPy array, or on the GPU as an object that CuPy reads; None for no address."""
+        """Returns a caller's memory as a NumPy array, or on the GPU as an object that CuPy reads; None if `address` is None.
+
+        Raises ValueError for another place or type.
+        """
         if not isinstance(place, str) or place.lower() not in self._places:
             raise ValueError(
                 f"device_type: expected {' or '.join(self._places)}, which this InferenceSession reads, got {place!r}"

@@ -16,9 +16,10 @@ from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, 
 
 @bounded
 def builds(model: Any, options: Mapping[str, Any]) -> tuple[Signature, Callable[[Any], Engine]]:
-    """Returns the model's signature, and a function that builds it for given shapes, with `options` of gpu_runtime.build.
+    """Returns (the model's signature, a function that takes input shapes and builds an engine for them).
 
-    A torch module is exported once. Raises as `build` does; for a model whose sizes are open only where no sizes could cure it.
+    `options`: the arguments of gpu_runtime.build. A torch module is exported once, here. Raises the errors of `build` for a
+    model that no choice of sizes could cure; other errors are raised by the function.
     """
     source = source_of(model, Examples(options.get("example_inputs"), options.get("shapes")))
     with named(source):

@@ -21,7 +21,7 @@ Key = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class NodeArg:
-    """An input or output, as onnxruntime describes it."""
+    """An input or output of a model, as onnxruntime describes it. `shape`: None or a name for an open size."""
 
     name: str
     type: str
@@ -43,7 +43,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs, outputs and metadata of a model or an engine. `is_open`: whether callers choose sizes of the model."""
+    """The inputs, outputs and metadata of a model or an engine. `is_open`: the model leaves sizes of its inputs to the
+    callers.
+    """
 
     inputs: Sequence[NodeArg]
     outputs: Sequence[NodeArg]
@@ -52,7 +54,9 @@ class Signature:
 
 
 class Opened:
-    """An engine and its context, which closes when the last user lets go of it: evicted while it runs, it runs to the end."""
+    """An engine and its context. The context closes when the last user drops this object: evicted during a run, it still ends
+    the run.
+    """
 
     def __init__(self, engine: Engine, place: str | None) -> None:
         self.engine = engine
@@ -64,10 +68,11 @@ class Opened:
 
 
 class OpenSizes:
-    """Engines by the shapes of their inputs, `most` of them at a time; the one used longest ago goes first.
+    """The engines of one model by the shapes of their inputs, at most `most` at a time; the one used longest ago is dropped
+    first.
 
-    Threads may share it. Two that meet one new size build one engine; engines of several sizes are built one after the other,
-    since builds on a GPU measure times. `build`: builds the engine of a size; `place`: Context's `device`.
+    `build`: builds the engine of a size; `place`: Context's `device`. Threads may share it. Two threads that meet one new
+    size build one engine; engines of several sizes are built one after the other, since builds on a GPU measure times.
     """
 
     def __init__(self, build: Callable[[Shapes], Engine], place: str | None, most: int) -> None:
@@ -76,8 +81,9 @@ class OpenSizes:
         self._lock, self._building, self._closed = threading.Lock(), threading.Lock(), False
 
     def at(self, shapes: Shapes) -> Opened:
-        """Returns the engine for inputs of these shapes, built now if need be. Raises as gpu_runtime.build does, and ValueError
-        after `close`.
+        """Returns the engine for inputs of these shapes; builds it if there is none yet.
+
+        Raises the errors of gpu_runtime.build, and ValueError after `close`.
         """
         key = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
         with self._lock:
@@ -91,7 +97,11 @@ class OpenSizes:
         return opened.result()
 
     def ahead(self, sizes: Sequence[Shapes]) -> Future[None]:
-        """Starts a thread that builds engines for these sizes; the future ends with it, or with the error of a size."""
+        """Starts a thread that builds engines for these sizes; the future ends with the last one, or with the first size's
+        error.
+
+        Raises ValueError for more than `most` sizes.
+        """
         if len(sizes) > self._most:
             raise ValueError(f"expected at most most_engines={self._most} sizes to build ahead, got {len(sizes)}")
         built: Future[None] = Future()
@@ -108,19 +118,19 @@ class OpenSizes:
         return built
 
     def kept(self) -> list[Opened]:
-        """The engines that are built, the one used longest ago first."""
+        """Returns the engines that are built, the one used longest ago first."""
         with self._lock:
             return [opened.result() for opened in self._opened.values() if opened.done()]
 
     def close(self) -> None:
-        """Closes all contexts, after their runs; a build that goes on is closed at its end."""
+        """Closes all contexts after their runs; an engine that is still being built is closed when it is ready."""
         with self._lock:
             self._closed = True
         for opened in self.kept():
             opened.context.close()
 
     def _fill(self, key: Key, opened: Future[Opened]) -> None:
-        """Builds the engine of a new size for all who wait for it; a failure is forgotten, so that another try builds again."""
+        """Builds the engine of a new size for all who wait for it. A failure is not kept, so that another try builds again."""
         try:
             with self._building:
                 made = Opened(self._sharing(self._build(dict(key))), self._place)
@@ -138,6 +148,8 @@ class OpenSizes:
         del evicted  # outside of the lock: closing a context frees its memory
 
     def _sharing(self, engine: Engine) -> Engine:
-        """Returns the engine with another's weights, where all are equal: contexts then share them on the device."""
+        """Returns the engine with the weights of a kept engine if all are equal, so that their contexts share them on the
+        device.
+        """
         same = (o.engine.weights for o in self.kept() if o.engine.record.sections == engine.record.sections)
         return replace(engine, weights=next(same, engine.weights))

@@ -94,7 +94,7 @@ class Cache:
         return len(self._records)
 
     def why_missing(self, key: Key) -> str:
-        """What was different when the file's measurement of this problem and tactic was made; "new" where there is none."""
+        """Returns what differed when the file's measurement of this problem and tactic was made; "new" if there is none."""
         found = [
             [text for same, text in zip(_parts(key, other), DIFFERENCES, strict=True) if not same]
             for other in self._alike.get((key.problem, key.tactic), ())
@@ -102,11 +102,11 @@ class Cache:
         return min(found, key=len)[0] if found and all(found) else "new"
 
     def add(self, key: Key, **values: Any) -> None:
-        """Append one measurement, or one failure (`error=text`)."""
+        """Appends one measurement, or one failure (`error=text`), for a key."""
         self.add_all({key: values})
 
     def add_all(self, items: Mapping[Key, Mapping[str, Any]]) -> None:
-        """Append several in one piece."""
+        """Appends several measurements in one write."""
         records = {key: {**key._asdict(), **values, "when": int(time.time())} for key, values in items.items()}
         lines = [json.dumps(record).encode() + b"\n" for record in records.values()]
         for line in lines:
@@ -158,7 +158,7 @@ class Cache:
         return "; ".join([f"{self.path}: {used} of {used + total} times used", *parts, *malformed])
 
     def sync(self) -> None:
-        """Force what was added to the disk."""
+        """Forces the added lines to the disk."""
         if self._file is not None and not self._lost:
             try:
                 os.fsync(self._file)
@@ -174,7 +174,7 @@ class Cache:
 
 @contextmanager
 def held(name: str | os.PathLike[str]) -> Iterator[bytes]:
-    """A cache's bytes; nothing is appended until the end: who replaces the file meanwhile loses nothing. Raises OSError."""
+    """Yields a cache's bytes under an exclusive lock: nothing is appended until the end of the `with` block. Raises OSError."""
     while True:
         with open_regular(name) as file:
             with suppress(OSError):  # a file system without locks
@@ -189,7 +189,9 @@ def key_of(record: Mapping[str, Any]) -> Key:
 
 
 def is_over(record: Mapping[str, Any] | None) -> bool:
-    """Whether a build needs nothing more of a tactic: its time is known, or why it has none."""
+    """Returns whether a build needs no more samples of a tactic: its time is known, or the reason why it has none. None: no
+    record.
+    """
     return record is not None and record.get("over") is not False
 
 
@@ -197,7 +199,7 @@ DIFFERENCES = ("another GPU", "another driver", "other kernel sources", "another
 
 
 def _parts(key: Key, other: Key) -> Iterator[bool]:
-    """Of each of DIFFERENCES whether the two agree in it."""
+    """Yields, for each of DIFFERENCES, whether the two keys agree in it."""
     (gpu, _, driver), (other_gpu, _, other_driver) = key.device.rpartition("|"), other.device.rpartition("|")
     return iter((gpu == other_gpu, driver == other_driver, key.source == other.source, key.policy == other.policy))
 
@@ -218,7 +220,9 @@ def _read(path: Path, inode: int, begin: int) -> tuple[bytes, int, int]:
 
 
 def whole_lines(data: bytes) -> dict[Key, bytes]:
-    """The last line of each key of a file, in order; a torn last line is ignored. ValueError: the first that is none."""
+    """Returns key -> its last line in a file, in order; a torn last line is ignored. Raises ValueError for another invalid
+    line.
+    """
     found: dict[Key, bytes] = {}
     for number, line in enumerate(io.BytesIO(data), 1):
         if record := parse(line):
@@ -231,7 +235,7 @@ def whole_lines(data: bytes) -> dict[Key, bytes]:
 
 
 def parse(line: bytes) -> dict | None:
-    """The record on a line of the cache, or None."""
+    """Returns the record on a line of the cache; None if the line is no measurement."""
     try:
         record = json.loads(line)
         if not all(isinstance(record[f], str) for f in Key._fields):

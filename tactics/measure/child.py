@@ -42,7 +42,9 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float) -> dict[str, Any]:
-        """The new process's first line, {"error": text} where it has none. A process that names no device is ended."""
+        """Starts a new process and returns its first line, {"error": text} without one. A process that names no device is
+        ended.
+        """
         self.close()
         self._id, self._buffer = 0, b""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -66,7 +68,9 @@ class Child:
         return hello
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer of the process, which runs, or its Fault as an answer. After a fatal one it is ended."""
+        """Sends a request to the running process and returns its answer, or its fault as an answer; a fatal fault ends the
+        process.
+        """
         assert self._process is not None  # the caller has looked
         try:
             reply = self._ask(self._process, request, timeout_s)
@@ -96,7 +100,9 @@ class Child:
         return reply
 
     def _receive(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
-        """The next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
+        """Returns the next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON
+        object.
+        """
         answers, end = process.stdout.fileno(), time.monotonic() + timeout_s  # type: ignore[union-attr]
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([answers], [], [], max(0.0, end - time.monotonic()))

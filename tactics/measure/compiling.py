@@ -18,7 +18,7 @@ class Compiling:
         self._new: set[Future[str]] = set()
 
     def begin(self, items: Iterable[Binary]) -> None:
-        """Compile what is not compiled yet, one after the other as they are named; returns at once."""
+        """Compiles the binaries that are not compiled yet, in this order, in threads; returns at once."""
         for item in items:
             if item not in self._logs:
                 if self._pool is None:  # a core is left for the process that measures, which must queue in time
@@ -28,7 +28,7 @@ class Compiling:
                     self._new.add(self._logs[item])
 
     def log(self, items: Iterable[Binary]) -> str:
-        """The log of the first that does not compile, once all are compiled; empty where they do."""
+        """Waits until all binaries are compiled and returns the log of the first that does not compile, "" if all do."""
         items = list(items)
         self.begin(items)
         for item in items:
@@ -38,7 +38,7 @@ class Compiling:
         return next(filter(None, (self._logs[item].result() for item in items)), "")
 
     def close(self) -> None:
-        """Begin no more of what waits."""
+        """Cancels all compilations that have not begun."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

@@ -76,7 +76,7 @@ class Lazy(Around):
         self._corrections: dict[str, tuple[float, float]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        """The times that are known, and lower bounds; tactics that failed are left out."""
+        """Returns the known times, and lower bounds for the other tactics; tactics that failed are left out."""
         tactics = tuple(tactics)
         times, untimed = self._times.setdefault(problem, {}), self._open.setdefault(problem, {})
         if new := [t for t in tactics if t not in times and t not in untimed and not self._failed(problem, t)]:
@@ -89,7 +89,9 @@ class Lazy(Around):
         return {t: time for t, time in found if time is not None}
 
     def refine(self, pairs: Iterable[Pair]) -> bool:
-        """Have these timed that are not yet, each with the nearest ones of its formats; whether any time or bound changed."""
+        """Times these pairs that are not timed yet, each with the nearest ones of its formats. Returns whether a time or
+        bound changed.
+        """
         if self._stale and not self.early:
             self._stale = False
             return True
@@ -116,12 +118,12 @@ class Lazy(Around):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(tactics that are timed, all that could be)."""
+        """Returns (the number of timed tactics, the number of all tactics that could be timed)."""
         timed = sum(map(len, self._times.values()))
         return timed, timed + sum(map(len, self._open.values()))
 
     def prepare(self, work: Iterable[tuple[Problem, Iterable[Tactic]]]) -> None:
-        """Nothing: what is to be timed is found step by step."""
+        """Does nothing: the tactics to time are found step by step."""
 
     def _failed(self, problem: Problem, tactic: Tactic) -> bool:
         return bool(self.failures) and (str(problem), tactic.name) in self.failures
@@ -156,7 +158,7 @@ class Lazy(Around):
         return (math.fsum(every) / len(every) if every else OPTIMISTIC), UNSEEN
 
     def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
-        """Those of the same formats and kind that are not timed and have the lowest bounds."""
+        """Returns the untimed tactics of the same formats and kind with the lowest bounds, `level.nearest` of them."""
         cell = cell_of(tactic)
         same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if cell_of(t) == cell]
         return [t for _, _, t in sorted(same) if t != tactic][: self.level.nearest]

@@ -32,7 +32,7 @@ def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def times_of(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:
-    """The quantiles by the names that results have for them."""
+    """Returns the quantiles of samples as a dict with the names that results use: low_us, us, high_us."""
     return dict(zip(("low_us", "us", "high_us"), (round(v, digits) for v in quantiles(samples)), strict=True))
 
 
@@ -61,11 +61,11 @@ class Race:
         self._count(name, self.samples[name])
 
     def drop(self, name: str) -> None:
-        """It failed, or could not be asked."""
+        """Removes a tactic that failed, or could not be asked."""
         self._left.remove(name)
 
     def request(self) -> tuple[list[str], int]:
-        """Those of the fewest samples, and how many more each is to get; ([], 0) at the end."""
+        """Returns (the tactics with the fewest samples, how many more each is to get); ([], 0) at the end."""
         names = self._fewest()
         have = len(self.samples[names[0]]) if names else STEPS[-1]
         return names, next((step - have for step in STEPS if step > have), 0)

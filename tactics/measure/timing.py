@@ -77,12 +77,12 @@ EMULATED = ".emulated"  # the end of the version of a driver that runs kernels i
 
 
 def names_emulated(version: str) -> bool:
-    """Whether a driver of this version is no GPU's."""
+    """Returns whether a driver of this version is the emulated one, whose times are no GPU's."""
     return version.endswith(EMULATED)
 
 
 def is_emulated() -> bool:
-    """Whether the driver at hand is no GPU's."""
+    """Returns whether the driver at hand is the emulated one, whose times are no GPU's."""
     return names_emulated(driver_version())
 
 
@@ -99,15 +99,15 @@ class Timer:
         self.zeros: dict[Problem, tuple[bool, ...]] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
-        """The time of each tactic that could be timed."""
+        """Returns the time of each tactic that could be timed."""
         raise NotImplementedError
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
-        """The times of those that need no measuring."""
+        """Returns the times of the tactics that need no measuring."""
         return self(problem, tactics)
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        """Time what has only a bound so far, if any has; whether that changed a time."""
+        """Times the pairs that have only a bound so far. Returns whether a time changed."""
         return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
@@ -118,7 +118,7 @@ class Timer:
         """Begin what these problems' tactics need before they can be timed, if anything; returns at once."""
 
     def close(self) -> None:
-        """End what timing needs."""
+        """Ends the processes and threads that timing needs."""
 
 
 class Around(Timer):
@@ -170,7 +170,7 @@ class Predicted(Timer):
 
 
 class NotTimed(ValueError):
-    """The cache lacks a time, and nothing is to be measured."""
+    """Raised when the cache lacks a time, and nothing is to be measured."""
 
 
 class Measured(Timer):
@@ -255,7 +255,7 @@ class Measured(Timer):
                     self._spread.begin(self._request(problem, todo), partial(self._keep, problem))
 
     def cache_text(self) -> str:
-        """How much the cache was of use, in a line."""
+        """Returns a line on how many times the cache could give."""
         return self.cache.used_text(self._verdicts.values())
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class Measured(Timer):
             self._spread.close()
 
     def _found(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        """What the cache has: times, and failures."""
+        """Returns the times that the cache has; failures are recorded in `failures`."""
         times = {}
         for tactic in tactics:
             record = self.cache.get(self.key(problem, tactic))
@@ -284,7 +284,7 @@ class Measured(Timer):
         return times
 
     def _missing(self, problem: Problem, tactics: Iterable[Tactic]) -> list[Tactic]:
-        """The tactics of which the cache lacks the time, or some samples."""
+        """Returns the tactics of which the cache lacks the time, or some samples."""
         found = []
         for tactic in tactics:
             self._seen.setdefault(problem, {})[tactic.name] = tactic

@@ -171,7 +171,12 @@ class Bench:
         return self._kernels[kernel, values]
 
     def _input(self, i: int, fmt: Format) -> tuple[Any, Any]:
-        """An input in memory, and a copy of its end: as much as the L2 holds of what is written."""
+        """Returns input i in format `fmt` as (the packed array in GPU memory, the array from which its last bytes are written
+        anew).
+
+        The second array holds as many bytes of the input's end as fit in L2: a write of them leaves L2 as the layer before
+        would. It is a copy; with `warm_l2` it is a view of the first array itself. Both are made once for each (i, fmt).
+        """
         if (i, fmt) not in self._packed_inputs:
             packed = to_memory(self._nchw[i], fmt, self.cupy)
             end = packed.reshape(-1).view(np.uint8)[-self.gpu.device.l2_bytes :]

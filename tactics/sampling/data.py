@@ -87,7 +87,9 @@ def _normal(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _whole(x: np.ndarray) -> np.ndarray:
-    """Rounds to whole numbers that uint8 can hold too."""
+    """Returns 4 * |x| rounded to whole numbers, in the type and shape of x. Inputs are near N(0, 1), so uint8 can hold the
+    results without a clip (none is made).
+    """
     return np.round(4 * np.abs(x))
 
 

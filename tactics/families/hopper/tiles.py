@@ -31,9 +31,10 @@ FEWEST_STAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A strip's pixels: `rows` x `cols` outputs of each of `images`, with the rows around them.
+    """The pixels of a strip: a tile of `rows` x `cols` outputs in each of `images` images, computed with an `r` x `s` window.
 
-    64 channels are copied once for each of the window's `s` columns: rows of each copy are a multiple of 8 apart.
+    For each of the window's `s` columns, 64 channels of the pixels and of the r - 1 further rows around them are copied to
+    shared memory once, and serve the `r` taps of that column. Rows of each copy are a multiple of 8 apart.
     """
 
     images: int
@@ -44,17 +45,21 @@ class Box:
 
     @property
     def n(self) -> int:
-        """Columns of the product, including those that are discarded between rows."""
+        """The columns of the product: the tile's pixels, each image's rounded up to a multiple of 8 (the extra ones are
+        discarded).
+        """
         return self.images * -(-self.rows * self.cols // 8) * 8
 
     @property
     def copied(self) -> int:
-        """Pixels of one copy."""
+        """The number of pixels in one copy: the rows of outputs and the r - 1 rows around them, in all images."""
         return self.images * (self.rows + self.r - 1) * self.cols
 
     @property
     def per_tap(self) -> float:
-        """The number of pixels that are copied for each tap."""
+        """The average number of pixels copied per tap (one position of the window): a copy serves `r` taps, so it may be a
+        fraction.
+        """
         return self.copied / self.r
 
 
@@ -62,9 +67,10 @@ class Box:
 class HopperTile:
     """A tile of `m` output channels x `n` pixels.
 
-    `weights`: smem (SS), registers (RS, straight from L2), or held (RS, all of K, loaded once for all tiles). `shared`: the
-    operand that a cluster of two blocks copies once: pixels, weights or "". `groups`: warpgroups that multiply; `pingpong`:
-    each of them has its own tile. `box`: the pixels of a strip, else None.
+    `weights`: where instructions read them: "smem" (shared memory, SS), "registers" (loaded straight from L2, RS) or "held"
+    (RS, all of K loaded once for all tiles). `shared`: the operand that a cluster of two blocks copies once: "pixels",
+    "weights" or "" for none. `groups`: the number of warpgroups that multiply; `pingpong`: each of them has a tile of its
+    own. `box`: the pixels of a strip; None for a tile of any pixels.
     """
 
     m: int
@@ -78,18 +84,22 @@ class HopperTile:
 
     @property
     def m64(self) -> int:
-        """Blocks of 64 rows of a warpgroup."""
+        """The number of blocks of 64 rows (output channels) that one warpgroup multiplies."""
         return self.m // 64 // (1 if self.pingpong else self.groups)
 
     @property
     def sums(self) -> int:
-        """Registers of a thread for sums."""
+        """The number of registers per thread that hold FP32 sums."""
         return self.m64 * self.n // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Clocks of a stage by limit, and the number of stages that fit shared memory."""
+    """The clocks that one pipeline stage (64 of K) takes by each limit, and the number of stages that fit shared memory.
+
+    `tensor`: the tensor cores; `port`: shared memory's port; `l2`: bytes from L2; `latency`: the part of a copy's latency
+    that the other stages do not hide.
+    """
 
     tensor: float
     port: float
@@ -107,19 +117,21 @@ class Stage:
 
 
 def weight_bytes(m: int, sparse: bool) -> float:
-    """Bytes of a stage's weights: FP16, or for 2:4 half of the values and a bit of metadata for each."""
+    """Returns the bytes of one stage's weights for `m` rows: FP16 values, or for 2:4 half of them and a bit of metadata per
+    logical value.
+    """
     return m * K_STAGE * (9 / 8 if sparse else 2)
 
 
 def held(tile: HopperTile) -> int:
-    """The number of 64s of K for which a thread's registers hold weights in addition to its sums."""
+    """Returns for how many blocks of 64 of K a thread's registers can hold weights in addition to its sums."""
     return (REGISTERS[tile.groups] - OTHERS - tile.sums) // (OF_WEIGHTS * tile.m64)
 
 
 def batch(tile: HopperTile) -> int:
-    """The number of 64s of K, whole stages, whose weights a thread loads together.
+    """Returns how many blocks of 64 of K a thread loads the weights of together: a multiple of a strip's taps per column.
 
-    Its registers hold two batches. The larger these are, the less often it waits for L2's latency.
+    Its registers hold two such batches. The larger these are, the less often the thread waits for L2's latency.
     """
     taps = tile.box.r if tile.box else 1
     least, most = (taps, 2 * taps) if tile.box else (2, MOST_BATCH)
@@ -127,12 +139,15 @@ def batch(tile: HopperTile) -> int:
 
 
 def copied_bytes(tile: HopperTile) -> float:
-    """Bytes of pixels that are written to shared memory in a stage."""
+    """Returns the bytes of pixels that one stage (64 of K) writes to shared memory."""
     return (tile.box.per_tap if tile.box else tile.n) * K_STAGE * 2
 
 
 def stages(tile: HopperTile) -> int:
-    """Stages that fit shared memory with the epilogue's staging. For a strip: taps whose pixels and weights fit."""
+    """Returns how many pipeline stages fit shared memory next to the epilogue's staging buffers.
+
+    For a strip a stage is one tap: the number counts the taps whose pixels and weights fit.
+    """
     weights = weight_bytes(tile.m, tile.sparse) if tile.weights == "smem" else 0.0
     room = SMEM - BARRIERS - STAGING * tile.groups
     if not tile.box:
