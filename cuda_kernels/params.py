@@ -131,7 +131,9 @@ def _elements(name: str, lengths: list[int]) -> list[str]:
 
 
 def _length(source: Source, given: Mapping[str, int], text: str) -> int:
-    """Evaluates an array's length: a number, a count of digits, or `N ? N : 1`."""
+    """Evaluates an array's length as the kernel's source writes it: a number, the name of a constant N = count(MACRO, base), or
+    `N ? N : 1`. N is the number of digits of the macro's value, from `given`, in that base. Raises ValueError for others.
+    """
     name, _, default = text.partition("?")
     name = name.strip()
     if text.isdigit():

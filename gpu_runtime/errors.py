@@ -62,7 +62,7 @@ class InternalError(RuntimeError):
 
 
 def check_options(function: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises TypeError for options that a function does not have, with those that are spelt like them."""
+    """Raises TypeError if an option of `given` is not `known` to the function; the message proposes those spelt like it."""
     if unknown := [name for name in given if name not in known]:
         raise TypeError(printable(f"{function} has no option {', '.join(map(repr, unknown))}{suggest(unknown, known)}"))
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import CompileError, EngineError, ModelError, check_options
+from gpu_runtime.frontend.source import NAME
 from gpu_runtime.ops.torch import versions
 from gpu_runtime.pipeline import build
 from gpu_runtime.progress import warn
@@ -114,7 +115,7 @@ class Compiled:
         was = self.module.training
         try:
             program = _exported(self.module.eval(), tuple(inputs))
-            program.graph_module.meta["gpu_runtime.name"] = type(self.module).__name__  # see frontend.source
+            program.graph_module.meta[NAME] = type(self.module).__name__
             engine = build(program, **self._options)
             structure = program.call_spec.out_spec
             ends = sum(isinstance(x, torch.Tensor) for x in inputs), structure.num_leaves

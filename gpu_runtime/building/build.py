@@ -187,6 +187,7 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
     progress = options.progress
     shapes: Any = options.shapes  # one size of each input
     source = source_of(model, Examples(options.example_inputs, shapes, bool(sizes)), progress)
+    sha256 = sha256_of(source)
     loaded, sized = load(
         source,
         lambda m: [importer.at_batch(m, shapes or {}, n) for n in sizes] or [shapes],
@@ -204,6 +205,7 @@ def plan(model: ModelLike, devices: str | Sequence[str], batches: int | Sequence
             planner = Planner(target, make_timer(target), options, ends)
             planned = PlannedNetwork(*planner.in_pieces(*planner(network)), reached, fitted=fitted)
             explained, pruned = explain(loaded, planned, planner, {}), with_pruned(loaded, planned, planner).if_pruned
-            stored = Model(network.name, sha256_of(source))
-            found.append(Outlook(stored, target, timing_record(target), *explained, options.risk, inputs, pruned))
+            found.append(
+                Outlook(Model(network.name, sha256), target, timing_record(target), *explained, options.risk, inputs, pruned)
+            )
     return Plans(tuple(found), sizes)

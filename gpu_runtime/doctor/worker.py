@@ -42,7 +42,7 @@ def graphs(gpu: Gpu) -> None:
 
 
 def dependent_launches(gpu: Gpu) -> None:
-    """Check a chain of launches that are queued at once, each of which reads the previous one's output. Raises Wrong.
+    """Checks a chain of launches that are queued at once; each reads the output of the launch before it. Raises Wrong.
 
     From sm_90 on each launch begins before the previous one has ended.
     """

@@ -119,10 +119,11 @@ def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
 
 
 def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
-    """Returns the sparsity row of an op of the plan.
+    """Returns the sparsity row of the layer that an op of the plan computes.
 
-    The op may compute its layer in another form, over other channels. `alternatives`: all forms of the layer; one of them
-    has the model's own weights (`_own`), and only some may have sparse kernels.
+    The op may compute the layer over other channels than the model does. `alternatives`: all ops that compute the layer. The
+    row's sizes and weights are those of the one with the model's own weights (`_own`); its dense time is of `op`, and its
+    sparse time too, or of the fastest alternative if `op` has no sparse kernel.
     """
     table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
     times = next(times for same, times in alternatives if same is op)

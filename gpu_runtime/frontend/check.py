@@ -205,7 +205,9 @@ def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto
 
 
 def check_ops(proto: onnx.ModelProto, ops: Collection[str], from_file: bool) -> None:
-    """Raises ModelError of two lines for unsupported nodes: the operators, and the cure, which of a module is none of files."""
+    """Raises ModelError if nodes have unsupported operators: a line that names them, and one with the cure. `from_file`: the
+    model is a file, so the cure may name commands that read it.
+    """
     bad = unsupported(proto, ops)
     if not bad:
         return

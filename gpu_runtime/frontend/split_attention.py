@@ -70,7 +70,10 @@ def _sums_groups(node: ir.Node) -> bool:
 
 
 def _average_both(model: ir.Model, node: ir.Node, groups: ir.Value) -> None:
-    """Averages the groups' channels, not their sums, where only 1x1 convolutions read that average."""
+    """Changes the model so that the average over pixels is taken of `groups` [N, r * C, H, W], and not of its sum over the r
+    groups, which `node` computes; the weights of the 1x1 convolutions that read the average are repeated r times, so that they
+    add the groups. Does nothing if others read the average.
+    """
     mean = single_reader(node.outputs[0])
     if mean is None or not _averages_pixels(mean):
         return

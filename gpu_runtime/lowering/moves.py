@@ -52,8 +52,8 @@ def axis4(axis: int, rank: int) -> int:
 
 
 def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int, int]]:
-    """Returns (an NCHW shape of the same elements, axis -> its position there) where each of `axes` stands alone: `nchw` itself
-    up to rank 4."""
+    """Returns (an NCHW shape of the same elements, position in it of each of `axes`), in which none of `axes` is merged with
+    another axis. Up to rank 4 the shape is `nchw(shape)`. Raises Refused if more than four axes are left after merging."""
     chosen, rank = set(axes), len(shape)
     if rank <= 4:
         return nchw(shape), {a: axis4(a, rank) for a in chosen}

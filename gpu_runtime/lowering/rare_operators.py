@@ -144,7 +144,9 @@ def _reduction(unit: Unit, attributes: Attributes) -> Attributes:
 
 
 def _windows(unit: Unit, attributes: Attributes, crop: bool = True) -> Attributes:
-    """Returns the attributes of a pool, or a Conv, with pads, strides and the output's size resolved."""
+    """Returns the attributes of a pool, or of a Conv with computed weights: kernel_shape, strides, dilations, pads (of auto_pad
+    too), and "out", the output's height and width. `crop`: pads may be negative, as `convolutions.window` says.
+    """
     size, out = shape_of(operand(unit.node))[2:], shape_of(unit.output)[2:]
     strides, dilations, pads = window(unit.node, attributes["kernel_shape"], size, crop)
     return {"kernel_shape": attributes["kernel_shape"], "strides": strides, "dilations": dilations, "pads": pads, "out": out}

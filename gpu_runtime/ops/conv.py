@@ -388,7 +388,10 @@ def _image(name: str, a: Any, channels: int) -> Any:
 
 
 def _check(given: Sequence[Any], y: Any, out_shape: Shape4, addresses: Sequence[int]) -> None:
-    """Raises ValueError unless arrays are FP16, channels-last, aligned, of the right shapes, and y overlaps no other."""
+    """Raises ValueError unless arrays are FP16, channels-last, aligned, of the right shapes, and y overlaps no other.
+
+    `given`: x, and the residual if there is one; `out_shape`: of the residual and y; `addresses`: of `given`, then of y.
+    """
     shapes = (given[0].shape, *(out_shape for _ in given[1:]), out_shape)
     for name, a, shape, address in zip(("x", "residual")[: len(given)] + ("out",), (*given, y), shapes, addresses, strict=True):
         n, c, h, w = shape

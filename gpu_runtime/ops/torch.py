@@ -66,7 +66,8 @@ def sparse_conv2d(
 
 @sparse_conv2d.register_fake
 def _empty(x: Any, weight: Any, bias: Any, sizes: Sequence[int], force: str = "") -> Any:
-    """Returns an output of the right shape that is not yet computed. Raises TypeError unless x is FP16."""
+    """Allocates the output of `sparse_conv2d`, whose arguments it takes, with undefined values; a fake tensor while PyTorch
+    traces. Raises TypeError unless x is FP16."""
     if x.dtype != torch.float16:
         cure = "make the model and its inputs so with .half(), or call it within torch.autocast"
         raise TypeError(f"x: expected torch.float16, got {x.dtype}: {cure}")

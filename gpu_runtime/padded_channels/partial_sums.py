@@ -96,7 +96,9 @@ class WidenedConv:
 
 
 def summed(draft: Draft) -> Draft:
-    """Returns the form of a network in which convolutions compute all such sums; the same draft if there is none."""
+    """Returns the form of a network in which convolutions compute the sums of parts of tensors, as residuals (see the example
+    above); the same draft if the network has no such sum.
+    """
     found = _Found(draft)
     return _Sums(draft, found).form() if found.concat_sums or found.widened else draft
 

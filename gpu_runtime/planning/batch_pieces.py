@@ -129,8 +129,12 @@ def worthwhile(table: Table, chosen: plan.Plan) -> BatchPieces | None:
 
 
 def _offered(table: Table, able: Mapping[int, Block], gains: Mapping[int, float]) -> frozenset[int]:
-    """Returns the numbers of the blocks from the first with a gain to the last, and of their neighbours that lose less time
-    than DRAM takes for the tensor between the two, which is then not written as a whole.
+    """Returns the numbers of the blocks that may run in pieces: all from the first block with a gain to the last one, and on
+    either side, one after the other, blocks that lose less time than DRAM takes for the tensor between them and the range,
+    since that tensor then stays in L2.
+
+    `able`: number -> each block that can run in pieces; `gains`: number -> microseconds that its pieces save, negative for a
+    loss.
     """
     found = [i for i, gain in gains.items() if gain > 0]
     first, last = min(found), max(found)

@@ -106,10 +106,11 @@ def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
 
 
 def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
-    """Returns tensor -> additional formats in which a view or transposition moves nothing.
+    """Returns tensor -> additional formats in which a view, a transposition to or from channels last, or an op that splits or
+    joins images moves nothing.
 
-    In these formats no padding lies between pixels where channels become the last axis or were it, and the type is the one of
-    the network's input or output at the other side. `io`: the formats of the network's inputs and outputs.
+    For example an output of NHWC FP32: the tensor ahead of the transposition may be stored as "fp32:hwc", without padding
+    between pixels, whose bytes are the output's. `io`: the formats of the network's inputs and outputs; their types are taken.
     """
     found: dict[str, tuple[Format, ...]] = {}
     for op in network.ops:

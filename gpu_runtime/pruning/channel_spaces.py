@@ -37,7 +37,7 @@ class Labels:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes with channels."""
+        """The axes of the tensor along which its elements belong to different channels: those of more than one label."""
         return tuple(i for i, size in enumerate(self.ids.shape) if size > 1)
 
     @property

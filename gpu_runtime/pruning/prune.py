@@ -204,7 +204,11 @@ def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, 
 
 
 def _ordered(checked: onnx.ModelProto, found: Found, ways: _Ways) -> Found:
-    """Reorders channels of the model in place. Returns (the rows with the effect on the loss, the weights in the new order)."""
+    """Reorders channels of the model in place, so that pruning the chosen weights loses less energy.
+
+    `found`: (a row for each weight, the weights to prune). Returns both anew: rows with the energy that is lost without the new
+    order, and why a weight's channels could not move; weights in the new order.
+    """
     rows, chosen = found
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
     fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # reordering must not destroy existing 2:4 patterns

@@ -19,7 +19,10 @@ SUM, STAGES = "with the sum", "with the stages"
 
 
 def offer(network: Network) -> Network:
-    """Returns the network with the alternatives added. Ops that exist only under some options are left alone."""
+    """Returns the network with one launch as an alternative for each pool or normalization together with its neighbours: the
+    sum that only it reads, the elementwise stages that are its only reader, or both. Ops that exist only under some options are
+    left as they are.
+    """
     options, taken = Options(network), set[int]()
     for first in network.ops:
         before, chain = _free(network, _sum_of(network, first), taken), _free(network, _chain_of(network, first), taken)

@@ -48,9 +48,12 @@ def offer(network: Network) -> Network:
     for norm in network.ops:
         if not computes(norm, NormalizeProblem) or not _plain(network, norm):
             continue
-        takers, others = _takers(network, norm)
-        group = group_between([taker.conv for taker in takers], others) if takers and others else ""
-        if not takers or (others and not group):
+        able, others = _readers(network, norm)
+        group = group_between([conv for conv, _ in able], others) if able and others else ""
+        if not able or (others and not group):
+            continue
+        takers = [taker for conv, tensor in able if (taker := _taker(conv, network, norm, tensor))]
+        if len(takers) < len(able):
             continue
         between = {id(move): move for taker in takers for move in taker.moves}
         made: list[tuple[Op[Problem], Op[Problem]]] = []
@@ -87,23 +90,24 @@ def _plain(network: Network, norm: Norm) -> bool:
     return layer and alone and not network.is_fp32(norm.inputs[0]) and not network.is_fp32(norm.output)
 
 
-def _takers(network: Network, norm: Norm) -> tuple[list[Taker], list[Op[Problem]]]:
-    """Returns (the readers of the norm, behind moves, that can take it in; the other readers)."""
-    found, others, left = list[Taker](), list[Op[Problem]](), [norm.output]
+def _readers(network: Network, norm: Norm) -> tuple[list[tuple[Conv, str]], list[Op[Problem]]]:
+    """Returns (each convolution that can normalize the norm's output, or what moves make of it, with the tensor that it reads;
+    the other readers); no convolutions if the network returns such a tensor.
+    """
+    able, others, left = list[tuple[Conv, str]](), list[Op[Problem]](), [norm.output]
     while left:
         tensor = left.pop()
         for op in network.readers[tensor]:
             if isinstance(op.problem, strides.MOVES) and network.producer(op.output) is op:
                 left.append(op.output)
                 continue
-            taker = _taker(op, network, norm, tensor) if _can_normalize(op, network, norm, tensor) else None
-            if taker is None:
-                others.append(op)
+            if _can_normalize(op, network, norm, tensor):
+                able.append((op, tensor))
             else:
-                found.append(taker)
+                others.append(op)
         if tensor in network.output_names:
             return [], others
-    return found, others
+    return able, others
 
 
 def _taker(conv: Conv, network: Network, norm: Norm, tensor: str) -> Taker | None:

@@ -46,8 +46,10 @@ def _fits(p: ConvTransposeProblem) -> bool:
 
 
 def _taps(p: ConvTransposeProblem, axis: int) -> tuple[np.ndarray, int]:
-    """Returns (the tap of each phase at each place of the window, -1 for none, [places, b]; the number of pixels in front of
-    the first).
+    """Returns (taps, ahead) of one axis, on which the outputs of b = stride neighbours are b phases of one convolution.
+
+    taps [places, b]: the tap that multiplies the input pixel at that place of the convolution's window, for each phase; -1
+    for none. `ahead`: how many places of the window lie in front of the output's own pixel.
     """
     b, pad, taps = p.stride[axis], p.pad[axis], np.arange((p.r, p.s)[axis])
     phase = (taps - pad) % b

@@ -132,8 +132,8 @@ class Flip:
 class Floor:
     """The lower bounds of a layer's time at the device's peak rates (tactics.roofline.floors).
 
-    `mma_us`: tensor cores, `dram_us`, `l2_us`: bytes, `launch_us`: the launch; `bound`: the largest of these four;
-    `dense_us` and `sparse_us`: of a dense and of a sparse kernel as a whole.
+    In microseconds: `mma_us`: tensor cores, `dram_us`, `l2_us`: bytes, `launch_us`: the launch; `bound`: the name of the
+    largest of these four; `dense_us` and `sparse_us`: of a dense and of a sparse kernel as a whole.
     """
 
     mma_us: Number

@@ -101,7 +101,10 @@ def _block(tactic: Tactic) -> tuple[int, int, int]:
 
 
 def _held_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
-    """Bytes of the first layer's weights that a block copies to shared memory: those of its threads' first turn."""
+    """Bytes of the first fully connected layer's weights that a block copies to shared memory ahead of use.
+
+    At most ROWS_AT_ONCE vectors of 16 bytes for each thread, which are the first ones that the thread multiplies.
+    """
     threads, channels, _ = _block(tactic)
     return min(p.second.first.k * channels // 8, ROWS_AT_ONCE * threads) * 16
 
