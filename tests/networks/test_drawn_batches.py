@@ -12,7 +12,7 @@ from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.errors import ModelError
 from gpu_runtime.runtime import sizes
 from tests import drawn
-from tests.gpu_runtime.planning.test_rows import RULES
+from tests.gpu_runtime.planning.test_independent_images import RULES
 from tests.networks.test_drawn import budgets
 from tests.ort_budget import relative_l2
 from tests.reference_run import model
