@@ -35,12 +35,14 @@ class Type:
     """The type in which a tensor is written.
 
     `copies`: the tensor is FP32, but ops that are not `exact` may read an FP16 copy of it; `layout`: the required layout; "":
-    FP16 tensors have the choice, and others are linear.
+    FP16 tensors have the choice, and others are linear. `whole`: "int8" or "uint8" where an FP16 tensor has only such whole
+    numbers, so that it may be stored as them; else "".
     """
 
     dtype: str = "fp16"
     copies: bool = False
     layout: str = ""
+    whole: str = ""
 
     @property
     def fixed(self) -> bool:
@@ -228,7 +230,8 @@ class Network:
         of = self.type(tensor)
         if of.fixed:
             return (Format(of.dtype, of.layout or "chw"),)
-        return (*((FP32,) if of.copies else ()), *representative(self.tensors[tensor]))
+        shape = self.tensors[tensor]
+        return (*((FP32,) if of.copies else ()), *representative(shape), *(representative(shape, of.whole) if of.whole else ()))
 
     def is_fp32(self, tensor: str) -> bool:
         """Whether the tensor is written in FP32, since FP16 cannot hold its values or would round them too much."""

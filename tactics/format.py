@@ -19,7 +19,8 @@ import numpy as np
 from cuda_kernels.hashed import Hashed
 
 Shape4 = tuple[int, int, int, int]
-# Kernels read uint8 of network inputs alone, its values used as they are. Library functions read and write it and those below.
+# Of 8 bits kernels read uint8 of network inputs as it is, and inside a network whole numbers (WHOLE); library functions read and
+# write them and the types between.
 DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),
@@ -188,6 +189,8 @@ def canonical(fmt: Format, shape: Shape4) -> CanonicalFormat:
 
 # Several formats may place a tensor's elements at the same addresses: the first one in this order stands for all.
 PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
+WHOLE = ("int8", "uint8")  # as which a tensor of whole numbers may be stored in place of FP16
+BYTE_LAYOUTS = ("hwc16", "chw32")  # with vectors of 16 bytes and more, as TensorRT's kHWC16 and kCHW32 of INT8
 assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 
@@ -195,7 +198,7 @@ assert set(PREFERRED) == set(CONV_LAYOUTS)
 def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
     """The formats of an NCHW shape that differ in memory, one name for each memory layout."""
     found: dict[CanonicalFormat, Format] = {}
-    for layout in PREFERRED:
+    for layout in BYTE_LAYOUTS if dtype in WHOLE else PREFERRED:
         fmt = Format(dtype, layout)
         found.setdefault(canonical(fmt, shape), fmt)
     return tuple(found.values())
@@ -209,7 +212,8 @@ def part_format(fmt: Format, whole: Shape4, first: int, c: int) -> CanonicalForm
     """
     n, channels, h, w = whole
     lay = LAYOUTS[fmt.layout]
-    unit = lay.vector if lay.blocked else min(lay.vector, 8)
+    least = 16 // DTYPES[fmt.dtype].itemsize if fmt.dtype in WHOLE else 8
+    unit = lay.vector if lay.blocked else min(lay.vector, least)
     last = first + c == channels
     if first % unit or (c % unit and not last):
         return None

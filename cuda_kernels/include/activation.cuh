@@ -8,7 +8,7 @@
 
 enum Act {
   ACT_NONE, ACT_RELU, ACT_LEAKY_RELU, ACT_PRELU, ACT_CLIP, ACT_SIGMOID, ACT_SILU, ACT_HARD_SIGMOID, ACT_HARD_SWISH, ACT_TANH,
-  ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS
+  ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS, ACT_QUANTIZE
 };
 
 // 1 / (1 + exp(-v)); below v = -87.3 that is less than 2^-126, and 0 here. NaN stays NaN.
@@ -52,6 +52,7 @@ __device__ __forceinline__ float activate(float v, float a, float b, float slope
     const float e = fast_exp(fminf(v, 20.f)), n = e * (e + 2.f);
     return v * (n * rcp_approx(n + 2.f));
   }
+  if (KIND == ACT_QUANTIZE) return fminf(fmaxf(rintf(v), a), b);  // NaN is the least
   if (KIND == ACT_SOFTPLUS) return fmaxf(v, 0.f) + log1pf(fast_exp(-fabsf(v)));
   return v;
 }

@@ -37,6 +37,7 @@ EXACT = {name: row.meaning for name, row in ACTIVATIONS.items()} | {
     "gelu_tanh": lambda x: np.maximum(x, -99) / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
     "softplus": lambda x: np.logaddexp(0, x),
+    "quantize": lambda x, a, b: np.clip(np.rint(x), a, b),
 }
 
 
@@ -58,7 +59,7 @@ def test_error_at_every_fp16_number(name):
     assert units.max() <= (1.3 if name == "gelu" else 0.502), x[units.argmax()]
 
 
-@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("none", "prelu", "clip", "hard_sigmoid")])
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("none", "prelu", "clip", "hard_sigmoid", "quantize")])
 def test_nan_stays_and_infinity_is_the_limit(name):
     y = computed(name, np.array([np.nan, np.inf, 0, 0, 0, 0, 0, 0], np.float32))
     assert np.isnan(y[0])
