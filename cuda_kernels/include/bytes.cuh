@@ -2,7 +2,7 @@
 #pragma once
 #include "tensor.cuh"
 
-template <int BYTES>
+template <int WHICH>
 struct ByteOf {  // of 1
   typedef signed char type;
 };

@@ -41,8 +41,8 @@ def random_data(
     problem is).
 
     Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
-    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; vectors of
-    bytes get whole numbers.
+    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; vectors of bytes
+    hold whole numbers.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]

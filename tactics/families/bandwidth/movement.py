@@ -1,7 +1,7 @@
 """Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics import stages
 from tactics.format import (
+    BYTE_LAYOUTS,
     DTYPES,
     HALF_FORMATS,
     LAYOUTS,
@@ -20,6 +21,7 @@ from tactics.format import (
     num_elements,
     padded_channels,
     strides,
+    too_large,
 )
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import (
@@ -114,6 +116,24 @@ def _concat_pairs(p: ConcatProblem) -> Candidates:
         yield tactic_of("move", None, (x,) * len(p.sizes), y), unsupported("" if p.axis == 1 else "joins channels only")
 
 
+def byte_candidates(problem: PoolProblem | MoveProblem | ConcatProblem, dtypes: Sequence[str]) -> Iterator[Tactic]:
+    """Yields the tactics with tensors of bytes, all of one type: of maxima, moves and joined channels. `dtypes`: of each input,
+    then of the output; "int8" or "uint8": FP16 or that.
+    """
+    dtype = dtypes[0]
+    if {*dtypes} != {dtype} or dtype not in WHOLE or too_large(problem.all_shapes):
+        return
+    if isinstance(problem, PoolProblem) and (problem.kind != "max" or problem.is_global):
+        return
+    if isinstance(problem, ConcatProblem) and problem.axis != 1:
+        return
+    least, most = np.iinfo(DTYPES[dtype]).min, np.iinfo(DTYPES[dtype]).max
+    if isinstance(problem, MoveProblem) and problem.fill not in range(least, most + 1):
+        return
+    for x, y in product([Format(dtype, layout) for layout in BYTE_LAYOUTS], repeat=2):
+        yield tactic_of("pool" if isinstance(problem, PoolProblem) else "move", None, (x,) * len(problem.in_shapes), y)
+
+
 def _reformat_pair(p: ReformatProblem) -> Candidates:
     yield tactic_of("move", None, (Format.parse(p.src),), Format.parse(p.dst)), None
 
@@ -137,6 +157,7 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
+    values |= byte_values("X", x_fmt) | byte_values("Y", y_fmt)
     rows = p.out[0]
     if tactic.kernel == "pool" and p.r * p.s <= FIXED_WINDOW:
         values |= {"R": p.r, "S": p.s}
@@ -346,7 +367,7 @@ def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, st
     values = dict(step.values)
     outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
     loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
-    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10)
+    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10) + (10 if "X_BYTES" in values else 0)
     work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
     large = outputs > 2 or p.r * p.s > 9
     at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # of 256 threads, as the kernel bounds registers

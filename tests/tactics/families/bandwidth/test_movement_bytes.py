@@ -1,6 +1,7 @@
 """Whole numbers of 8 bits between the formats of a tensor: values stay, none wraps, padded channels are zero."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import accepts, candidates
-from tactics.families.bandwidth.movement import counts
-from tactics.format import DTYPES, num_bytes
-from tactics.problems.problem import ReformatProblem
+from tactics.families.bandwidth.movement import byte_candidates, counts
+from tactics.format import DTYPES, Format, num_bytes
+from tactics.problems.problem import ConcatProblem, MoveProblem, PoolProblem, ReformatProblem
 from tactics.roofline import predicted
+from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import execute
+from tactics.tactic import tactic_of
 from tests.problems import assert_written_once, check
 
 DEVICE = named("h200")
@@ -69,6 +72,60 @@ def test_signed_to_unsigned_saturates():
     x = every_number("int8", (1, 48, 4, 4))
     got = run(ReformatProblem(*x.shape, "int8:hwc16", "uint8:chw32"), x)
     assert np.array_equal(got[:, :48], np.maximum(x, 0))
+
+
+POOLS = {
+    "3x3": PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),
+    "2x2": PoolProblem(1, 16, 6, 8, "max", 2, 2, (3, 4), stride=(2, 2)),
+    "dilated": PoolProblem(1, 3, 9, 9, "max", 3, 3, (5, 5), dilation=(2, 2)),
+    "large": PoolProblem(1, 96, 8, 8, "max", 7, 7, (8, 8), pad=(3, 3, 3, 3)),
+    "several outputs of a thread": PoolProblem(3, 512, 37, 37, "max", 3, 3, (37, 37), pad=(1, 1, 1, 1)),
+}
+MOVES = {
+    "slice": MoveProblem(2, 64, 5, 6, "window", (16, 3, 4), start=(32, 1, 2)),
+    "askew": MoveProblem(2, 40, 5, 6, "window", (21, 5, 6), start=(3, 0, 0)),
+    "backwards": MoveProblem(1, 21, 4, 6, "window", (21, 4, 6), start=(20, 0, 0), step=(-1, 1, 1)),
+    "padded": MoveProblem(2, 20, 4, 5, "window", (24, 6, 7), start=(-2, -1, -1), fill=7.0),
+    "upsample": MoveProblem(1, 40, 3, 4, "upsample", (40, 6, 8), step=(1, 2, 2)),
+    "to space": MoveProblem(1, 64, 3, 4, "d2s_dcr", (16, 6, 8), step=(1, 2, 2)),
+    "to space, other order": MoveProblem(1, 48, 3, 4, "d2s_crd", (12, 6, 8), step=(1, 2, 2)),
+    "to depth": MoveProblem(1, 16, 4, 6, "s2d_dcr", (64, 2, 3), step=(1, 2, 2)),
+    "shuffle": MoveProblem(1, 24, 3, 3, "channels", (24, 3, 3), step=(3, 1, 1)),
+    "joined": ConcatProblem((16, 48, 9), (2, 4, 5)),
+    "joined askew": ConcatProblem((5, 16, 3), (2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("name", [*POOLS, *MOVES])
+def test_bytes_are_moved_as_they_are(name, dtype):
+    problem = (POOLS | MOVES)[name]
+    tactics = list(byte_candidates(problem, (dtype,) * (len(problem.in_shapes) + 1)))
+    assert len(tactics) == 4
+    for tactic in tactics:
+        inputs, _ = random_data(problem, formats=tactic.ins)
+        got = execute(Emulated(DEVICE), problem, tactic, inputs, {})
+        c = problem.out_shape[1]
+        assert np.array_equal(got[:, :c], reference(problem, inputs, {})) and not got[:, c:].any(), tactic.name
+        assert_written_once(problem, tactic, DEVICE, inputs, {})
+
+
+def test_bytes_only_of_one_type_and_of_what_keeps_them():
+    pool, joined = POOLS["3x3"], MOVES["joined"]
+    assert not list(byte_candidates(pool, ("fp16", "fp16"))) and not list(byte_candidates(pool, ("int8", "uint8")))
+    assert not list(byte_candidates(replace(pool, kind="avg"), ("int8", "int8")))
+    assert not list(byte_candidates(joined, ("int8", "int8", "uint8", "int8")))
+    assert not list(byte_candidates(replace(MOVES["padded"], fill=0.5), ("int8", "int8")))
+    assert not list(byte_candidates(replace(MOVES["padded"], fill=-1.0), ("uint8", "uint8")))
+
+
+def test_a_maximum_of_bytes_costs_less():
+    pool = PoolProblem(32, 64, 112, 112, "max", 3, 3, (56, 56), stride=(2, 2), pad=(1, 1, 1, 1))
+    bytes_ = next(byte_candidates(pool, ("int8", "int8")))
+    halves = tactic_of("pool", None, (Format("fp16", "hwc8"),), Format("fp16", "hwc8"))
+    a, b = (counts(pool, t, DEVICE) for t in (halves, bytes_))
+    assert (a.read, a.written) == (2 * b.read, 2 * b.written)
+    assert predicted(DEVICE, b)["total_us"] <= predicted(DEVICE, a)["total_us"]
 
 
 @pytest.mark.parametrize(
