@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cuda_kernels.params import arrange
-from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
+from tactics.format import LAYOUTS, WHOLE, Format, Strides, padded_channels, strides
 from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.pointwise_ops import ACTIVATION_CODES, NONE, POINTWISE
 from tactics.problems.problem import ConvProblem, PoolProblem
@@ -265,6 +265,11 @@ def f32_values(x: Format, y: Format) -> dict[str, int]:
     """The compile-time values of include/types.cuh where a kernel's input or output is FP32; else none."""
     found = {"X_F32": int(x.dtype == "fp32"), "Y_F32": int(y.dtype == "fp32")}
     return found if any(found.values()) else {}
+
+
+def byte_values(side: str, fmt: Format) -> dict[str, int]:
+    """The compile-time value of include/types.cuh where that side of a kernel, "X" or "Y", is a tensor of bytes; else none."""
+    return {f"{side}_BYTES": 1 + (fmt.dtype == "uint8")} if fmt.dtype in WHOLE else {}
 
 
 def alpha_beta(problem: ConvProblem, number: str = "") -> Args:

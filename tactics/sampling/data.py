@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels import sparse24
-from tactics.format import DTYPES
+from tactics.format import BYTE_LAYOUTS, DTYPES, WHOLE, Format
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
@@ -34,12 +34,15 @@ Weights = dict[str, np.ndarray]
 Rng = np.random.Generator
 
 
-def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool] = ()) -> tuple[Arrays, Weights]:
+def random_data(
+    problem: Problem, seed: int | None = None, zeros: Sequence[bool] = (), formats: Sequence[Format] = ()
+) -> tuple[Arrays, Weights]:
     """Returns (inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the
     problem is).
 
     Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
-    ReLU's output, negative values 0, where the problem's domain has a 0.
+    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; vectors of bytes
+    hold whole numbers.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
@@ -47,6 +50,9 @@ def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool]
         inputs[i] = np.maximum(inputs[i], 0) if zero else inputs[i]
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
+    for i, fmt in enumerate(formats):
+        if fmt.dtype in WHOLE and fmt.layout in BYTE_LAYOUTS:
+            inputs[i] = _bytes(rng, inputs[i], fmt.dtype)
     if problem.PARTS:
         return inputs, _part_weights(problem, seed)
     return inputs, WEIGHTS[type(problem)](problem, rng, seed) if type(problem) in WEIGHTS else {}
@@ -99,6 +105,17 @@ def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
     whole = (end.multiplied or p.c <= 4, *((end.residual_multiplied,) if end.residual else ()), False)
     found = (_whole(x) if w else x for x, w in zip(inputs, whole, strict=False))
     return [np.minimum(8 * x, 127) if w and end.multiplied else x for x, w in zip(found, whole, strict=False)]
+
+
+def _bytes(rng: Rng, x: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns numbers that this type of 8 bits holds, in the type and shape of x."""
+    least, most = np.iinfo(DTYPES[dtype]).min, np.iinfo(DTYPES[dtype]).max
+    return rng.integers(least, most + 1, x.shape).astype(x.dtype)
+
+
+def _reformat_inputs(p: ReformatProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    ends = (Format.parse(p.dst).dtype, Format.parse(p.src).dtype)
+    return next(([_bytes(rng, x, dtype) for x in inputs] for dtype in ends if dtype in WHOLE), inputs)
 
 
 def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
@@ -187,7 +204,7 @@ def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
 
 INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
     ConvProblem: lambda p, rng, xs: _convolution_inputs(p, xs),
-    ReformatProblem: lambda p, rng, xs: [_whole(x) for x in xs] if p.src.startswith("uint8") else xs,
+    ReformatProblem: _reformat_inputs,
     ReduceProblem: _reduce_inputs,
     PointwiseProblem: lambda p, rng, xs: _within({s.op for s in p.stages}, xs),
     LibraryProblem: _library_inputs,
