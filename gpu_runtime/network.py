@@ -238,9 +238,13 @@ class Network:
         return self.type(tensor).dtype == "fp32"
 
     def dtypes(self, op: Op[Problem]) -> tuple[str, ...]:
-        """Returns the types of the op's inputs, then of its output, if FP32 is among them; else ()."""
-        found = tuple(fmts[-1].dtype for fmts in self.formats_in(op))
-        return found if "fp32" in found else ()
+        """Returns the types of the op's inputs, then of its output: "fp32" where a tensor must be FP32, "int8" or "uint8" where
+        it may be that or FP16, else "fp16"; () if all are "fp16".
+        """
+        found = (fmts[-1].dtype for fmts in self.formats_in(op))
+        whole = (self.type(t).whole for t in (*op.inputs, op.output))
+        types = tuple(w or (d if d == "fp32" else "fp16") for w, d in zip(whole, found, strict=True))
+        return types if {*types} != {"fp16"} else ()
 
     def is_straight(self, op: Op[Problem]) -> bool:
         """Whether the op makes an FP32 tensor from FP16 inputs, with weights that FP16 holds.

@@ -96,8 +96,9 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const int depth = in.size, cd = acc16 ? 2 : 4;
     const u8 *a[4] = {}, *b[4] = {}, *c[4] = {};
     u8* d[4] = {};
-    const int each = in.sub & MMA_TF32 ? 4 : 8;  // of K in a register
-    const int na = in.kind == K_MMA ? 2 * depth / each : depth / 8, nb = depth / each;
+    const bool bytes = in.sub & MMA_INT;
+    const int each = bytes ? 16 : in.sub & MMA_TF32 ? 4 : 8;  // of K in a register
+    const int na = in.kind == K_MMA ? 2 * depth / each : depth / each, nb = depth / each;
     int o = 0;
     for (int i = 0; i < cd; i++) d[i] = operand(k, w, in.o[o++]);
     for (int i = 0; i < na; i++) a[i] = operand(k, w, in.o[o++]);
@@ -105,6 +106,12 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     for (int i = 0; i < cd; i++) c[i] = operand(k, w, in.o[o++]);
     if (CHECK)
         for (int i = cd; i < o + (in.kind == K_MMA_SP); i++) written(k, w, in.o[i], false, FULL, pc, "mma reads");
+    if (bytes) {
+        in.kind == K_MMA ? k.mma++ : k.mma_sp++;
+        int bad = mma_int(a, b, c, d, depth, in.sub, in.kind == K_MMA ? nullptr : (const u32*)operand(k, w, in.o[o]));
+        if (bad >= 0) fault("metadata", pc, 1u << 4 * (bad % 8), format("sparse metadata of row %d is not ordered", bad));
+        return;
+    }
     if (in.kind == K_MMA) {
         k.mma++;
         return mma_dense(a, b, c, d, depth, in.sub, k.launch->sum_bits);

@@ -8,6 +8,7 @@ from gpu_runtime.rewrites import (
     blocks,
     chained,
     channels,
+    integers,
     norms,
     pieces,
     shared_concats,
@@ -34,10 +35,12 @@ def alternatives(network: Network) -> Network:
         squeeze_excite.offer,
         padding.offer,
         back_to_back.offer,
+        integers.offer,
         squeeze_excite.gates,
         squeeze_excite.scaled,
         chained.offer,
         norms.offer,
+        integers.mark,
     ):
         network = offer(network)
     return named_shortly(network)

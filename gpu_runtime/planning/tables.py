@@ -29,7 +29,7 @@ from gpu_runtime.planning.entries import (
     workspace,
 )
 from tactics.candidates import candidates, rejected
-from tactics.format import PREFERRED, Format, Key, Shape4, canonical
+from tactics.format import BYTE_LAYOUTS, PREFERRED, Format, Key, Shape4, canonical
 from tactics.measure.timing import Time, Timer
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop, to_ps
@@ -97,7 +97,8 @@ def tabulate(
     asked = _Asked(device, timer, how)
     network, times, unsure = _narrowed(network, _times(network, formats, asked, progress), device)
     usable = {t: {canonical(f, shape) for f in formats.usable(t)} for t, shape in network.tensors.items()}
-    inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2, usable)
+    own = len(PREFERRED) + 2 + (len(BYTE_LAYOUTS) if any(of.whole for of in network.types.values()) else 0)
+    inside = places.keys_inside(network, MAX_FORMATS - own, usable)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
         choices(network, times, inside, cost_of(device, how.risk)),
@@ -298,13 +299,14 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
 
 def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     """Returns (the op as if its weights had the 2:4 pattern, the sparse tactics that could then run it in this table)."""
-    if not isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) or table.network.dtypes(op):
+    dtypes = table.network.dtypes(op)
+    if not isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) or "fp32" in dtypes:
         return op, []
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, to_time(op.problem, candidates(op.problem, table.device, only="sparse"), both, table.scratch)
+    return op, to_time(op.problem, candidates(op.problem, table.device, dtypes, only="sparse"), both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:

@@ -11,7 +11,7 @@ offers the form's differences (drafts).
 blocks: space-to-depth as taps of weights; windows: windows that do not overlap as products; transposed: transposed convolutions
 as one with depth-to-space; channels: shuffles as columns of weights; upsampling: residuals read at their small size;
 shared_concats; siblings: convolutions of one input as one; pieces: convolutions of slices of one input; squeeze_excite and
-back_to_back: layers as one launch, products in front of convolutions, and squeeze-excite with the convolution ahead; chained:
-stages in the launch before them; norms: normalizations in front of convolutions; attention: attention with the moves of its
-operands.
+back_to_back: layers as one launch, products in front of convolutions, and squeeze-excite with the convolution ahead; integers:
+convolutions of quantised tensors on their whole numbers; chained: stages in the launch before them; norms: normalizations in
+front of convolutions; attention: attention with the moves of its operands.
 """

@@ -13,7 +13,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from tactics.format import DTYPES, WHOLE, Format, is_bytes
 from tactics.problems.attention import AttentionProblem
-from tactics.problems.epilogue import AFFINE
+from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     ConvProblem,
@@ -62,7 +62,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     """Computes the problem's output from random_data's arrays: FP32 NCHW."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
-        more = {name: weights[name] for name in ("scale", "shift", *AFFINE) if name in weights}
+        more = {name: weights[name] for name in ("scale", "shift", *AFFINE, *MULTIPLIERS) if name in weights}
         more |= {"gate": inputs[-1]} if Feature.GATED_INPUT in problem.needs else {}
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
     return problem.reference(*inputs, **weights)
@@ -97,6 +97,14 @@ def _whole(x: np.ndarray) -> np.ndarray:
     results without a clip (none is made).
     """
     return np.round(4 * np.abs(x))
+
+
+def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
+    """Whole numbers where the input, or the residual, may be quantised, and of an image."""
+    end = p.epilogue
+    whole = (end.multiplied or p.c <= 4, *((end.residual_multiplied,) if end.residual else ()), False)
+    found = (_whole(x) if w else x for x, w in zip(inputs, whole, strict=False))
+    return [np.minimum(8 * x, 127) if w and end.multiplied else x for x, w in zip(found, whole, strict=False)]
 
 
 def _bytes(rng: Rng, x: np.ndarray, dtype: str) -> np.ndarray:
@@ -142,7 +150,25 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
         weights["slope"] = rng.uniform(0.05, 0.5, p.k).astype(np.float32)
     for name in AFFINE if p.epilogue.affine else ():
         weights[name] = rng.uniform(-1, 1, p.k).astype(np.float32)
-    return weights
+    return _whole_weights(p, rng, weights) if p.epilogue.multiplied else weights
+
+
+def _whole_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, weights: Weights) -> Weights:
+    """Makes whole numbers up to 127 of the weights, and adds multipliers with which outputs, of inputs up to 127, are near unit
+    variance, or, if they are rounded to whole numbers, spread over these.
+    """
+    end = p.epilogue
+    largest = np.abs(weights["w"]).max(initial=1e-9)
+    whole = np.round(weights["w"] * (127 / largest))
+    rounds = "quantize" in (end.act.name, end.last.name)
+    unit = (32.0 if rounds and not end.affine else 1.0) * largest / 127 / 64
+    found = {
+        "multipliers": unit * rng.uniform(0.5, 1.5, p.k),
+        "residual_multipliers": rng.uniform(0.01, 0.02, p.k) * (32.0 if rounds else 1.0),
+    }
+    if rounds and end.affine:
+        found["scales"] = rng.uniform(20, 40, p.k)
+    return weights | {"w": whole} | {name: v.astype(np.float32) for name, v in found.items() if name in end.vectors}
 
 
 def _part_weights(p: Problem, seed: int | None) -> Weights:
@@ -177,7 +203,7 @@ def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
 
 
 INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
-    ConvProblem: lambda p, rng, xs: [_whole(xs[0]), *xs[1:]] if p.c <= 4 else xs,  # it may be an image
+    ConvProblem: lambda p, rng, xs: _convolution_inputs(p, xs),
     ReformatProblem: _reformat_inputs,
     ReduceProblem: _reduce_inputs,
     PointwiseProblem: lambda p, rng, xs: _within({s.op for s in p.stages}, xs),

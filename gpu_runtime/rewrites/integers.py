@@ -1,0 +1,209 @@
+"""Offers convolutions of quantised tensors on their whole numbers; FP16, or whole numbers, is a choice of the plan.
+
+A quantised tensor q holds whole numbers of 8 bits, x = q * scale. FP16 holds them exactly, so q may be stored as FP16 or as
+bytes (`mark`), and both have the same values. A convolution that reads x, with weights w = v * s of whole numbers v and a scale
+s for each output channel, equals
+
+    sum(w x) + b = sum(v q) * multipliers + b,    multipliers = s * scale
+
+of which tensor cores compute the sum exactly, in INT8 or in FP16. A residual that is quantised enters in the same way.
+
+Example: x = 0.5 q, and a channel's weights are (0.2, -0.1, 0), which are (2, -1, 0) times 0.1: its multiplier is 0.05.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joined
+from tactics.kernels import KERNELS
+from tactics.problems.convolution import with_epilogue
+from tactics.problems.gather import ViewProblem
+from tactics.problems.intervals import Interval
+from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ChainedProblem,
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+)
+from tactics.problems.prologue import Prologue
+from tactics.problems.protocol import Problem
+
+INTEGERS = "integers"
+RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
+ROUNDED = 2.0**-16  # of a whole number, at most: what FP32 and the folding of scales leave
+Numbers = Mapping[str, Interval | None]  # tensor -> the interval of its values if all are whole numbers
+
+
+# ---- tensors
+
+
+def mark(network: Network) -> Network:
+    """Returns the network with the type `whole` for each FP16 tensor that holds only whole numbers of 8 bits."""
+    types = dict(network.types)
+    for t, v in _numbers(network).items():
+        name = next((n for n, r in RANGES.items() if v is not None and r.low <= v.low and v.high <= r.high), "")
+        if name and t not in types:
+            types[t] = Type(whole=name)
+    return network if len(types) == len(network.types) else replace(network, types=types)
+
+
+def _numbers(network: Network) -> Numbers:
+    found: dict[str, Interval | None] = {}
+    for op in network.ops:
+        v = _results(op, found)
+        other = found.get(op.output, v)  # of another op that makes the tensor
+        found[op.output] = v.hull(other) if v is not None and other is not None else None
+    return found
+
+
+def _results(op: Op[Any], found: Numbers) -> Interval | None:
+    """Returns the interval of the op's results if they are whole numbers; else None. `found`: of the tensors before."""
+    p = op.problem
+    if not isinstance(p, (ViewProblem, MoveProblem, ConcatProblem)) and not (isinstance(p, PoolProblem) and p.kind == "max"):
+        end = _last(p)
+        return Interval(*end.params) if end.name == "quantize" else None
+    ins = [found.get(t) for t in op.inputs]
+    if isinstance(p, MoveProblem) and p.kind == "window":
+        ins.append(Interval(p.fill, p.fill) if p.fill == round(p.fill) else None)
+    known = [v for v in ins if v is not None]
+    return reduce(Interval.hull, known) if known and len(known) == len(ins) else None
+
+
+def _last(p: Problem) -> Activation:
+    """Returns the activation that makes a problem's results; NONE where something else does."""
+    if isinstance(p, ChainedProblem):
+        p = p.chain
+    if isinstance(p, PointwiseProblem):
+        end = p.stages[-1] if p.stages else None
+        return Activation(end.op, end.params) if end is not None and end.op == "quantize" else NONE
+    if not isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
+        return NONE
+    end_of = p.epilogue
+    behind = end_of.affine or (end_of.residual and end_of.act_first)
+    return end_of.last if end_of.last != NONE or behind else end_of.act
+
+
+# ---- weights
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Weights [k,c,r,s] as whole numbers of 8 bits, FP32, and the scale [k] of each output channel, FP64."""
+
+    numbers: np.ndarray
+    scales: np.ndarray
+
+
+def whole(w: np.ndarray) -> Whole | None:
+    """Returns weights as whole numbers and scales; None if a channel's are no multiples of a scale, -128 to 127 times it.
+
+    The scale of a channel is its largest magnitude divided by 127, or else the whole tensor's, as quantisers choose it, or else
+    by the first other number for which all weights are whole.
+    """
+    rows = np.asarray(w, np.float64).reshape(len(w), -1)
+    largest = np.abs(rows).max(axis=1)
+    scales = np.ones(len(rows))
+    left = np.flatnonzero(largest)
+    for divided in (largest / 127, np.full_like(largest, largest.max() / 127), *(largest / n for n in range(128, 0, -1))):
+        if not left.size:
+            break
+        fits = _multiples(rows[left], divided[left])
+        scales[left[fits]] = divided[left[fits]]
+        left = left[~fits]
+    if left.size:
+        return None
+    return Whole(np.rint(rows / scales[:, None]).reshape(w.shape).astype(np.float32), scales)
+
+
+def _multiples(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Returns, for each row, whether it has only multiples of its scale, -128 to 127 times it."""
+    v = rows / scales[:, None]
+    return (np.abs(v - np.rint(v)).max(axis=1) <= ROUNDED) & (v.min(axis=1) > -128.5) & (v.max(axis=1) < 127.5)
+
+
+# ---- convolutions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The op that makes x = q * scale of whole numbers q, both FP16 tensors."""
+
+    op: Op[PointwiseProblem]
+    scale: float
+
+
+def offer(network: Network) -> Network:
+    """Returns the network with the alternatives added.
+
+    Each layer is a decision. So is each x that several layers may read or not: it is made, or no op reads it.
+    """
+    options, sources = Options(network), _sources(network)
+    twins = {id(op): twin for op in network.ops if (twin := _twin(network, op, sources)) is not None}
+    layers = dict.fromkeys(op.layer for op in network.ops if id(op) in twins)
+    for layer in layers:
+        options.group(_group(layer), APART, INTEGERS)
+    for op in network.ops:
+        if id(op) in twins:
+            options.limit(op, _group(op.layer), APART)
+            twin = twins[id(op)]
+            options.behind(op, replace(twin, when=(*twin.when, (_group(op.layer), INTEGERS))))
+    for x, source in sources.items():
+        readers = network.readers[x]
+        deciding = {op.layer for op in readers if id(op) in twins}
+        if x in network.output_names or not deciding:
+            continue
+        if len(deciding) == 1 and all(id(op) in twins for op in readers):
+            options.limit(source.op, _group(min(deciding)), APART)
+        else:
+            options.group(f"{x} in FP16", APART, INTEGERS)
+            options.limit(source.op, f"{x} in FP16", APART)
+    return options.network()
+
+
+def _group(layer: str) -> str:
+    return f"{layer} in {INTEGERS}"
+
+
+def _sources(network: Network) -> dict[str, Source]:
+    """Returns x -> its source, for each product of whole numbers and a positive scale."""
+    numbers, found = _numbers(network), {}
+    for op in network.ops:
+        if not computes(op, PointwiseProblem) or op.when or len(op.inputs) != 1 or op.problem.constants:
+            continue
+        stages = op.problem.stages
+        if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
+            continue
+        v, (scale,) = numbers.get(op.inputs[0]), stages[0].params
+        of_a_byte = v is not None and any(r.low <= v.low and v.high <= r.high for r in RANGES.values())
+        if of_a_byte and scale > 0 and not network.is_fp32(op.output):
+            found[op.output] = Source(op, scale)
+    return found
+
+
+def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[ConvProblem] | None:
+    """Returns the convolution on whole numbers that makes the op's output; None if it needs a step that kernels lack."""
+    p = op.problem
+    if not computes(op, ConvProblem) or not op.layer or op.inputs[0] not in sources or any(map(network.is_fp32, op.inputs)):
+        return None
+    plain = p.groups == 1 and p.prologue == Prologue() and p.epilogue.up == 1 and not p.epilogue.multiplied
+    if not plain or network.is_fp32(op.output) or not p.needs <= KERNELS["conv_dense"].supports:
+        return None
+    of = whole(op.weights["w"])
+    if of is None:
+        return None
+    x, added = sources[op.inputs[0]], sources.get(op.inputs[1]) if p.epilogue.residual else None
+    weights = {**op.weights, "w": of.numbers, "multipliers": (of.scales * x.scale).astype(np.float32)}
+    if added is not None:
+        weights["residual_multipliers"] = np.full(p.k, added.scale, np.float32)
+    inputs = (x.op.inputs[0], *((added.op.inputs[0],) if added is not None else op.inputs[1:]))
+    problem = with_epilogue(p, multiplied=True, residual_multiplied=added is not None)
+    return joined(x.op, op, name=f"{op.name} in {INTEGERS}", problem=problem, inputs=inputs, weights=weights, when=op.when)
