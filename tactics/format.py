@@ -194,6 +194,11 @@ BYTE_LAYOUTS = ("hwc16", "chw32")  # with vectors of 16 bytes and more, as Tenso
 assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 
+def is_bytes(fmt: Format) -> bool:
+    """Whether it stores whole numbers of 8 bits in vectors, as kernels do inside a network."""
+    return fmt.dtype in WHOLE and fmt.layout in BYTE_LAYOUTS
+
+
 @lru_cache(maxsize=4096)
 def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
     """The formats of an NCHW shape that differ in memory, one name for each memory layout."""

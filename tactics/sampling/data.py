@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels import sparse24
-from tactics.format import BYTE_LAYOUTS, DTYPES, WHOLE, Format
+from tactics.format import DTYPES, WHOLE, Format, is_bytes
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
@@ -51,7 +51,7 @@ def random_data(
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
     for i, fmt in enumerate(formats):
-        if fmt.dtype in WHOLE and fmt.layout in BYTE_LAYOUTS:
+        if is_bytes(fmt):
             inputs[i] = _bytes(rng, inputs[i], fmt.dtype)
     if problem.PARTS:
         return inputs, _part_weights(problem, seed)

@@ -10,7 +10,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import accepts, candidates
 from tactics.families.bandwidth.movement import byte_candidates, counts
-from tactics.format import DTYPES, Format, num_bytes
+from tactics.format import DTYPES, Format, num_bytes, wording
 from tactics.problems.problem import ConcatProblem, MoveProblem, PoolProblem, ReformatProblem
 from tactics.roofline import predicted
 from tactics.sampling.data import random_data, reference
@@ -152,3 +152,8 @@ def test_a_byte_costs_half_of_a_half():
     assert mixed.read == halves.read == 2 * bytes_.read and halves.written == 2 * mixed.written == 2 * bytes_.written
     us = [predicted(DEVICE, c)["total_us"] for c in (halves, mixed, bytes_)]
     assert us[1] < 0.8 * us[0] and us[2] < 0.6 * us[0]
+
+
+def test_names_as_tensorrt_has_them():
+    assert wording(Format("int8", "chw32")) == "Thirty-two wide channel vectorized row major INT8 format"
+    assert wording(Format("int8", "hwc16")) == "Channel major INT8 format where channel % 16 == 0"
