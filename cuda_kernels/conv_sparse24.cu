@@ -137,7 +137,7 @@ struct SparseProduct {
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
 #if X_BYTES
-        mma_sp_16864<X_BYTES == 2>(acc[i][part * PART + j], a[k][i], v, e[i][k]);
+        mma_sp_16864_bytes<X_BYTES == 2>(acc[i][part * PART + j], a[k][i], v, e[i][k]);
 #else
         if (k == 0)
           mma_sp_16832<0>(acc[i][part * PART + j], a[k][i], v, e[i]);

@@ -30,7 +30,7 @@ inline v8 load_bf8(const void* p) {
     return r;
 }
 
-enum { MMA_F16 = 0, MMA_BF16 = 1, MMA_ACC16 = 2, MMA_TF32 = 4, MMA_INT = 8, MMA_UA = 16, MMA_UB = 32, MMA_SAT = 64 };  // MMA_ACC16: accumulator and result are halves in pairs
+enum { MMA_F16 = 0, MMA_BF16 = 1, MMA_ACC16 = 2, MMA_TF32 = 4 };  // MMA_ACC16: accumulator and result are halves in pairs
 
 struct Tile {  // operands as floats, K up to 32
     alignas(64) float a[16][32];
@@ -302,37 +302,4 @@ inline void mma_sparse(const u8* const* a, const u8* const* b, const u8* const* 
         for (int i = 0; i < 4; i++) *(v8*)&t.d[8 * (m + i)] = acc[i];
     }
     scatter_d(t, d, flags);
-}
-
-// Bytes: a0 is the 8x16 block A[0:8, 0:16], and so on as above with twice the columns. Sparse: 64 logical columns; the word of
-// lane 4g + t describes 32 of them, from 32 (t / 2), of row g + 8 (t % 2). Returns -1, or the row of an illegal code.
-inline int mma_int(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, int k, int flags, const u32* e) {
-    s32 A[16][64] = {}, B[64][8], sum[16][8];
-    const int kept = e ? k / 2 : k;
-    for (int m = 0; m < 16; m++)
-        for (int j = 0; j < kept; j++) {
-            u8 v = a[2 * (j / 16) + m / 8][16 * (m % 8) + j % 16];
-            int column = j;
-            if (e) {
-                u32 code = e[4 * (m % 8) + m / 8 + 2 * (j / 16)] >> 4 * (j / 2 % 8) & 15;
-                if (!(0x7310u >> code & 1)) return m;
-                column = j / 2 * 4 + (code >> 2 * (j % 2) & 3);
-            }
-            A[m][column] = flags & MMA_UA ? (s32)v : (s32)(s8)v;
-        }
-    for (int j = 0; j < k; j++)
-        for (int n = 0; n < 8; n++) {
-            u8 v = b[j / 16][16 * n + j % 16];
-            B[j][n] = flags & MMA_UB ? (s32)v : (s32)(s8)v;
-        }
-    for (int m = 0; m < 16; m++)
-        for (int n = 0; n < 8; n++) {
-            s64 s = ((const s32*)c[2 * (m / 8) + n % 2])[4 * (m % 8) + n / 2];
-            for (int j = 0; j < k; j++) s += (s64)A[m][j] * B[j][n];
-            if (flags & MMA_SAT) s = std::max<s64>(INT32_MIN, std::min<s64>(INT32_MAX, s));
-            sum[m][n] = (s32)s;
-        }
-    for (int m = 0; m < 16; m++)
-        for (int n = 0; n < 8; n++) ((s32*)d[2 * (m / 8) + n % 2])[4 * (m % 8) + n / 2] = sum[m][n];
-    return -1;
 }

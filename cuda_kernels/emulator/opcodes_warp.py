@@ -40,34 +40,36 @@ MMA = re.compile(r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\
 MMA_TYPES = {("f32", "f16"): 0, ("f32", "bf16"): 1, ("f16", "f16"): 2, ("f32", "tf32"): 4}  # (D and C, A and B) -> sub
 
 
-INT_MMA = re.compile(r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(16|32|64)\.row\.col\.(satfinite\.)?s32\.([su]8)\.([su]8)\.s32(\.satfinite)?")
-INT, U_A, U_B, SATURATES = 8, 16, 32, 64  # mma.h's
+MMA_BYTES = re.compile(  # CUTLASS writes .satfinite last
+    r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(16|32|64)\.row\.col(\.satfinite)?\.s32\.([su]8)\.([su]8)\.s32(\.satfinite)?"
+)
+BYTES, UNSIGNED_A, UNSIGNED_B, SATURATE = 8, 16, 32, 64  # of mma_bytes.h
 
 
-def integer_mma(dec: Decoder, match: re.Match[str], ops: list[str]) -> None:
-    """Products of bytes: a register holds four of K, so that operands lie as those of half the K in halves."""
-    sparse, shape, before, a, b, behind = match.groups()
+def mma_bytes(dec: Decoder, match: re.Match[str], ops: list[str]) -> None:
+    """Decodes a product of bytes, of which a register holds four along K, with integer sums."""
+    sparse, shape, first, a, b, last = match.groups()
     k = int(shape)
-    if sparse and k != 64 or not sparse and k == 64:
-        dec.fail("shape of an integer mma")
+    if (k == 64) != bool(sparse) or (first and last):  # no independent program shows the layout of mma.sp.m16n8k32
+        dec.fail("combination of mma types or shape")
     dec.count(ops, 6 if sparse else 4)
     groups = [dec.vector(o) for o in ops[:4]]
-    if [len(g) for g in groups] != [4, k // 16 if sparse else k // 8, k // 16, 4]:
+    if [len(g) for g in groups] != [4, k // 8 // (1 + bool(sparse)), k // 16, 4]:
         dec.fail("register counts of mma")
     rows = [dec.dst(r, "r") for r in groups[0]]
     sources = [dec.src(r, "r", "b32") for g in groups[1:] for r in g]
-    sub = INT | (U_A if a == "u8" else 0) | (U_B if b == "u8" else 0) | (SATURATES if before or behind else 0)
+    sub = BYTES | UNSIGNED_A * (a == "u8") | UNSIGNED_B * (b == "u8") | SATURATE * bool(first or last)
     if not sparse:
-        return dec.emit("MMA", [*rows, *sources], rows, sources, size=k, sub=sub)
+        return dec.emit("MMA", [*rows, *sources], rows, sources, Fields(size=k, sub=sub))
     e, selector = dec.src(ops[4], "r"), dec.number(ops[5])
-    if selector:
+    if selector != 0:
         dec.fail(f"sparsity selector {selector}")
-    return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), size=k, sub=sub, imm=selector)
+    return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), Fields(size=k, sub=sub))
 
 
 def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    if match := INT_MMA.fullmatch(".".join(mods)):
-        return integer_mma(dec, match, ops)
+    if match := MMA_BYTES.fullmatch(".".join(mods)):
+        return mma_bytes(dec, match, ops)
     match = MMA.fullmatch(".".join(mods))
     if not match:
         dec.fail(f"unknown opcode 'mma.{'.'.join(mods)}'")

@@ -427,7 +427,6 @@ __device__ __forceinline__ void multiply_sums(const ConvParams& p, float (&acc)[
 #if Y_BYTES
 #include "byte_results.cuh"
 #endif
-
 // A tile's results into y. `rows`, COPIED: as above.
 template <int COPIED = 0, class Offsets>
 __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,

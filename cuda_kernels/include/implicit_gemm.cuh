@@ -2,6 +2,9 @@
 #pragma once
 #include "addresses.cuh"
 #include "grouped.cuh"
+#if X_BYTES
+#include "mma_bytes.cuh"
+#endif
 #include "pixels.cuh"
 #include "prologue.cuh"
 

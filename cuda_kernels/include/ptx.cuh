@@ -28,43 +28,6 @@ __device__ __forceinline__ void mma_sp_16832(float (&d)[4], const uint4& a, cons
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w), "r"(metadata), "n"(SELECTOR));
 }
 
-// 9.7.14.5.10 mma.m16n8k32 of bytes: d[4], integers in the bits of floats, += a[16 int8] * b[8 int8, or UNSIGNED uint8]. A register
-// has four bytes where mma_16816 has two halfs: a: (g,4t..) (g+8,4t..) (g,4t+16..) (g+8,4t+16..); b: rows 4t.. and 4t+16.. of
-// column g; d as there.
-template <bool UNSIGNED>
-__device__ __forceinline__ void mma_16832(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  u32(&s)[4] = reinterpret_cast<u32(&)[4]>(d);
-  if (UNSIGNED)
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(s[0]), "+r"(s[1]), "+r"(s[2]), "+r"(s[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-  else
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(s[0]), "+r"(s[1]), "+r"(s[2]), "+r"(s[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-// 9.7.14.6 mma.sp::ordered_metadata.m16n8k64 of bytes: a holds the 2 kept values of each 4 columns, b all 64 rows. Selector 0, the
-// only one: lane 4g + t has the codes of row g + 8 (t % 2), columns 32 (t / 2) to 32 (t / 2) + 31.
-template <bool UNSIGNED>
-__device__ __forceinline__ void mma_sp_16864(float (&d)[4], const uint4& a, const uint4& b, u32 metadata) {
-  u32(&s)[4] = reinterpret_cast<u32(&)[4]>(d);
-  if (UNSIGNED)
-    asm volatile(
-        "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.s32.s8.u8.s32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0;"
-        : "+r"(s[0]), "+r"(s[1]), "+r"(s[2]), "+r"(s[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w), "r"(metadata));
-  else
-    asm volatile(
-        "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0;"
-        : "+r"(s[0]), "+r"(s[1]), "+r"(s[2]), "+r"(s[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w), "r"(metadata));
-}
-
 // 9.7.14.5.15 ldmatrix: four 8x8 matrices of halfs; lanes 8i..8i+7 give the row addresses of matrix i.
 __device__ __forceinline__ uint4 ldmatrix_x4(u32 address) {
   uint4 r;

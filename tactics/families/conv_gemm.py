@@ -24,7 +24,18 @@ from cuda_kernels.device import Device
 from cuda_kernels.named_devices import MAX_GRID
 from tactics import main_loops
 from tactics.families.merged import merged, padded_k
-from tactics.format import HALF_FORMATS, LAYOUTS, WHOLE, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
+from tactics.format import (
+    HALF_FORMATS,
+    LAYOUTS,
+    WHOLE,
+    Format,
+    Strides,
+    num_bytes,
+    num_elements,
+    padded_channels,
+    strides,
+    too_large,
+)
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
