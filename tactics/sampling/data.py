@@ -41,8 +41,8 @@ def random_data(
     problem is).
 
     Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
-    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; vectors of bytes
-    hold whole numbers.
+    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; those of bytes
+    get numbers that these hold.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
@@ -51,7 +51,7 @@ def random_data(
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
     for i, fmt in enumerate(formats):
-        if is_bytes(fmt):
+        if not fits(inputs[i], fmt):
             inputs[i] = _bytes(rng, inputs[i], fmt.dtype)
     if problem.PARTS:
         return inputs, _part_weights(problem, seed)
@@ -105,6 +105,12 @@ def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
     whole = (end.multiplied or p.c <= 4, *((end.residual_multiplied,) if end.residual else ()), False)
     found = (_whole(x) if w else x for x, w in zip(inputs, whole, strict=False))
     return [np.minimum(8 * x, 127) if w and end.multiplied else x for x, w in zip(found, whole, strict=False)]
+
+
+def fits(x: np.ndarray, fmt: Format) -> bool:
+    """Whether the format holds these numbers exactly, as far as it is one of bytes."""
+    info = np.iinfo(DTYPES[fmt.dtype]) if is_bytes(fmt) else None
+    return info is None or bool(((x == np.rint(x)) & (x >= info.min) & (x <= info.max)).all())
 
 
 def _bytes(rng: Rng, x: np.ndarray, dtype: str) -> np.ndarray:
