@@ -1,7 +1,8 @@
 """`python -m benchmarks.int8 [--batch N] [DEVICE...]`: predicted times of ResNet-50's convolutions in INT8 beside FP16.
 
 The 52 convolutions behind the stem, each between vectors of channels of one type, alone, launch included; in INT8 with a Q
-behind each, and whole numbers as its residual. Then TensorRT's own ratio for layers of ResNet-18 on an A100 at batch 32, beside ours.
+behind each, and whole numbers as its residual. Then TensorRT's own ratio for layers of ResNet-18 on an A100 at batch 32,
+beside ours.
 Times are predictions: loops of bytes are priced by analogy with those of FP16 (tactics/families/conv_bytes.py).
 """
 
@@ -21,8 +22,8 @@ from tactics.step import linear
 DEVICES = ("l4", "rtx4090", "orin_agx64", "a100")
 RELU, QUANTIZE = Activation("relu"), Activation("quantize", (0.0, 127.0))
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # channels, blocks, stride of the first block
-# NVIDIA's trt-engine-explorer, examples/pytorch/resnet/A100 (v8.6), profiles less 6.2 us a layer: channels, size, residual, us in
-# FP16 and in INT8.
+# NVIDIA's trt-engine-explorer, examples/pytorch/resnet/A100 (v8.6), profiles less 6.2 us a layer: channels, size, residual, us
+# in FP16 and in INT8.
 TENSORRT = ((64, 56, False, 47.0, 25.5), (64, 56, True, 47.0, 28.6), (128, 28, False, 34.8, 21.4), (256, 14, False, 33.7, 18.4),
             (512, 7, False, 43.0, 22.5))  # fmt: skip
 
