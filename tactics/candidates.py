@@ -24,7 +24,8 @@ Rejection = tuple[Tactic | str, Reason]
 def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = (), only: Only = None) -> tuple[Tactic, ...]:
     """Returns every tactic that can run `problem` on `device`.
 
-    `dtypes`: types of its inputs and its output, where some are FP32, or may be bytes as well as FP16 ("int8", "uint8"); `only`: restricts a convolution to these tiles.
+    `dtypes`: types of its inputs and its output, where some are FP32, or may be "int8" or "uint8" as well as FP16; `only`:
+    restricts a convolution to these tiles.
     """
     return tuple(t for t, why in _judged(problem, device, dtypes, only) if not why and isinstance(t, Tactic))
 

@@ -19,8 +19,8 @@ import numpy as np
 from cuda_kernels.hashed import Hashed
 
 Shape4 = tuple[int, int, int, int]
-# Of 8 bits kernels read uint8 of network inputs as it is, and inside a network whole numbers (WHOLE); library functions read and
-# write them and the types between.
+# Of 8 bits kernels read uint8 of network inputs as it is, and inside a network whole numbers (WHOLE); library functions read
+# and write them and the types between.
 DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),

@@ -304,7 +304,7 @@ class Victim:
 def serve() -> None:
     import gpu_runtime as gr
     from gpu_runtime.explain import layer_info, report, wording
-    from gpu_runtime.frontend import pattern
+    from gpu_runtime.frontend.summaries import pattern
 
     def build(path: str) -> str:
         plan = gr.build(path, device="h200", sparsity="enable").record

@@ -106,7 +106,7 @@ def inspect_sparsity_command(model: str, device: str | None, shapes: str, requir
     For branches that may run as one convolution, since their results are only added, also show the merged weights.
     """
     sizes = parse_shapes(shapes)
-    from gpu_runtime.frontend import pattern
+    from gpu_runtime.frontend.summaries import pattern
     from gpu_runtime.pruning import benefit, merged_branches
 
     rows, merged, unknown = merged_branches.inspect_file(model, sizes)

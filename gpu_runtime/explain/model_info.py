@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.describe import ModelInfo, describe
+from gpu_runtime.frontend.summaries.describe import ModelInfo, describe
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.text import first_of, listed, printable, several, size_text

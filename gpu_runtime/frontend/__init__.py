@@ -6,8 +6,8 @@ Leaves: `importer.Imported`: an onnx-ir graph that was checked, converted to one
 
 load, check: read a file and find its faults; weights: their 2:4 pattern and pruning; control_flow: writes out If and Loop;
 convert: to one opset; normalize: to one spelling; constants: folds them; channels_first: products as convolutions;
-split_attention: by a softmax of two; clean: the clean graph; importer: these in order; pattern: the rows of inspect-sparsity;
-queries: questions about the graph; describe: a model in words.
+split_attention: by a softmax of two; quantized, whole_numbers: quantised tensors as whole numbers; clean: the
+clean graph; importer: these in order; queries: questions about the graph; summaries: a model in words.
 """
 
 import sys

@@ -28,7 +28,7 @@ from gpu_runtime.frontend.load import (
 from gpu_runtime.text import MOST_NAME, first_of, printable
 
 LARGEST_TENSOR = 2**31 - 1  # elements
-QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
+QUANTIZED = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
 # (operator, attribute) -> the values it may have
 INTS = {
@@ -217,7 +217,7 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str], from_file: bool) -> 
         raise ModelError(
             f"it is quantized ({', '.join(f'{n} {op}' for op, n in counts.items())}), and no kernel computes in integers"
             + (f"; these operators have no kernel either: {unsupported_text(others)}" if others else "")
-            + "\ngive the FP32 or FP16 model from before quantization: kernels compute in FP16, also with 2:4 weights"
+            + "\nquantize it with QuantizeLinear and DequantizeLinear of stored scales (QDQ), or give the model from before"
         )
     listed = "`gpu-runtime inspect --json` lists all, docs/operators.md" if from_file else "docs/operators.md lists"
     count = "1 node has" if len(bad) == 1 else f"{len(bad)} nodes have"

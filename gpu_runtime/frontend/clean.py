@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import channels_first, constants, normalize, split_attention
+from gpu_runtime.frontend import channels_first, constants, normalize, split_attention, whole_numbers
 from gpu_runtime.frontend.check import LARGEST_TENSOR, unusable_size
 from gpu_runtime.frontend.load import MOST_DIMS, first_line
 from gpu_runtime.frontend.queries import attribute, is_read, is_static, name_of, operand, operands, shape_of
@@ -56,6 +56,7 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
         normalize.group_norms,
         common.ShapeInferencePass(),
         constants.fold,
+        whole_numbers.respell,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _drop_identities,
         partial(normalize.respell, normalize.PLAIN),

@@ -23,7 +23,7 @@ from onnx import TensorProto
 
 from cuda_kernels import files
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import control_flow
+from gpu_runtime.frontend import control_flow, quantized
 from gpu_runtime.frontend.check import (
     FLOATS,
     LARGEST_TENSOR,
@@ -44,6 +44,8 @@ from gpu_runtime.progress import warn
 from gpu_runtime.text import several, suggest
 from tactics.problems.library_problem import EXACT, PIXELS
 from tactics.problems.operators import OPERATORS
+
+READ_PIXELS = ("Cast", quantized.DEQUANTIZE)  # the operators that may read an input of uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,10 @@ def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
     another one. Raises ModelError, with the cures of a file only for a model `from_file`.
     """
     check_graph(proto.graph)
+    quantized.spell(proto.graph)
     check_ops(proto, OPERATORS, from_file)
     check_values(proto.graph)
+    quantized.check(proto.graph)
     spell_out_group_norms(proto)
     names = name_layers(proto.graph)
     drop_texts(proto)
@@ -242,16 +246,18 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     found: dict[str, str] = {}
     types = FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
-    uncast = {name for node in graph.node if node.op_type != "Cast" for name in read_by(node)} | {v.name for v in graph.output}
+    uncast = {name for node in graph.node if node.op_type not in READ_PIXELS for name in read_by(node)}
+    uncast |= {v.name for v in graph.output}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type
             dtype = types.get(t)
             if dtype is None or dtype in ("bf16", "fp64") or ((kind, dtype) == ("input", PIXELS) and v.name in uncast):
                 got = type_name(t).lower() if t else "no tensor type"
+                readers = " or ".join(READ_PIXELS)
                 raise ModelError(
-                    f"{kind} {v.name!r}: expected float32, float16 or {', '.join(EXACT)} (of inputs where only Cast reads it), "
-                    f"got {got}: cast it outside the model"
+                    f"{kind} {v.name!r}: expected float32, float16 or {', '.join(EXACT)} (of inputs where only {readers} reads "
+                    f"it), got {got}: cast it outside the model"
                 )
             found[v.name] = dtype
     return found

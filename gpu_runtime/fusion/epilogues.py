@@ -10,8 +10,12 @@ Space-to-depth and channel shuffles stay ops: whether weights absorb them is an 
 Pointwise ops that read only each other always become one op, a chain: apart they cost more launches and bytes.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from gpu_runtime.fusion import convolutions
 from gpu_runtime.fusion.chains import Chains
@@ -19,7 +23,7 @@ from gpu_runtime.fusion.convolutions import Conv, followed, is_convolution, star
 from gpu_runtime.fusion.steps import Chain
 from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
 from tactics.problems.gather import ViewProblem
-from tactics.problems.pointwise_ops import NONE
+from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
 
 STEM_CHANNELS = 4  # the problems of tactics/families/conv_stem.py, the only family whose epilogue pools
@@ -80,7 +84,8 @@ class _Epilogues:
         if self._residual_after(conv) is not None:
             return self._wait(first, conv)
         before, conv = conv, convolutions.with_activation(conv, chains)
-        acts = conv is not before
+        end = conv.op.problem.epilogue.act
+        acts = conv is not before and end.name != "quantize"  # behind whole numbers nothing: they are a tensor of their own
         if acts and conv.op.problem.epilogue.d2s == first.problem.epilogue.d2s:  # no depth-to-space is absorbed yet
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
@@ -111,6 +116,8 @@ class _Epilogues:
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
         """Offers a residual Add as an op of its own, and fused into each of the convolutions that wait for it."""
         act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
+        scale, quantize, more = self._quantized_after(act, used[-1].output if used else add.output, [conv for _, conv in convs])
+        used = (*used, *more)
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
         options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))
         self.options.group(add.name, *options)
@@ -120,10 +127,26 @@ class _Epilogues:
             one = conv if slope is None else convolutions.weighted(conv, slope=convolutions.spread(conv, slope))
             end = conv.op.problem.epilogue
             first_act, last = (end.act, act) if end.act_first else (act, NONE)
-            one = followed(one, chain.ops, residual=True, act=first_act, last=last)
+            if more:
+                rows = len(one.op.weights["w"])
+                one = convolutions.weighted(one, scales=np.full(rows, scale), shifts=np.zeros(rows))
+            one = followed(one, chain.ops, residual=True, act=first_act, last=quantize if more else last, affine=bool(more))
             inputs = (one.op.inputs[0], next(t for t in add.inputs if t != conv.output))
             self.options.before(add, *replace(one, op=replace(one.op, inputs=inputs)).ops((add.name, option)))
         self._place(chain, add, (add.name, APART))
+
+    def _quantized_after(
+        self, act: Activation, tensor: str, convs: Sequence[Conv]
+    ) -> tuple[float, Activation, tuple[Op[Any], ...]]:
+        """Returns (the scale, the bounds, the ops) of a QuantizeLinear that alone reads a tensor, the result of an activation:
+        these convolutions' epilogues can do it behind a residual; no ops if there is none.
+        """
+        free = act.name != "quantize" and not any(conv.op.problem.epilogue.act_first for conv in convs)
+        found, used = self.chains.scales_after(tensor, "") if free else ([], ())
+        end = self.chains.activation_after(used[-1].output if used else tensor) if free else None
+        if end is None or end[0].name != "quantize" or any(op != "mul" for op, _ in found):
+            return 1.0, NONE, ()
+        return math.prod(float(c[0]) for _, c in found), end[0], (*used, *end[2])
 
     # ---- conditions
 

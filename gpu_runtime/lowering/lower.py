@@ -19,7 +19,7 @@ from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import CONVOLUTIONS, around, conv, conv_transpose, last, matmul, pair, product_at, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, as_shape4, nchw, runs_of
 from gpu_runtime.lowering.normalizations import group_normalization_at, normalization_at
-from gpu_runtime.lowering.pointwise import pointwise_at
+from gpu_runtime.lowering.pointwise import pointwise_at, quantize_at
 from gpu_runtime.lowering.shuffles import shuffle_at
 from gpu_runtime.lowering.units import Unit, of_nodes, plain
 from gpu_runtime.network import Network, Op, TensorInfo, Type, computes, touched
@@ -120,7 +120,7 @@ def _units_of(node: Node) -> list[Unit]:
         unit = of_nodes(node.op_type, node, [node], operand(node))
         split = node.op_type == "Split"
         return [replace(unit, label=f"{node.name} part {i}" if i or split else unit.label, output=y) for i, y in wanted]
-    return [shuffle_at(node) or product_at(node) or pointwise_at(node) or plain(node)]
+    return [shuffle_at(node) or product_at(node) or quantize_at(node) or pointwise_at(node) or plain(node)]
 
 
 # ---- tensors: names, NCHW shapes, views

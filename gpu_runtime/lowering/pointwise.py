@@ -1,11 +1,12 @@
 """Lowers pointwise nodes to stages of a PointwiseProblem, and composes scales and shifts with other operations."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.frontend.queries import Node, Value, attribute, constant, operand, shape_of, type_of
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, name_of, operand, shape_of, single_reader, type_of
 from gpu_runtime.lowering.units import Unit, of_nodes
 from tactics.problems.library_problem import FLOAT
 from tactics.problems.operators import BINARY, UNARY
@@ -37,6 +38,18 @@ def pointwise_at(node: Node) -> Unit | None:
         stages.append(Stage(op, name, () if name else params))
     unit = of_nodes("Pointwise", node, [node], values[0], constants)
     return None if found is None else replace(unit, inputs=tuple(tensors), stages=tuple(stages))
+
+
+def quantize_at(node: Node) -> Unit | None:
+    """Returns a Round and the Clip to whole numbers that alone reads it as one stage; None for other nodes."""
+    clip = single_reader(node.outputs[0]) if node.op_type == "Round" else None
+    if clip is None or clip.op_type != "Clip" or len(clip.inputs) != 3 or type_of(operand(node)) != FLOAT:
+        return None
+    bounds = [float(a.reshape(())) for a in map(constant, clip.inputs[1:]) if a is not None and a.size == 1]
+    if len(bounds) < 2 or any(b != round(b) for b in bounds if math.isfinite(b)) or not all(map(math.isfinite, bounds)):
+        return None
+    unit = replace(of_nodes("Pointwise", clip, [node, clip], operand(node)), label=name_of(clip))
+    return replace(unit, stages=(Stage("quantize", params=tuple(bounds)),))
 
 
 def steps(node: Node, value: Value) -> list[Step] | None:

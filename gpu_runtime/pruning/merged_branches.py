@@ -17,7 +17,8 @@ from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain.figures import span_text
 from gpu_runtime.explain.names import grouped
-from gpu_runtime.frontend import importer, pattern
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.frontend.weights import Stored, as_stored, checked, weights
 from gpu_runtime.fusion import fuse
 from gpu_runtime.fusion.branches import Sum

@@ -5,7 +5,7 @@ import math
 from gpu_runtime.accuracy.errors import Accuracy
 from gpu_runtime.explain.figures import DEFAULT, library_text, span_text
 from gpu_runtime.explain.names import grouped
-from gpu_runtime.frontend.pattern import astray
+from gpu_runtime.frontend.summaries.pattern import astray
 from gpu_runtime.frontend.weights import together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated

@@ -1,7 +1,7 @@
-"""Convolutions of whole numbers of 8 bits: conv_dense.cu and conv_sparse24.cu with bytes as operands, FP16 or bytes as results.
+"""Convolutions of whole numbers of 8 bits: conv_dense.cu and conv_sparse24.cu on bytes, with FP16 or bytes as results.
 
-A register holds four bytes where it holds two halfs, so operands lie as those of FP16 with half the channels, each of two bytes:
-tiles, copies and fragments are conv_gemm's for the problem `halved`. Only metadata is twice as much, a bit for each weight.
+A register holds four bytes or two halfs, so operands lie as those of FP16 with half the channels, each of two bytes: tiles,
+copies and fragments are conv_gemm's for the problem `halved`. Only metadata is twice as much, a bit for each weight.
 
 Example: 64 int8 channels of a pixel are 64 bytes, 32 halfs: chunks of 16 bytes 0 to 3, of channels 0 to 15, 16 to 31, ...
 """
@@ -25,7 +25,6 @@ from tactics.format import (
     Format,
     Strides,
     padded_channels,
-    strides,
     too_large,
 )
 from tactics.problems.epilogue import RELU
@@ -35,7 +34,7 @@ from tactics.problems.prologue import Prologue
 from tactics.reason import no_room
 from tactics.roofline import Counts, convolved
 from tactics.step import Launch, byte_values, own_strides
-from tactics.tactic import Only, Tactic, on_kernel, restrict, tactic_of
+from tactics.tactic import Only, Tactic, restrict, tactic_of
 
 SOURCES = {"conv_dense_int8": "conv_dense", "conv_sparse24_int8": "conv_sparse24"}
 HALVED = {"hwc16": "hwc8", "chw32": "chw16"}  # layouts of bytes -> the same addresses, of halfs

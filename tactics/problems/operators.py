@@ -29,7 +29,7 @@ ALIKE = (*UNARY, *array_functions.ALIKE, "Celu", "Swish")
 JOINED = (*BINARY, *array_functions.JOINED, "Mean", "Sum")
 WINDOWS = (*array_functions.WINDOWS, "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 REST = """
-    BatchNormalization Constant Conv ConvTranspose DepthToSpace Dropout Einsum Gemm GroupNormalization InstanceNormalization
-    LayerNormalization LogSoftmax MatMul Pad Resize Softmax SpaceToDepth Upsample
+    BatchNormalization Constant Conv ConvTranspose DepthToSpace DequantizeLinear Dropout Einsum Gemm GroupNormalization
+    InstanceNormalization LayerNormalization LogSoftmax MatMul Pad QuantizeLinear Resize Softmax SpaceToDepth Upsample
 """.split()
 OPERATORS = {*ALIKE, *JOINED, *WINDOWS, *REDUCE, *VIEWS, *array_functions.FUNCTIONS, *REST}

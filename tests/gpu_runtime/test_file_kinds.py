@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from gpu_runtime import file_kinds
-from gpu_runtime.frontend.describe import describe
+from gpu_runtime.frontend.summaries.describe import describe
 from tests.reference_run import model, node
 
 META = b'{"task": "detect"}'
@@ -86,15 +86,13 @@ def test_the_command_can_be_pasted_whatever_the_file_is_called(files):
 
 
 def quantized(*more):
-    w = {"w": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
     nodes = [
-        node("QuantizeLinear", "x s z", "a"),
-        node("DequantizeLinear", "a s z", "b"),
-        node("DequantizeLinear", "w s z", "wd"),
-        node("Conv", "b wd", "c"),
+        node("DynamicQuantizeLinear", "x", "a s z"),
+        node("ConvInteger", "a w z", "i"),
+        node("Cast", "i", "c", to=1),
         *more,
     ]
-    return model(nodes, {"x": (1, 4, 3, 3)}, "c", {k: np.asarray(v) for k, v in w.items()})
+    return model(nodes, {"x": (1, 4, 3, 3)}, "c", {"w": np.ones((4, 4, 1, 1), np.uint8)})
 
 
 def test_a_quantized_model_says_what_to_do_in_two_lines(tmp_path, cli):
@@ -102,9 +100,9 @@ def test_a_quantized_model_says_what_to_do_in_two_lines(tmp_path, cli):
     code, _, err = cli("build q.onnx --device h200")
     first, second = err.splitlines()
     assert code == 1 and first == (
-        "error: q.onnx: it is quantized (1 QuantizeLinear, 2 DequantizeLinear), and no kernel computes in integers"
+        "error: q.onnx: it is quantized (1 DynamicQuantizeLinear, 1 ConvInteger), and no kernel computes in integers"
     )
-    assert second.startswith("give the FP32 or FP16 model from before quantization")
+    assert second.startswith("quantize it with QuantizeLinear and DequantizeLinear of stored scales")
     onnx.save(quantized(node("NonZero", "c", "d", name="nz")), tmp_path / "q.onnx")
     assert (
         cli("build q.onnx --device h200")[2]

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from gpu_runtime.frontend import pattern
+from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.pruning.prune import prune
 
 DIGITS = Path(__file__).resolve().parents[2] / "benchmarks" / "digits"

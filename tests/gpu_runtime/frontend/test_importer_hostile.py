@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.frontend import pattern
+from gpu_runtime.frontend.summaries import pattern
 from tactics.measure.cache import Cache
 from tests import hostile
 

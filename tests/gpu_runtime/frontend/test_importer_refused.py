@@ -168,7 +168,7 @@ def test_schema_violations_and_foreign_types(tmp_path):
     attribute = small()
     attribute.graph.node[0].attribute.append(onnx.helper.make_attribute("colour", "red"))
     refused(tmp_path, attribute, "it breaks the ONNX specification: Unrecognized attribute: colour")
-    types = r"float32, float16 or int32, int64, bool, int8, uint8 \(of inputs where only Cast reads it\)"
+    types = r"float32, float16 or int32, int64, bool, int8, uint8 \(of inputs where only Cast or DequantizeLinear reads it\)"
     for nodes in (["Transpose"], ["Cast", "Transpose"]):  # pixels are whole numbers only where each reader makes them others
         chain = [node(op, "x", "yz"[i], **({"to": 1} if op == "Cast" else {})) for i, op in enumerate(nodes)]
         pixels = model(chain, {"x": (1, 4, 3, 3)}, "y")

@@ -9,7 +9,8 @@ from onnx import helper, numpy_helper
 
 import gpu_runtime as gr
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import describe, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.summaries import describe
 from tests.gpu_runtime.frontend.test_importer import refused, save
 from tests.reference_run import check_against_ort, model, node
 

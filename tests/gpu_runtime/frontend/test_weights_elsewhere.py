@@ -7,7 +7,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.explain.log import log_text
-from gpu_runtime.frontend import pattern
+from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.frontend.weights import Stored, as_stored, elsewhere, together
 from tests.reference_run import model, node
 

@@ -10,8 +10,9 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.accuracy import sessions
-from gpu_runtime.frontend import importer, pattern
+from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.pruning import benefit
 from gpu_runtime.pruning.prune import prune
 from tests.channel_networks import network

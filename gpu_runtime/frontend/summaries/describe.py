@@ -10,7 +10,8 @@ from pathlib import Path
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import check, importer, load, pattern
+from gpu_runtime.frontend import check, importer, load
+from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.text import sizes_option
 from tactics.problems.operators import OPERATORS
 
