@@ -9,6 +9,9 @@
 //   +-------+-----------+
 //
 // The trick: weights are operand A, the only one that may be sparse, and selectors 0 and 1 read one metadata load twice.
+//
+// X_BYTES: a stage has 128 of K, whose bytes lie as those of 64 halfs would, and a step 64. A word of metadata describes 32 columns of
+// one row, so a lane has a word for each step.
 #include "implicit_gemm.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
@@ -16,12 +19,20 @@ static_assert(MT % 2 == 0 || BM == 16, "a warp has whole pairs of 16-row tiles, 
 
 struct SparseProduct {
   static constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
+#if X_BYTES
+  static constexpr int WORDS = 2, E_PAIR = 32 * 16;  // of metadata per lane, tile and stage; bytes of those of two tiles
+#else
   static constexpr int E_PAIR = 32 * 8;   // metadata of two: a lane's words lie beside each other, one load brings both
+#endif
   // Where a stage takes longer than L2, metadata comes straight to registers, a stage ahead: the port of shared memory, which
   // holds these tiles back, sees it once or twice instead of three times. A block of 64 rows and 4 warps would wait for it; so
   // would those of other architectures that have more than two stages (benchmarks/NOTES.md).
   static constexpr bool LARGE = MT == 4 && BM >= 128;
+#if X_BYTES
+  static constexpr bool DIRECT = false;
+#else
   static constexpr bool DIRECT = LARGE && (STAGES == 2 || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 1000 && BM == 128));
+#endif
   static constexpr int E_BYTES = DIRECT ? 0 : (BM + 31) / 32 * E_PAIR;
   static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + E_BYTES;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
@@ -40,7 +51,11 @@ struct SparseProduct {
                                            : Turn{6, 9, 0, 3, 3, 4};
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];
+#if X_BYTES
+  u32 e[MT][WORDS], next_e[MT][WORDS];
+#else
   u32 e[MT], next_e[MT];
+#endif
   bool odd;  // of a tile of 16 rows: whether its words are the second ones of its pair
   Prologue chunk[2][4];
   const char* next_pair[DIRECT ? MT / 2 : 1];  // where this lane's words of the next stage are
@@ -49,7 +64,7 @@ struct SparseProduct {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
     a_at = warp / WARPS_N * MT * A_TILE + lane * 16;
-    e_at = E_AT + warp / WARPS_N * MT / 2 * E_PAIR + lane * 8;
+    e_at = E_AT + warp / WARPS_N * MT / 2 * E_PAIR + lane * (E_PAIR / 32);
     b_at = B_AT + swizzled<CHUNKS>(warp % WARPS_N * WN + (lane & 7), lane >> 3);
     if (DIRECT) {
 #pragma unroll
@@ -61,6 +76,9 @@ struct SparseProduct {
     }
   }
 
+#if X_BYTES
+  __device__ __forceinline__ void next_metadata(bool) {}
+#else
   __device__ __forceinline__ void next_metadata(bool more) {
     if (!DIRECT) return;
 #pragma unroll
@@ -70,15 +88,22 @@ struct SparseProduct {
       next_e[2 * i] = words.x, next_e[2 * i + 1] = words.y;
     }
   }
+#endif
 
   __device__ __forceinline__ void fetch(u32 stage, int step) {
     const int k = step / PARTS, part = step % PARTS;
     if (step == 0 && !DIRECT) {
 #pragma unroll
       for (int i = 0; i < MT; i += 2) {
+#if X_BYTES
+        const uint4 words = lds_128(stage + e_at + i / 2 * E_PAIR);
+        next_e[i][0] = MT == 1 && odd ? words.z : words.x, next_e[i][1] = MT == 1 && odd ? words.w : words.y;
+        if (MT > 1) next_e[(i + 1) % MT][0] = words.z, next_e[(i + 1) % MT][1] = words.w;
+#else
         const uint2 words = lds_64(stage + e_at + i / 2 * E_PAIR);
         next_e[i] = MT == 1 && odd ? words.y : words.x;
         if (MT > 1) next_e[i + 1] = words.y;
+#endif
       }
     }
     if (part == 0) {
@@ -97,7 +122,13 @@ struct SparseProduct {
     const int k = step / PARTS, part = step % PARTS;
     if (step == 0) {
 #pragma unroll
-      for (int i = 0; i < MT; ++i) e[i] = next_e[i];
+      for (int i = 0; i < MT; ++i) {
+#if X_BYTES
+        e[i][0] = next_e[i][0], e[i][1] = next_e[i][1];
+#else
+        e[i] = next_e[i];
+#endif
+      }
     }
 #pragma unroll
     for (int j = 0; j < PART; ++j) {
@@ -105,10 +136,14 @@ struct SparseProduct {
       v.x = chunk[k][0](p, v.x), v.y = chunk[k][1](p, v.y), v.z = chunk[k][2](p, v.z), v.w = chunk[k][3](p, v.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
+#if X_BYTES
+        mma_sp_16864_bytes<X_BYTES == 2>(acc[i][part * PART + j], a[k][i], v, e[i][k]);
+#else
         if (k == 0)
           mma_sp_16832<0>(acc[i][part * PART + j], a[k][i], v, e[i]);
         else
           mma_sp_16832<1>(acc[i][part * PART + j], a[k][i], v, e[i]);
+#endif
       }
     }
   }

@@ -7,19 +7,29 @@
 //   fast   where a pixel's channels are neighbours   a warp's 32 x N elements
 //   all    on both sides                             channels as they lie, of one pixel or many
 //   2      on one; the other has planes              16 pixels x 2 N channels: sectors along pixels here, along channels there
+//   4      bytes written on that one                 8 pixels x 4 N channels
 //   1      on neither                                32 pixels of N planes
 //
 // Planes that stay as they are the host describes as pixels, and their pixels as channels.
 //
 // Compile-time: KIND as below; IN_VEC / OUT_VEC: that side moves N channels in one access (they are neighbours, aligned, and,
 // for IN_VEC, consecutive channels map to consecutive channels); IN_LINEAR / OUT_LINEAR: its vectors are of one channel;
-// IN_TYPE: 0 FP16, 1 FP32, 2 unsigned 8-bit;
-// OUT_F32: the output is FP32 instead of FP16; ITEMS: with IN_VEC, all of them are on their way before the first is stored.
+// IN_TYPE: 0 FP16, 1 FP32, 2 unsigned 8-bit, 3 signed;
+// OUT_F32: the output is FP32 instead of FP16; OUT_BYTES: 1 signed, 2 unsigned bytes, rounded and saturated (include/bytes.cuh);
+// ITEMS: with IN_VEC, all of them are on their way before the first is stored.
 #include "tensor.cuh"
+
+#ifndef OUT_BYTES
+#define OUT_BYTES 0
+#endif
+#if IN_TYPE >= 2 || OUT_BYTES
+#include "bytes.cuh"
+#endif
 
 enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD, KIND_S2D_DCR, KIND_S2D_CRD, KIND_CHANNELS, KIND_PART };
 constexpr int N = (IN_VEC && IN_TYPE == 1) || (OUT_VEC && OUT_F32) ? 4 : 8;
-constexpr int SIZE = IN_TYPE == 2 ? 1 : IN_TYPE == 1 ? 4 : 2;  // bytes of an input element
+constexpr int SIZE = IN_TYPE >= 2 ? 1 : IN_TYPE == 1 ? 4 : 2;  // bytes of an input element
+constexpr bool SAME_TYPE = IN_TYPE == 0 ? !OUT_F32 && !OUT_BYTES : IN_TYPE + OUT_BYTES == 4;  // which needs no conversion
 constexpr bool TO_SPACE = KIND == KIND_D2S_DCR || KIND == KIND_D2S_CRD, TO_DEPTH = KIND == KIND_S2D_DCR || KIND == KIND_S2D_CRD;
 
 // A division of less than 2^31 by a number that the host knows: multiply, shift; and for the rest, multiply and add.
@@ -121,22 +131,29 @@ __device__ __forceinline__ u32 read_if(bool ok, const MoveParams& p, int from) {
   u32 bits;
   if (IN_TYPE == 0) LOAD("u16");
   if (IN_TYPE == 1) LOAD("b32");
-  if (IN_TYPE == 2) LOAD("u8");
+  if (IN_TYPE >= 2) LOAD("u8");
   return bits;
 }
 __device__ __forceinline__ float number(u32 bits) {
   if (IN_TYPE == 0) return __half2float(__ushort_as_half(bits));
+  if (IN_TYPE == 3) return static_cast<float>(static_cast<signed char>(bits));
   return IN_TYPE == 1 ? __uint_as_float(bits) : static_cast<float>(bits);
 }
 
 __device__ __forceinline__ void convert(const uint4& bits, float (&v)[N]) {
+#if IN_TYPE >= 2
+  float eight[8];
+  unpack(halves_of<ByteOf<4 - IN_TYPE>::type>({bits.x, bits.y}), eight);
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] = eight[j];
+#else
   const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     if (IN_TYPE == 0) v[j] = number(words[j / 2] >> j % 2 * 16 & 65535);
     if (IN_TYPE == 1) v[j] = number(words[j % 4]);
-    if (IN_TYPE == 2) v[j] = number(words[j / 4] >> j % 4 * 8 & 255);
   }
+#endif
 }
 
 __device__ __forceinline__ void read_each(const MoveParams& p, const Item& at, float (&v)[N]) {
@@ -161,6 +178,21 @@ __device__ __forceinline__ int place(const MoveParams& p, const Item& at, int j 
   return offset<OUT_LINEAR>(p.out, at.image, p.first_c + at.c + j, p.first_pixel + at.pixel);
 }
 
+#if OUT_BYTES
+__device__ __forceinline__ void write(const MoveParams& p, const Item& at, const float (&v)[N], Watch&) {
+  typedef ByteOf<OUT_BYTES>::type Byte;
+  Byte* const y = static_cast<Byte*>(p.y);
+  if (OUT_VEC && N == 8)
+    *reinterpret_cast<uint2*>(y + place(p, at)) = {bytes_of<Byte>(v), bytes_of<Byte>(v + N - 4)};
+  else if (OUT_VEC)
+    *reinterpret_cast<u32*>(y + place(p, at)) = bytes_of<Byte>(v);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if (OUT_VEC || at.c + j >= p.out_c) break;
+    y[place(p, at, j)] = byte_of<Byte>(v[j]);
+  }
+}
+#else
 __device__ __forceinline__ void write(const MoveParams& p, const Item& at, const float (&v)[N], Watch& watch) {
   __half* const half = static_cast<__half*>(p.y);
   float* const single = static_cast<float*>(p.y);
@@ -191,6 +223,7 @@ __device__ __forceinline__ void write(const MoveParams& p, const Item& at, const
   }
   if (OUT_F32) watch.see(zero);
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(256, KIND == KIND_PART ? 8 : 6) move(const __grid_constant__ MoveParams p) {
   release_next_launch();
@@ -207,9 +240,11 @@ extern "C" __global__ void __launch_bounds__(256, KIND == KIND_PART ? 8 : 6) mov
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     if (at[i].image >= p.n || at[i].c >= p.out_c) continue;
-    if (KIND == KIND_PART && IN_VEC && OUT_VEC && IN_TYPE == 0 && !OUT_F32 && at[i].c + N <= p.filled) {
-      stg_128(static_cast<__half*>(p.y) + place(p, at[i]), bits[i]);
-      watch.see(bits[i]);
+    if (KIND == KIND_PART && IN_VEC && OUT_VEC && SAME_TYPE && at[i].c + N <= p.filled) {
+      if (OUT_BYTES)
+        *reinterpret_cast<uint2*>(static_cast<char*>(p.y) + place(p, at[i])) = {bits[i].x, bits[i].y};
+      else
+        stg_128(static_cast<__half*>(p.y) + place(p, at[i]), bits[i]), watch.see(bits[i]);
       continue;
     }
     float v[N];

@@ -4,15 +4,15 @@
 //                     ^               ^
 //                 source 1      c.param[1]                        e.g. hard_swish(x * scale + t), one launch
 //
-// A thread owns VEC neighbouring channels (8 in one 16-byte access, or 1) of one output pixel. Threads go in the order of the
+// A thread owns VEC neighbouring channels (8 in one 16-byte access, in 8 bytes of bytes, or 1) of one output pixel. Threads go in the order of the
 // output's memory: position = ((image * blocks + block) * pixels + pixel) * inner + i, channel = block * v + i * VEC, where
 // channels-last is one block and chwV has one block per V channels.
 //
 // The trick: broadcasting is a stride of 0, so a source that spans only some axes costs an address, never a copy; and each
 // chain is straight-line code, because the stages are compile-time digits and everything else is an argument.
 //
-// Compile-time: VEC; OPS, OPERANDS, SOURCES (include/stages.cuh); ROWS: a source spans one of the axes h and w without the
-// other, so that pixels must be taken apart; Y_F32 (include/types.cuh).
+// Compile-time: VEC; OPS, OPERANDS, SOURCES, BYTES, PLANES (include/stages.cuh); ROWS: a source spans one of the axes h and
+// w without the other, so that pixels must be taken apart; Y_F32, Y_BYTES (include/types.cuh).
 #include "stages.cuh"
 
 static_assert(NUM_SOURCES > 0, "a chain begins with source 0");

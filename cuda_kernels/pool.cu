@@ -1,13 +1,14 @@
 // pool: max or average over a window, and a chain of elementwise stages behind it (a difference, a scale, a residual), FP32
-// inside (maxima of FP16 are exact as they are) and rounded once; input and output in formats of the same vector width.
+// inside (maxima of FP16 are exact as they are, and bytes are FP16 inside) and rounded once; input and output in formats of the
+// same vector width.
 //
 // A thread owns VEC channels (8 in one 16-byte access, or 1) of OUTPUTS output pixels below each other. It walks down the rows
 // of all of their windows: of each row the maximum or sum of S columns, which every window that has the row takes up. Windows
 // that overlap share rows, so that less is loaded, and less of it by neighbouring SMs twice. Neighbouring threads take
 // neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear: whole sectors either way.
 //
-// Compile-time: VEC (8 or 1), AVG (0 max, 1 average), X_F32, Y_F32 (include/types.cuh); OPS, OPERANDS, SOURCES
-// (include/stages.cuh); ROWS: a source of the chain spans one of the axes h and w without the other. R, S: the window, so that
+// Compile-time: VEC (8 or 1), AVG (0 max, 1 average), X_F32, Y_F32, X_BYTES and Y_BYTES of maxima (include/types.cuh); OPS,
+// OPERANDS, SOURCES (include/stages.cuh); ROWS: a source of the chain spans one of the axes h and w without the other. R, S: the window, so that
 // all loads are on their way before the first is needed, or 0: the launch knows it. OUTPUTS > 1: of windows without dilation,
 // STRIDE rows apart.
 #include "stages.cuh"
@@ -75,7 +76,18 @@ struct Values {
   }
 };
 
-// 16 bytes where `ok`, else what adds nothing to a window: predicated, so that no branch stands between loads.
+// 8 channels where `ok`, else what adds nothing to a window: predicated, so that no branch stands between loads.
+#if X_BYTES
+static_assert(HALVES, "maxima");
+__device__ __forceinline__ uint4 load_if(bool ok, const X* at) {
+  uint2 r;
+  asm("{ .reg .pred q; setp.ne.b32 q, %3, 0; mov.b32 %0, %4; mov.b32 %1, %4; @q ld.global.v2.b32 {%0,%1}, [%2]; }"
+      : "=&r"(r.x), "=&r"(r.y)
+      : "l"(at), "r"(static_cast<u32>(ok)), "n"(X_BYTES == 1 ? 0x80808080u : 0u)
+      : "memory");
+  return halves_of<X>(r);
+}
+#else
 __device__ __forceinline__ uint4 load_if(bool ok, const __half* at) {
   uint4 r;
   asm("{ .reg .pred q; setp.ne.b32 q, %5, 0;\n"
@@ -86,6 +98,7 @@ __device__ __forceinline__ uint4 load_if(bool ok, const __half* at) {
       : "memory");
   return r;
 }
+#endif
 
 // The values at an element of the input where `ok`, else what adds nothing. `some`: an address that may be read.
 __device__ __forceinline__ Values values_at(bool ok, const X* at, const X* some) {

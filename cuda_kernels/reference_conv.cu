@@ -3,7 +3,7 @@
 // What large shapes are checked against on a GPU. No tiles, no tensor cores, no formats: nothing it shares with the kernels
 // under test but the activation (which small shapes check against NumPy).
 //
-// Compile-time: ACT, RES, AFFINE, LAST (include/conv.cuh).
+// Compile-time: ACT, RES, AFFINE, LAST, MULTIPLIED, RES_MULTIPLIED (include/conv.cuh).
 #define ROUNDED 0
 #include "activation.cuh"
 #include "ptx.cuh"
@@ -26,6 +26,12 @@ struct ReferenceParams {
 #if LAST
   float alpha_last, beta_last;
 #endif
+#if MULTIPLIED
+  const float* multipliers;  // [k]
+#endif
+#if RES_MULTIPLIED
+  const float* residual_multipliers;  // [k]
+#endif
 };
 
 extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_constant__ ReferenceParams p) {
@@ -46,8 +52,14 @@ extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_co
           if (h < 0 || h >= p.h || w < 0 || w >= p.w) continue;
           sum += __half2float(x[(static_cast<long long>(c) * p.h + h) * p.w + w]) * __half2float(weights[(c * p.r + i) * p.s + j]);
         }
+#if MULTIPLIED
+    sum *= p.multipliers[k];
+#endif
     if (p.bias) sum += p.bias[k];
-    const float added = RES ? __half2float(p.residual[id]) : 0.f;
+    float added = RES ? __half2float(p.residual[id]) : 0.f;
+#if RES_MULTIPLIED
+    added *= p.residual_multipliers[k];
+#endif
     p.y[id] = finish<ACT, RES>(p, sum, added, p.slope ? p.slope[k] : 0.f, tail_of(p, k));
   }
 }

@@ -135,6 +135,23 @@ def fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
     return {"w": pack_fragments(kept).reshape(-1), "meta": meta.reshape(-1)}
 
 
+def byte_fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
+    """Packs int8 weights [rows][K], K % 128 == 0, as `fragments` does for mma.m16n8k32 and mma.sp.m16n8k64 of bytes.
+
+    Pairs of bytes lie as halfs do. A word of metadata has the codes of 32 columns of one row; lane 4g + t has those of row
+    g + 8 (t % 2), columns 32 (t / 2) to 32 (t / 2) + 31 of 64: [M/32 rounded up, K/128, 32 lanes, 2 tiles, 2 steps] words.
+    """
+    if not sparse:
+        return {"w": pack_fragments(rows.view(np.uint16)).reshape(-1)}
+    kept, codes = compress(rows)
+    even = np.full((-(-len(rows) // 32) * 32, codes.shape[1]), CODES[0], np.uint32)
+    even[: len(rows)] = codes
+    c = even.reshape(-1, 2, 2, 8, codes.shape[1] // 32, 2, 2, 8)  # m32, tile, row half, g, k128, step, column half, code
+    words = (c << (4 * np.arange(8, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)
+    meta = np.ascontiguousarray(words.transpose(0, 4, 3, 6, 2, 1, 5))  # m32, k128, g, column half, row half, tile, step
+    return {"w": pack_fragments(kept.view(np.uint16)).reshape(-1), "meta": meta.reshape(-1)}
+
+
 def fragment_bytes(count: int, rows: int, k: int, sparse: bool) -> dict[str, int]:
     """Bytes of the sections that `fragments` makes."""
     w = count * rows * k * 2

@@ -7,12 +7,12 @@ from itertools import product
 from types import ModuleType
 
 from cuda_kernels.device import Device
-from tactics import fp32
+from tactics import fp32, int8
 from tactics.families import array_function, table
-from tactics.format import Format
+from tactics.format import WHOLE, Format
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.problem import Problem
+from tactics.problems.problem import Problem, ReformatProblem
 from tactics.reason import Candidates, Reason, unsupported
 from tactics.step import linear
 from tactics.tactic import Only, Parts, Patch, Tactic, Tile, tactic_of
@@ -24,7 +24,8 @@ Rejection = tuple[Tactic | str, Reason]
 def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = (), only: Only = None) -> tuple[Tactic, ...]:
     """Returns every tactic that can run `problem` on `device`.
 
-    `dtypes`: types of its inputs and its output, where some are FP32; `only`: restricts a convolution to these tiles.
+    `dtypes`: types of its inputs and its output, where some are FP32, or may be "int8" or "uint8" as well as FP16; `only`:
+    restricts a convolution to these tiles.
     """
     return tuple(t for t, why in _judged(problem, device, dtypes, only) if not why and isinstance(t, Tactic))
 
@@ -61,7 +62,8 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Only = None) -> Candidates:
     """Yields every tactic with the reason against it, or None."""
-    if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
+    yield from ((t, _denied(t, device)) for t in int8.candidates(problem, dtypes, device, only))
+    if "fp32" in dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if against := unsupported(fp32.reason(problem)):
             yield type(problem).__name__, against
             return
@@ -104,6 +106,9 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     single = _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats))
     if tactic in single or any(tactic in at_edges(t, *around) for t in single):
         return True
+    if any(f.dtype in WHOLE for f in formats) and not isinstance(problem, ReformatProblem):
+        only = _base(tactic.tile)
+        return tactic in set(int8.candidates(problem, [f.dtype for f in formats], device, only))
     first = table.OF_PROBLEM.get(type(problem), {}).get(family)
     if first is None or first.sm not in ("", device.sm) or table.missing(problem, first):
         return False

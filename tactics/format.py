@@ -19,8 +19,8 @@ import numpy as np
 from cuda_kernels.hashed import Hashed
 
 Shape4 = tuple[int, int, int, int]
-# Of 8 bits kernels read uint8 of network inputs as it is, and inside a network whole numbers (WHOLE); library functions read and
-# write them and the types between.
+# Of 8 bits kernels read uint8 of network inputs as it is, and inside a network whole numbers (WHOLE); library functions read
+# and write them and the types between.
 DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),
@@ -192,6 +192,11 @@ PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
 WHOLE = ("int8", "uint8")  # as which a tensor of whole numbers may be stored in place of FP16
 BYTE_LAYOUTS = ("hwc16", "chw32")  # with vectors of 16 bytes and more, as TensorRT's kHWC16 and kCHW32 of INT8
 assert set(PREFERRED) == set(CONV_LAYOUTS)
+
+
+def is_bytes(fmt: Format) -> bool:
+    """Whether it stores whole numbers of 8 bits in vectors, as kernels do inside a network."""
+    return fmt.dtype in WHOLE and fmt.layout in BYTE_LAYOUTS
 
 
 @lru_cache(maxsize=4096)

@@ -36,16 +36,19 @@ from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 HMMA, SPARSE_HMMA = "hmma_16816", "hmma_sp_16832"
+IMMA, SPARSE_IMMA = "imma_16832", "imma_sp_16864"  # of bytes
 HGMMA, SPARSE_HGMMA = "hgmma_64n16", "hgmma_sp_64n32"  # wgmma, as machine code calls it
 EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION})  # what every convolution can
 NOTHING: frozenset[Feature] = frozenset()
 GEMM = frozenset(Feature) - {Feature.MAX_POOL}
+SM90 = GEMM - {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}
+BYTES = EPILOGUE | {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A row: `family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: those on FP32
-    ones.
+    ones, `whole`: those of whose tensors some are bytes of whole numbers.
 
     `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, "parts" of images, or ""; `mark`: its
     instruction in a tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: its optional features.
@@ -69,6 +72,7 @@ class Kernel:
     tables: bool = False
     sm: str = ""
     launches: tuple[str, ...] = ()
+    whole: tuple[type[Problem], ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -78,7 +82,7 @@ class Kernel:
     @property
     def sparse(self) -> bool:
         """Whether it skips the zeros of 2:4 weights."""
-        return self.mark in (SPARSE_HMMA, SPARSE_HGMMA)
+        return self.mark in (SPARSE_HMMA, SPARSE_HGMMA, SPARSE_IMMA)
 
     @property
     def placed_residual(self) -> bool:
@@ -99,7 +103,9 @@ def _conv(
 ROWS = (
     _conv("conv_dense", "conv_gemm", supports=GEMM),
     _conv("conv_sparse24", "conv_gemm", supports=GEMM),
-    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, GEMM, False, True, "any",
+    *(Kernel(f"{name}_int8", "conv_bytes", (), (), "tile", mark, BYTES, launches=(name,), whole=(ConvProblem,))
+      for name, mark in (("conv_dense", IMMA), ("conv_sparse24", SPARSE_IMMA))),
+    *(Kernel(name, "hopper.conv_wgmma", (ConvProblem,), (), "tile", mark, SM90, False, True, "any",
              sm="sm_90a") for name, mark in (("conv_dense_sm90", HGMMA), ("conv_sparse24_sm90", SPARSE_HGMMA))),
     _conv("conv_strip", "strips.conv_strip"),
     _conv("conv_strip_sparse24", "strips.conv_strip"),
@@ -117,10 +123,11 @@ ROWS = (
     Kernel("conv_fp32", "conv_fp32", (), (ConvProblem,), supports=EPILOGUE | {Feature.DEPTH_TO_SPACE}),
     Kernel("transpose_fp32", "conv_transpose", (), (ConvTransposeProblem,), supports=EPILOGUE, launches=("conv_fp32",)),
     Kernel("move", "bandwidth.movement", (MoveProblem, ConcatProblem, ReformatProblem), (MoveProblem, ConcatProblem),
-           any_input=True, any_output=True, fp32_output="linear"),
-    Kernel("pointwise", "bandwidth.pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear"),
+           any_input=True, any_output=True, fp32_output="linear", whole=(MoveProblem, ConcatProblem)),
+    Kernel("pointwise", "bandwidth.pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear",
+           whole=(PointwiseProblem,)),
     Kernel("pool", "bandwidth.movement", (PoolProblem, ChainedProblem), (PoolProblem,), any_input=True, any_output=True,
-           fp32_output="linear"),
+           fp32_output="linear", whole=(PoolProblem,)),
     Kernel("pool_global", "bandwidth.movement", (PoolProblem, ChainedProblem), any_input=True, any_output=True),
     Kernel("reduce", "bandwidth.reduce", (ReduceProblem, NormalizeProblem, ChainedProblem), (ReduceProblem, NormalizeProblem),
            any_input=True, any_output=True, fp32_output="linear"),

@@ -1,16 +1,19 @@
 """A chain of elementwise stages as kernels take it (cuda_kernels/include/stages.cuh): compile-time digits, sources, scalars."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
-from tactics.format import Format, Strides
+from tactics.format import WHOLE, Format, Strides
 from tactics.problems.pointwise_ops import CODES, MAX_SOURCES, MAX_STAGES, POINTWISE
 from tactics.problems.problem import PointwiseProblem
 from tactics.step import NULL, Args, constant_bytes, constant_section, constant_strides, floats, linear, member, spread_args
 
 TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in stages.cuh
 TENSOR_F32, TENSOR_F32_ONE_CHANNEL, RESULT = 5, 6, 7
+OF_BYTES = {"int8": 8, "uint8": 9}
+FEW = 32  # channels of a pixel: then a warp that reads planes touches half a sector or more of each
 NOWHERE = Strides(0, 0, 0, 0)  # of a tensor that is not in memory
 
 
@@ -51,14 +54,36 @@ def formats(p: PointwiseProblem, out: Format, result: bool = False) -> list[list
     return ways
 
 
+def byte_formats(p: PointwiseProblem, dtypes: Sequence[str], layout: str) -> Iterator[tuple[list[Format], Format]]:
+    """Yields (formats of the tensors, format of the output) of which at least one is of bytes in this layout of vectors.
+
+    `dtypes`: of each tensor, then of the output; "int8" or "uint8": it may be FP16 or that. A chain to bytes from one
+    whole tensor of few channels, such as an image, also reads it from planes of channels, as FP16 or FP32.
+    """
+    half = Format("fp16", "hwc8" if layout == "hwc16" else layout)
+    ways = []
+    for halves, axes, dtype in zip((*formats(p, half), [half]), (*tensors(p), "nchw"), dtypes, strict=True):
+        own = [Format(dtype, layout)] if dtype in WHOLE and "c" in axes else []
+        ways.append(own if dtype == "fp32" else halves + own)
+    *ins, outs = ways
+    if p.tensors == ("nchw",) and p.c <= FEW:
+        planes = [Format("fp32", "chw"), *([Format("fp16", "chw")] if dtypes[0] != "fp32" else [])]
+        yield from (([x], y) for x, y in product(planes, outs) if y.dtype in WHOLE)
+    for *xs, y in product(*ins, outs):
+        if any(f.dtype in WHOLE for f in (*xs, y)):
+            yield xs, y
+
+
 def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> dict[str, int]:
     """Returns the compile-time values of the chain: the numbers of its stages, and of the kinds of their sources, as the digits
     that the kernel unpacks. `ins`: the tensors' formats; `result`: the kernel computes tensor 0 itself.
     """
     kinds = []
     for i, axes in enumerate(tensors(p)):
-        whole, half = "c" in axes, ins[i].dtype == "fp16"
-        kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
+        whole, dtype = "c" in axes, ins[i].dtype
+        one = TENSOR_ONE_CHANNEL if dtype == "fp16" else TENSOR_F32_ONE_CHANNEL
+        kinds.append(OF_BYTES.get(dtype, TENSOR if dtype == "fp16" else TENSOR_F32) if whole else one)
+    bytes_ = {"BYTES": 1} if {*kinds} & {*OF_BYTES.values()} else {}
     if result:
         kinds[0] = RESULT
     kinds += [CONSTANT if "c" in _long_axes(p, a) else CONSTANT_ONE_CHANNEL for a in p.constants]
@@ -67,6 +92,7 @@ def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> 
         "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
         "OPERANDS": sum(names.index(s.operand) * 10**i for i, s in enumerate(p.stages)),
         "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
+        **bytes_,
     }
 
 

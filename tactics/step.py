@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cuda_kernels.params import arrange
-from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
-from tactics.problems.epilogue import AFFINE
+from tactics.format import LAYOUTS, WHOLE, Format, Strides, padded_channels, strides
+from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.pointwise_ops import ACTIVATION_CODES, NONE, POINTWISE
 from tactics.problems.problem import ConvProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -153,7 +153,8 @@ def spread_args(name: str, s: Strides, axes: str, width: int, rows: bool) -> Arg
 
 def conv_pointers(p: ConvProblem, name: str = "") -> Args:
     """The addresses in every convolution's struct; `name` is appended to the names of the weight sections."""
-    more: Args = {vector: ("weights", vector + name) for vector in AFFINE} if p.epilogue.affine else {}
+    vectors = (*(AFFINE if p.epilogue.affine else ()), *p.epilogue.multipliers)
+    more: Args = {vector: ("weights", vector + name) for vector in vectors}
     return more | {
         "nonfinite": NONFINITE,
         "x": ("in", 0),
@@ -238,18 +239,21 @@ def epilogue_values(problem: ConvProblem) -> dict[str, int]:
     """The kernels' compile-time values of the epilogue (include/activation.cuh).
 
     ACT; RES: 0 no residual, 1 added before the activation, 2 after it; AFFINE and LAST where scale and shift, or a second
-    activation follow.
+    activation follow; MULTIPLIED and RES_MULTIPLIED.
     """
     end = problem.epilogue
     values = {"ACT": act_code(problem), "RES": (2 if end.act_first else 1) if end.residual else 0}
     last = {"LAST": ACTIVATION_CODES[end.last.name]} if end.last != NONE else {}
-    return values | ({"AFFINE": 1} if end.affine else {}) | last
+    multiplied = {
+        macro: 1 for macro, name in zip(("MULTIPLIED", "RES_MULTIPLIED"), MULTIPLIERS, strict=True) if name in end.vectors
+    }
+    return values | ({"AFFINE": 1} if end.affine else {}) | last | multiplied
 
 
 def epilogue_instructions(problem: ConvProblem) -> int:
     """Instructions per output of its epilogue beyond a bias and a ReLU, which every family counts."""
     end = problem.epilogue
-    return sum(POINTWISE[act.name].instructions - 2 for act in (end.act, end.last)) + int(end.affine)
+    return sum(POINTWISE[act.name].instructions - 2 for act in (end.act, end.last)) + int(end.affine) + len(end.multipliers)
 
 
 def act_code(problem: ConvProblem) -> int:
@@ -261,6 +265,11 @@ def f32_values(x: Format, y: Format) -> dict[str, int]:
     """The compile-time values of include/types.cuh where a kernel's input or output is FP32; else none."""
     found = {"X_F32": int(x.dtype == "fp32"), "Y_F32": int(y.dtype == "fp32")}
     return found if any(found.values()) else {}
+
+
+def byte_values(side: str, fmt: Format) -> dict[str, int]:
+    """The compile-time value of include/types.cuh where that side of a kernel, "X" or "Y", is a tensor of bytes; else none."""
+    return {f"{side}_BYTES": 1 + (fmt.dtype == "uint8")} if fmt.dtype in WHOLE else {}
 
 
 def alpha_beta(problem: ConvProblem, number: str = "") -> Args:

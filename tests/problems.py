@@ -358,7 +358,7 @@ def check(problem: Problem, tactic: Tactic, device: Device, **options):
     """Runs a tactic in the emulator on random data; returns (output with padding, counters of the launch), after a comparison
     with the reference.
     """
-    inputs, weights = random_data(problem)
+    inputs, weights = random_data(problem, formats=tactic.ins)
     gpu = Emulated(device, **options)
     got = execute(gpu, problem, tactic, inputs, weights)
     assert_right(problem, tactic, got, reference(problem, inputs, weights))

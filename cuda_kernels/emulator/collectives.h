@@ -1,7 +1,7 @@
 // What the lanes of a warp compute together: shuffles, votes, matches, reductions, tensor core products.
 #pragma once
 #include "memory.h"
-#include "mma.h"
+#include "mma_bytes.h"
 
 namespace {
 
@@ -90,14 +90,20 @@ inline void movmatrix(Block& k, Warp& w, const Ins& in) {
     memcpy(operand(k, w, in.o[0]), t, sizeof t);
 }
 
+inline void unordered(u32 pc, int row, int chunk, u32 code, int lane) {  // `lane` holds the code
+    fault("metadata", pc, 1u << lane, format("sparse metadata of row %d, columns %d to %d is 0x%x; ::ordered_metadata allows 0x4, 0x8, "
+        "0x9, 0xC, 0xD and 0xE", row, 4 * chunk, 4 * chunk + 3, code));
+}
+
 template <bool CHECK>
 inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const bool acc16 = in.sub & MMA_ACC16;
     const int depth = in.size, cd = acc16 ? 2 : 4;
     const u8 *a[4] = {}, *b[4] = {}, *c[4] = {};
     u8* d[4] = {};
-    const int each = in.sub & MMA_TF32 ? 4 : 8;  // of K in a register
-    const int na = in.kind == K_MMA ? 2 * depth / each : depth / 8, nb = depth / each;
+    const bool bytes = in.sub & MMA_BYTES;
+    const int each = bytes ? 16 : in.sub & MMA_TF32 ? 4 : 8;  // of K in a register's row of four lanes
+    const int na = in.kind == K_MMA ? 2 * depth / each : depth / each, nb = depth / each;
     int o = 0;
     for (int i = 0; i < cd; i++) d[i] = operand(k, w, in.o[o++]);
     for (int i = 0; i < na; i++) a[i] = operand(k, w, in.o[o++]);
@@ -105,20 +111,19 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     for (int i = 0; i < cd; i++) c[i] = operand(k, w, in.o[o++]);
     if (CHECK)
         for (int i = cd; i < o + (in.kind == K_MMA_SP); i++) written(k, w, in.o[i], false, FULL, pc, "mma reads");
-    if (in.kind == K_MMA) {
-        k.mma++;
-        return mma_dense(a, b, c, d, depth, in.sub, k.launch->sum_bits);
-    }
-    k.mma_sp++;
-    u8 index[16][16];
+    (in.kind == K_MMA ? k.mma : k.mma_sp)++;
+    const u32* e = in.kind == K_MMA ? nullptr : (const u32*)operand(k, w, in.o[o]);
     int chunk;
     u32 code;
-    int row = unpack_metadata((const u32*)operand(k, w, in.o[o]), (int)in.imm, index, &chunk, &code);
-    if (row >= 0) {
-        int lane = 4 * (row % 8) + 2 * (int)in.imm + chunk / 4;
-        fault("metadata", pc, 1u << lane, format("sparse metadata of row %d, columns %d to %d is 0x%x; ::ordered_metadata allows 0x4, 0x8, "
-            "0x9, 0xC, 0xD and 0xE", row, 4 * chunk, 4 * chunk + 3, code));
+    if (bytes) {
+        const int row = mma_bytes(a, b, c, d, depth, in.sub, e, &chunk, &code);
+        if (row >= 0) unordered(pc, row, chunk, code, 4 * (row % 8) + row / 8 + 2 * (chunk / 8));
+        return;
     }
+    if (!e) return mma_dense(a, b, c, d, depth, in.sub, k.launch->sum_bits);
+    u8 index[16][16];
+    const int row = unpack_metadata(e, (int)in.imm, index, &chunk, &code);
+    if (row >= 0) unordered(pc, row, chunk, code, 4 * (row % 8) + 2 * (int)in.imm + chunk / 4);
     mma_sparse(a, b, c, d, index, in.sub, k.launch->sum_bits);
 }
 

@@ -40,7 +40,36 @@ MMA = re.compile(r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\
 MMA_TYPES = {("f32", "f16"): 0, ("f32", "bf16"): 1, ("f16", "f16"): 2, ("f32", "tf32"): 4}  # (D and C, A and B) -> sub
 
 
+MMA_BYTES = re.compile(  # CUTLASS writes .satfinite last
+    r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(16|32|64)\.row\.col(\.satfinite)?\.s32\.([su]8)\.([su]8)\.s32(\.satfinite)?"
+)
+BYTES, UNSIGNED_A, UNSIGNED_B, SATURATE = 8, 16, 32, 64  # of mma_bytes.h
+
+
+def mma_bytes(dec: Decoder, match: re.Match[str], ops: list[str]) -> None:
+    """Decodes a product of bytes, of which a register holds four along K, with integer sums."""
+    sparse, shape, first, a, b, last = match.groups()
+    k = int(shape)
+    if (k == 64) != bool(sparse) or (first and last):  # no independent program shows the layout of mma.sp.m16n8k32
+        dec.fail("combination of mma types or shape")
+    dec.count(ops, 6 if sparse else 4)
+    groups = [dec.vector(o) for o in ops[:4]]
+    if [len(g) for g in groups] != [4, k // 8 // (1 + bool(sparse)), k // 16, 4]:
+        dec.fail("register counts of mma")
+    rows = [dec.dst(r, "r") for r in groups[0]]
+    sources = [dec.src(r, "r", "b32") for g in groups[1:] for r in g]
+    sub = BYTES | UNSIGNED_A * (a == "u8") | UNSIGNED_B * (b == "u8") | SATURATE * bool(first or last)
+    if not sparse:
+        return dec.emit("MMA", [*rows, *sources], rows, sources, Fields(size=k, sub=sub))
+    e, selector = dec.src(ops[4], "r"), dec.number(ops[5])
+    if selector != 0:
+        dec.fail(f"sparsity selector {selector}")
+    return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), Fields(size=k, sub=sub))
+
+
 def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if match := MMA_BYTES.fullmatch(".".join(mods)):
+        return mma_bytes(dec, match, ops)
     match = MMA.fullmatch(".".join(mods))
     if not match:
         dec.fail(f"unknown opcode 'mma.{'.'.join(mods)}'")

@@ -28,6 +28,11 @@
 //   NORM  1: x is (x - mean) / sqrt(variance + epsilon), both of a pixel's channels, of such a kernel of one group
 //         (include/prologue.cuh)
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
+//   X_BYTES    x and the weights are whole numbers of 8 bits: 1 x int8, 2 uint8, and the sums are integers. Whatever moves operands takes
+//         two channels for one of FP16: x's strides and c8, k_tiles count pairs; y's formats are vectors. No prologue, no groups
+//   Y_BYTES    y, and a residual, are bytes of whole numbers (include/byte_results.cuh): 1 int8, 2 uint8
+//   MULTIPLIED       1: the sums are multiplied by a value of their channel, before the bias is added
+//   RES_MULTIPLIED   1: so is the residual, before it is added
 //   WGMMA  1: a kernel of include/tma_gemm.cuh, which has tiles of its own: BM x BN is a part of one that a warpgroup stores at a
 //          time, and CLUSTER how many blocks do the same share of neighbouring tiles
 #ifndef D2S
@@ -39,6 +44,18 @@
 #ifndef WGMMA
 #define WGMMA 0
 #define CLUSTER 1
+#endif
+#ifndef X_BYTES
+#define X_BYTES 0
+#endif
+#ifndef Y_BYTES
+#define Y_BYTES 0
+#endif
+#ifndef MULTIPLIED
+#define MULTIPLIED 0
+#endif
+#ifndef RES_MULTIPLIED
+#define RES_MULTIPLIED 0
 #endif
 #ifndef PRO
 #define PRO 0
@@ -60,6 +77,7 @@ static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle kn
 static_assert(OUT_LINEAR || !OUT_F32, "FP32 results are stored one by one");
 static_assert((PRO != 0) + (GATE != 0) + NORM <= 1, "one of them is in front of a convolution");
 static_assert(!NORM || (!SPLIT && !IN_LINEAR), "a block reads all channels of its pixels, as vectors");
+static_assert(!(X_BYTES && (IN_LINEAR || PRO || GATE || NORM)) && !(Y_BYTES && (OUT_LINEAR || OUT_F32 || D2S)), "bytes: vectors alone");
 static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
 static_assert(WGMMA || ((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0), "each thread loads the same number of chunks");
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
@@ -124,6 +142,12 @@ struct ConvParams {
 #if LAST
   float alpha_last, beta_last;
 #endif
+#if MULTIPLIED
+  const float* multipliers;  // [16 * m16]
+#endif
+#if RES_MULTIPLIED
+  const float* residual_multipliers;  // [16 * m16]
+#endif
 };
 
 // A thread's number among the THREADS that store a tile together, and their barrier: of the block; or of a warpgroup, 9.7.13.1
@@ -150,7 +174,11 @@ constexpr int STAGING_BYTES = BM * BN * 2;
 constexpr int ROW_TABLE_BYTES = BN * 4;
 // Whether the residual may be on its way while the main loop still runs: it needs copies of 16 bytes, a block that is sure to
 // store its tile, and memory that nothing takes between the loop and the epilogue.
+#if Y_BYTES
+constexpr bool RESIDUAL_EARLY = false;
+#else
 constexpr bool RESIDUAL_EARLY = RES && !OUT_LINEAR && !SPLIT && !NORM;
+#endif
 constexpr int BLOCK = D2S > 1 ? D2S : 1, CORNERS = BLOCK * BLOCK;
 
 // Rows of the GEMM that are stored.
@@ -333,6 +361,10 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
           const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
           added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         }
+#if RES_MULTIPLIED
+        const float of_residual = real ? p.residual_multipliers[channel] : 0.f;
+        added.x *= of_residual, added.y *= of_residual;
+#endif
         const float v0 = finish<KIND, ORDER>(p, acc[i][j][2 * half_tile] + bias, added.x, slope, tail);
         const float v1 = finish<KIND, ORDER>(p, acc[i][j][2 * half_tile + 1] + bias, added.y, slope, tail);
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
@@ -364,7 +396,11 @@ __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[M
       for (int i = 0; i < 2 * MT; ++i) {  // rows g and g + 8 of each MMA tile
         const int row = first_m + i * 8;
         if (row >= output_rows(p)) break;
+#if RES_MULTIPLIED
+        const float added = p.residual_multipliers[row] * __half2float(p.residual[added_at + row_offset<true>(p, row)]);
+#else
         const float added = RES ? __half2float(p.residual[added_at + row_offset<true>(p, row)]) : 0.f;
+#endif
         const float slope = ACT == ACT_PRELU ? p.slope[row] : 0.f;
         const float v = finish<ACT, RES>(p, acc[i / 2][j][i % 2 * 2 + e] + p.bias[row], added, slope, tail_of(p, row));
         y[offset + row_offset<false>(p, row)] = v;
@@ -375,10 +411,33 @@ __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[M
   watch.report(p.nonfinite);
 }
 
+#if MULTIPLIED
+// The sums times the values of their channels.
+__device__ __forceinline__ void multiply_sums(const ConvParams& p, float (&acc)[MT][NT][4], int m0) {
+  const int row = m0 + THREAD / 32 / WARPS_N * WM + THREAD % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < 2 * MT; ++i) {  // rows g and g + 8 of each MMA tile
+    const float multiplier = real_row(p, row + i * 8) ? p.multipliers[row + i * 8] : 0.f;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) acc[i / 2][j][i % 2 * 2] *= multiplier, acc[i / 2][j][i % 2 * 2 + 1] *= multiplier;
+  }
+}
+#endif
+
+#if Y_BYTES
+#include "byte_results.cuh"
+#endif
 // A tile's results into y. `rows`, COPIED: as above.
 template <int COPIED = 0, class Offsets>
 __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
                                          Offsets offset_of) {
+#if MULTIPLIED
+  multiply_sums(p, acc, m0);
+#endif
+#if Y_BYTES
+  byte_results(p, acc, staging, rows, m0, offset_of);
+  return;
+#endif
   if constexpr (OUT_F32) {
     store_single(p, acc, m0, offset_of);
   } else {

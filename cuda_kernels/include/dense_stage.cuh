@@ -49,8 +49,13 @@ struct DenseProduct {
       v.x = low[set](p, v.x), v.y = high[set](p, v.y), v.z = low[set](p, v.z), v.w = high[set](p, v.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
+#if X_BYTES
+        mma_16832_bytes<X_BYTES == 2>(acc[i][first + 2 * j], a[set][i], v.x, v.y);
+        mma_16832_bytes<X_BYTES == 2>(acc[i][first + 2 * j + 1], a[set][i], v.z, v.w);
+#else
         mma_16816(acc[i][first + 2 * j], a[set][i], v.x, v.y);
         mma_16816(acc[i][first + 2 * j + 1], a[set][i], v.z, v.w);
+#endif
       }
     }
   }

@@ -2,6 +2,9 @@
 #pragma once
 #include "addresses.cuh"
 #include "grouped.cuh"
+#if X_BYTES
+#include "mma_bytes.cuh"
+#endif
 #include "pixels.cuh"
 #include "prologue.cuh"
 
@@ -198,6 +201,14 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
       }
     }
 
+#if X_BYTES  // the sums' bits are integers'
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[i][j][e] = static_cast<float>(__float_as_int(acc[i][j][e]));
+#endif
     sums.normalize(p, acc, smem, m0);
     if (sum_splits(p, share, acc, smem)) finish(p, acc, smem, m0, pixel0);
   }

@@ -2,13 +2,16 @@
 // what they have computed before they store it.
 //
 // Compile-time: OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
-// source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends. The numbers are those of
-// tactics/problems/pointwise_ops.py and tactics/stages.py. A kernel's parameters have `Source source[NUM_SOURCES]` and
-// `float param[NUM_STAGES ? NUM_STAGES : 1][2]`.
+// source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; BYTES: some are bytes; PLANES: a bit
+// per source whose channels lie in planes although VEC is 8. The numbers are those of tactics/problems/pointwise_ops.py and
+// tactics/stages.py. A kernel's parameters have `Source source[NUM_SOURCES]` and `float param[NUM_STAGES ? NUM_STAGES : 1][2]`.
 #pragma once
 #include "activation.cuh"
 #include "broadcast.cuh"
 #include "types.cuh"
+#if BYTES
+#include "bytes.cuh"
+#endif
 
 #ifndef OPS
 #define OPS 0
@@ -26,7 +29,8 @@ enum {
 };
 // Kinds of sources. Constants are FP32 in the order n, h, w, c, with c padded to whole vectors.
 // RESULT is what a kernel has computed itself, in source 0's place.
-enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL, TENSOR_F32, TENSOR_F32_ONE_CHANNEL, RESULT };
+enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL, TENSOR_F32, TENSOR_F32_ONE_CHANNEL, RESULT,
+       TENSOR_INT8, TENSOR_UINT8 };
 
 constexpr int digits(long long packed, int base, int i) { return i ? digits(packed / base, base, i - 1) : packed % base; }
 constexpr int count(long long packed, int base) { return packed ? 1 + count(packed / base, base) : 0; }
@@ -64,6 +68,15 @@ __device__ __forceinline__ float apply(float v, float b, float p, float q) {
   return activate<OP>(v, p, q, 0.f);
 }
 
+#if PLANES
+// Channels that lie in planes: one access each, of those that the tensor has.
+template <typename T>
+__device__ __forceinline__ void load_planes(const T* at, int plane, int channels, float (&v)[VEC]) {
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) v[j] = j < channels ? load_one(at + static_cast<long long>(j) * plane) : 0.f;
+}
+#endif
+
 #if SOURCES
 // Loads all sources but RESULT.
 template <int I, typename Params>
@@ -76,6 +89,19 @@ __device__ __forceinline__ void load_sources(const Params& p, const Place& at, f
     const long long i = source.spread.at(at);
     const __half* half = static_cast<const __half*>(source.at) + i;
     const float* single = static_cast<const float*>(source.at) + i;
+#if PLANES
+    if constexpr (PLANES >> I & 1) {
+      if constexpr (kind == TENSOR) load_planes(half, source.spread.block, p.c - at.channel, s[I]);
+      if constexpr (kind == TENSOR_F32) load_planes(single, source.spread.block, p.c - at.channel, s[I]);
+    } else
+#endif
+#if BYTES
+    if constexpr (kind == TENSOR_INT8) {
+      load_vec(static_cast<const signed char*>(source.at) + i, s[I]);
+    } else if constexpr (kind == TENSOR_UINT8) {
+      load_vec(static_cast<const unsigned char*>(source.at) + i, s[I]);
+    } else
+#endif
     if constexpr (kind == TENSOR) {
       load_vec(half, s[I]);
     } else if constexpr (kind == CONSTANT && VEC == 8) {

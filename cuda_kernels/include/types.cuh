@@ -1,13 +1,23 @@
 // Tensors that are FP16, or FP32 where FP16 could not hold their values: X_F32 and Y_F32 of 1, compile-time, say so of what a
-// kernel reads and writes. FP32 moves element by element, in linear memory or channel by channel.
+// kernel reads and writes. FP32 moves element by element, in linear memory or channel by channel. X_BYTES and Y_BYTES of 1 or 2:
+// bytes instead, signed or not, in vectors.
 #pragma once
 #include "tensor.cuh"
+#if X_BYTES || Y_BYTES
+#include "bytes.cuh"
+#endif
 
 #ifndef X_F32
 #define X_F32 0
 #endif
 #ifndef Y_F32
 #define Y_F32 0
+#endif
+#ifndef X_BYTES
+#define X_BYTES 0
+#endif
+#ifndef Y_BYTES
+#define Y_BYTES 0
 #endif
 
 template <int F32>
@@ -18,8 +28,16 @@ template <>
 struct TypeOf<1> {
   typedef float type;
 };
+#if X_BYTES
+typedef ByteOf<X_BYTES>::type X;
+#else
 typedef TypeOf<X_F32>::type X;
+#endif
+#if Y_BYTES
+typedef ByteOf<Y_BYTES>::type Y;
+#else
 typedef TypeOf<Y_F32>::type Y;
+#endif
 
 __device__ __forceinline__ float load_one(const __half* at) { return __half2float(*at); }
 __device__ __forceinline__ float load_one(const float* at) { return *at; }

@@ -146,18 +146,20 @@ def kernels(problem: Problem, tactics: list[Priced], homes: tuple[tuple[Key, ...
             yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps, timed)
 
 
-def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
-    """Yields the entries by which an op launches nothing. `inside`: tensor -> its keys that have a home in another tensor."""
-    for cell in places.entries(op):
+def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]], dtypes: tuple[str, ...]) -> Iterator[Entry]:
+    """Yields the entries by which an op launches nothing. `inside`: tensor -> its keys that have a home in another tensor;
+    `dtypes`: as of places.types.
+    """
+    for cell in places.entries(op, dtypes):
         ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
         ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
         for *ins, out in product(*ways):
             yield Entry(None, tuple(ins), out, 0)
-    own = ((Key(x), Key(y)) for x, y in places.views(op))
+    own = ((Key(x), Key(y)) for x, y in places.views(op, dtypes))
     for x, y in (*own, *places.through_views(op, inside)):
         yield Entry(None, (x,), y, 0)
     if isinstance(op.problem, BatchPiecesProblem):
-        for at, made_at in dict.fromkeys(places.images(op)):
+        for at, made_at in dict.fromkeys(places.images(op, dtypes)):
             yield Entry(None, (Key(at),), Key(made_at), to_ps(op.problem.us))
 
 

@@ -18,9 +18,9 @@ again. A view's input lies there too if its output is such a piece, in one run o
 and reshaped to rows, write their rows of the table that joins them.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 
 from gpu_runtime.network import Network, Op
 from tactics.format import (
@@ -29,6 +29,7 @@ from tactics.format import (
     CanonicalFormat,
     Format,
     Key,
+    Shape4,
     canonical,
     num_elements,
     padded_channels,
@@ -53,24 +54,34 @@ class Place:
     key: Key
 
 
-def entries(op: Op) -> Iterator[Cell]:
+def types(network: Network, op: Op) -> tuple[str, ...]:
+    """Returns the types in which the op may move nothing: FP16, and first the 8-bit one that all of its tensors may have."""
+    whole = {network.type(t).whole for t in (*op.inputs, op.output)}
+    return (*filter(None, whole), "fp16") if len(whole) == 1 else ("fp16",)
+
+
+def _formats(shape: Shape4, dtypes: Iterable[str]) -> Iterator[Format]:
+    return chain.from_iterable(representative(shape, dtype) for dtype in dtypes)
+
+
+def entries(op: Op, dtypes: tuple[str, ...] = ("fp16",)) -> Iterator[Cell]:
     """Yields (keys of the inputs, key of the output) for each format in which `op` needs no kernel; nothing for most ops."""
     problem = op.problem
     if isinstance(problem, ConcatProblem) and problem.axis == 1:
         firsts = (0, *accumulate(problem.sizes))
-        for fmt in representative(problem.out_shape):
+        for fmt in _formats(problem.out_shape, dtypes):
             parts = [part_format(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.sizes, strict=False)]
             keys = tuple(Key(part, f"{op.name}.{i}") for i, part in enumerate(parts) if part is not None)
             if len(keys) == len(parts) and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
                 yield keys, Key(canonical(fmt, problem.out_shape))
     elif isinstance(problem, MoveProblem) and problem.is_part:
-        for fmt in representative(problem.in_shapes[0]):
+        for fmt in _formats(problem.in_shapes[0], dtypes):
             part = part_format(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
             if part is not None:
                 yield (Key(canonical(fmt, problem.in_shapes[0])),), Key(part, op.name)
 
 
-def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
+def views(op: Op, dtypes: tuple[str, ...] = ("fp16",)) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
     """Yields (input's format, output's format) of each pair in which a view or a transposition moves nothing.
 
     Both tensors are dense then, and every element is in its place already.
@@ -78,7 +89,7 @@ def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
     p = op.problem
     if isinstance(p, ViewProblem):
         linear = Format("fp16", "chw")
-        same = representative(p.shape) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
+        same = _formats(p.shape, dtypes) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
         both = (*same, linear, Format("fp32", "chw"))
         yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in both}
     elif isinstance(p, GatherProblem) and p.is_transpose:
@@ -92,7 +103,7 @@ def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
                 yield canonical(x, p.shape), canonical(y, p.out_shape)
 
 
-def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
+def images(op: Op, dtypes: tuple[str, ...] = ("fp16",)) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
     """Yields (input's format, output's format) for an op that splits a tensor into pieces of its images, or joins such pieces.
 
     In these formats images begin at multiples of 16 bytes, so that a piece is a tensor by itself.
@@ -100,7 +111,7 @@ def images(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
     p = op.problem
     if isinstance(p, BatchPiecesProblem):
         edges = (Format(dtype, layout) for dtype in ("fp32", "uint8") for layout in ("chw", "hwc"))
-        for f in (*representative(p.shape), Format("fp16", "chw"), *edges):
+        for f in (*_formats(p.shape, dtypes), Format("fp16", "chw"), *edges):
             if strides(f, p.shape).n * DTYPES[f.dtype].itemsize % 16 == 0:
                 yield canonical(f, p.in_shapes[0]), canonical(f, p.out_shape)
 
@@ -148,7 +159,7 @@ def keys_inside(network: Network, most: int, usable: Mapping[str, Collection[Can
     for op in network.ops:
         tensors, shape = (*op.inputs, op.output), op.problem.out_shape
         linear = Key(canonical(Format("fp16", "chw"), shape))
-        for ins, out in entries(op):
+        for ins, out in entries(op, types(network, op)):
             ends = [*zip(tensors, (*ins, out), strict=True)]
             if any(not key.home and key.format not in formats[t] for t, key in ends):
                 continue

@@ -283,7 +283,8 @@ def choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple
     best: dict[int, list[Priced]] = {}
     made = []
     for op, rows in zip(network.ops, times, strict=True):
-        homes, own = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(fitting(network, op, in_place(op, inside)))
+        homes = tuple(inside[t] for t in (*op.inputs, op.output))
+        own = tuple(fitting(network, op, in_place(op, inside, places.types(network, op))))
         alike = id(rows), homes, own
         if alike not in found:
             if id(rows) not in best:

@@ -39,7 +39,6 @@ from tactics.problems.protocol import Problem
 
 INTEGERS = "integers"
 RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
-LARGEST = 128  # magnitude of a weight of 8 bits
 ROUNDED = 2.0**-16  # of a whole number, at most: what FP32 and the folding of scales leave
 Numbers = Mapping[str, Interval | None]  # tensor -> the interval of its values if all are whole numbers
 
@@ -105,7 +104,7 @@ class Whole:
 
 
 def whole(w: np.ndarray) -> Whole | None:
-    """Returns weights as whole numbers and scales; None if a channel's are no multiples of a scale, -128 to 128 times it.
+    """Returns weights as whole numbers and scales; None if a channel's are no multiples of a scale, -128 to 127 times it.
 
     The scale of a channel is its largest magnitude divided by 127, or else the whole tensor's, as quantisers choose it, or else
     by the first other number for which all weights are whole.
@@ -114,7 +113,7 @@ def whole(w: np.ndarray) -> Whole | None:
     largest = np.abs(rows).max(axis=1)
     scales = np.ones(len(rows))
     left = np.flatnonzero(largest)
-    for divided in (largest / 127, np.full_like(largest, largest.max() / 127), *(largest / n for n in range(LARGEST, 0, -1))):
+    for divided in (largest / 127, np.full_like(largest, largest.max() / 127), *(largest / n for n in range(128, 0, -1))):
         if not left.size:
             break
         fits = _multiples(rows[left], divided[left])
@@ -126,9 +125,9 @@ def whole(w: np.ndarray) -> Whole | None:
 
 
 def _multiples(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Returns, for each row, whether it has only multiples of its scale, LARGEST times it at most."""
+    """Returns, for each row, whether it has only multiples of its scale, -128 to 127 times it."""
     v = rows / scales[:, None]
-    return (np.abs(v - np.rint(v)).max(axis=1) <= ROUNDED) & (np.abs(v).max(axis=1) < LARGEST + 0.5)
+    return (np.abs(v - np.rint(v)).max(axis=1) <= ROUNDED) & (v.min(axis=1) > -128.5) & (v.max(axis=1) < 127.5)
 
 
 # ---- convolutions

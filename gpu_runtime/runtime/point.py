@@ -16,7 +16,7 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import steps as launched
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, Rows, reformats
 from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, PlanRecord, TensorPlace
-from tactics.format import DTYPES, from_memory
+from tactics.format import DTYPES, from_memory, is_bytes
 from tactics.problems.array_functions import bound
 
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
@@ -160,6 +160,9 @@ class Point:
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
+        values = (
+            values.astype(np.float16) if is_bytes(whole.format) else values
+        )  # as if stored in FP16: differences do not wrap
         return self._asked(values[:, first : first + out.shape4[1]])
 
     def _asked(self, values: np.ndarray) -> np.ndarray:

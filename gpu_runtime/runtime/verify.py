@@ -20,7 +20,7 @@ from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, Span
 from gpu_runtime.runtime.plan_record import Container, EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
 from tactics.candidates import accepts
-from tactics.format import DTYPES, LAYOUTS, CanonicalFormat, Format, canonical, part_format
+from tactics.format import DTYPES, LAYOUTS, CanonicalFormat, Format, canonical, is_bytes, part_format
 from tactics.kernels import KERNELS
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.library_problem import LibraryProblem
@@ -146,7 +146,8 @@ def _format_inside(whole: Container, c: int) -> CanonicalFormat | None:
     found, block = part_format(whole.format, whole.shape4, first, c), first // lay.vector
     if found or not lay.blocked or block != (first + c - 1) // lay.vector or (block + 1) * lay.vector > channels:
         return found
-    return part_format(Format(whole.format.dtype, "hwc8"), (n, lay.vector, h, w), first % lay.vector, c)
+    last = Format(whole.format.dtype, "hwc16" if is_bytes(whole.format) else "hwc8")
+    return part_format(last, (n, lay.vector, h, w), first % lay.vector, c)
 
 
 def _check_place(t: TensorPlace) -> None:

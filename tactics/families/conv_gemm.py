@@ -24,7 +24,18 @@ from cuda_kernels.device import Device
 from cuda_kernels.named_devices import MAX_GRID
 from tactics import main_loops
 from tactics.families.merged import merged, padded_k
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
+from tactics.format import (
+    HALF_FORMATS,
+    LAYOUTS,
+    WHOLE,
+    Format,
+    Strides,
+    num_bytes,
+    num_elements,
+    padded_channels,
+    strides,
+    too_large,
+)
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
@@ -374,7 +385,7 @@ def _rows16(p: ConvProblem, layout: str) -> int:
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     gate = num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0
-    return convolved(p, tactic, weight_bytes(p, tactic), _limits(p, tactic, device), gate, untimed=main_loops.UNTIMED)
+    return convolved(p, tactic, weight_bytes(p, tactic), limits(p, tactic, device), gate, untimed=main_loops.UNTIMED)
 
 
 def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
@@ -390,7 +401,7 @@ def _plain(fmt: Format, channels: int) -> Format:
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
 
-def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
+def limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     t, m = tactic.gemm, merged(p)
     tiles = num_tiles(p, tactic)
     blocks = t.stream or tiles * t.split
@@ -416,7 +427,8 @@ def once(device: Device) -> int:
 
 def stored_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes that a block stores, and its residual; times four for planes, whose sectors are partly filled."""
-    return tactic.gemm.m * tactic.gemm.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
+    size = 1 if tactic.out.dtype in WHOLE else 2
+    return tactic.gemm.m * tactic.gemm.n * size * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
 
 
 def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:

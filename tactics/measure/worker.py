@@ -29,13 +29,13 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, Kernel
-from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
+from tactics.format import DTYPES, LAYOUTS, Format, from_memory, is_bytes, num_bytes, to_memory
 from tactics.launches import launches, packing_key
 from tactics.measure.child import Answer, serve
 from tactics.problems import codec
 from tactics.problems.problem import Problem
 from tactics.sampling.copies import Copies, Packed
-from tactics.sampling.data import random_data
+from tactics.sampling.data import fits, random_data
 from tactics.sampling.references import expected
 from tactics.sampling.samples import PAUSE_MS, Sample, Steady
 from tactics.sampling.stopwatch import Stopwatch
@@ -82,7 +82,8 @@ class Bench:
         """Draw the problem's data and compute what is expected of it. All of it is queued on the GPU's stream, where the
         kernels read it. The arguments are those of a request "problem"."""
         with self.gpu.current():
-            self._set_problem(problem, zeros)
+            self._zeros = zeros
+            self._set_problem(problem, [Format("fp16", "chw")] * len(problem.in_shapes))
         self.gpu.synchronize()
         self.warm_l2, self._order = warm_l2, random.Random(str(problem))
         if self.steady.mhz is None:
@@ -91,8 +92,9 @@ class Bench:
                 self.stopwatch.pause(PAUSE_MS)
                 self._sample(Ready(_nothing, _nothing, 1, 0.0))
 
-    def _set_problem(self, problem: Problem, zeros: Sequence[bool]) -> None:
-        cupy = self.cupy
+    def _set_problem(self, problem: Problem, formats: Sequence[Format]) -> None:
+        """`formats`: of the inputs, whose numbers those of bytes hold."""
+        cupy, self._formats = self.cupy, formats
         self._packed_inputs: dict[tuple[int, Format], tuple[Any, Any]] = {}  # and what the end of each is copied from
         self._copies: Copies | None = None
         self._nchw: list[Any] = []  # arrays on the GPU, given back before others are made
@@ -103,7 +105,7 @@ class Bench:
         self._scratch = {}
         cupy.get_default_memory_pool().free_all_blocks()
         self.problem = problem
-        self.inputs, self.weights = random_data(problem, zeros=zeros)
+        self.inputs, self.weights = random_data(problem, zeros=self._zeros, formats=formats)
         self._nchw = [cupy.asarray(x) for x in self.inputs]
         most = max(num_bytes(Format("fp32", layout), problem.out_shape) for layout in LAYOUTS)
         self._out = cupy.empty(most, np.uint8)
@@ -112,6 +114,12 @@ class Bench:
 
     def time(self, tactics: Sequence[Tactic], samples: int) -> dict[str, Any]:
         """The answer to a request "time". RuntimeError: the output of one of them is wrong."""
+        for tactic in tactics:
+            if not all(map(fits, self.inputs, tactic.ins)):  # from now on, tensors of bytes have such numbers
+                with self.gpu.current():
+                    both = zip(self._formats, tactic.ins, strict=True)
+                    self._set_problem(self.problem, [new if is_bytes(new) else old for old, new in both])
+                self.gpu.synchronize()
         keys = {packing_key(self.problem, tactic) for tactic in tactics}
         ready = {tactic: self.prepare(tactic, keys) for tactic in tactics}
         taken: dict[Tactic, list[Sample]] = {tactic: [] for tactic in tactics}

@@ -128,10 +128,11 @@ class ConvProblem(Keyed, OneTensor):
         scale: Given = None,
         shift: Given = None,
         gate: Given = None,
-        **affine: Given,
+        **vectors: Given,
     ) -> np.ndarray:
         """Computes the convolution and its epilogue in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the
-        output; bias, slope, `affine` (scales, shifts) [k], counted before depth-to-space; scale, shift [c]; gate [n,c,1,1].
+        output; bias, slope, `vectors` (scales, shifts, multipliers, residual_multipliers) [k], counted before depth-to-space;
+        scale, shift [c]; gate [n,c,1,1].
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
@@ -146,7 +147,7 @@ class ConvProblem(Keyed, OneTensor):
         if residual is not None:
             residual = np.asarray(residual, np.float32).repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = space_to_depth(residual, end.d2s, end.d2s_mode)
-        y = end.finish(y, bias, residual, slope, **affine)
+        y = end.finish(y, bias, residual, slope, **vectors)
         return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:

@@ -10,7 +10,8 @@ from tactics.problems.protocol import Feature
 
 Given = np.ndarray | None  # an optional weight or tensor of a problem
 AFFINE = ("scales", "shifts")  # the weights of Epilogue.affine
-VECTORS = ("b", "slope", *AFFINE)  # every weight that has an element for each output channel
+MULTIPLIERS = ("multipliers", "residual_multipliers")  # the weights of Epilogue.multiplied and .residual_multiplied
+VECTORS = ("b", "slope", *AFFINE, *MULTIPLIERS)  # every weight that has an element for each output channel
 
 
 def _column(v: np.ndarray) -> np.ndarray:
@@ -21,6 +22,9 @@ def _column(v: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True, slots=True)
 class Epilogue(Hashed):
     """The steps between a convolution's sums and its stores: + bias, + residual, activation, then a pool or a reordering.
+
+    `multiplied`, `residual_multiplied`: the sums, and the residual, are first multiplied by a value of their channel, as whole
+    numbers of quantised tensors are.
 
     `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: a scale
     and shift per channel follow the activation, before such a late residual; `last`: an activation behind all of these. With
@@ -40,8 +44,12 @@ class Epilogue(Hashed):
     d2s_mode: str = "dcr"
     pool: tuple[int, ...] = ()
     up: int = 1
+    multiplied: bool = False
+    residual_multiplied: bool = False
 
     def __post_init__(self) -> None:
+        if self.residual_multiplied and not self.residual:
+            raise ValueError(f"conv: expected a residual beside its multipliers, got {self}")
         if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
@@ -58,6 +66,8 @@ class Epilogue(Hashed):
             Feature.MAX_POOL: bool(self.pool),
             Feature.AFFINE: self.affine,
             Feature.LAST_ACTIVATION: self.last != NONE,
+            Feature.MULTIPLIED: self.multiplied,
+            Feature.RESIDUAL_MULTIPLIED: self.residual_multiplied,
         }
         return frozenset(feature for feature, needed in found.items() if needed)
 
@@ -66,16 +76,22 @@ class Epilogue(Hashed):
         """The names of the weights [k] that the kernel reads in addition to the products' weights; the bias "b" is always among
         them.
         """
-        return ("b", *(["slope"] if self.act.name == "prelu" else []), *(AFFINE if self.affine else ()))
+        return ("b", *(["slope"] if self.act.name == "prelu" else []), *(AFFINE if self.affine else ()), *self.multipliers)
 
-    def finish(
-        self, y: np.ndarray, bias: Given, residual: Given, slope: Given, scales: Given = None, shifts: Given = None
-    ) -> np.ndarray:
+    @property
+    def multipliers(self) -> tuple[str, ...]:
+        """The names of those of MULTIPLIERS that the kernel reads."""
+        return tuple(name for name, used in zip(MULTIPLIERS, (self.multiplied, self.residual_multiplied), strict=True) if used)
+
+    def finish(self, y: np.ndarray, bias: Given, residual: Given, slope: Given, **vectors: Given) -> np.ndarray:
         """Applies bias, activations, residual, scale and shift to the sums y [n,k,p,q]; a pool or a reordering is left to the
         caller.
 
-        Vectors are [k], the residual [n,k,p,q].
+        `vectors`: AFFINE and MULTIPLIERS, [k]; the residual is [n,k,p,q].
         """
+        (scales, shifts), (sums, added) = ([vectors.get(name) for name in names] for names in (AFFINE, MULTIPLIERS))
+        y = y if sums is None else y * _column(sums)
+        residual = residual if residual is None or added is None else residual * _column(added)
         y = y if bias is None else y + _column(bias)
         y = self.act.apply(y if residual is None or self.act_first else y + residual, slope)
         y = y if scales is None or shifts is None else y * _column(scales) + _column(shifts)

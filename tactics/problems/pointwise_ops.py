@@ -94,7 +94,7 @@ ACTIVATIONS: dict[str, Pointwise] = {
     "softplus": Pointwise(
         _softplus, lambda v, *_: Interval(0.0, max(v.high, 0.0) + 0.6932), 10, "Softplus", spelled=()
     ),
-    "quantize": Pointwise(  # to whole numbers of 8 bits: halves to even, saturated; those of an FP16 tensor may be stored as bytes
+    "quantize": Pointwise(  # whole numbers of 8 bits: halves to even, saturated; an FP16 tensor of them may be stored as bytes
         lambda v, low, high: np.clip(np.rint(v), low, high),
         rising(lambda x, low, high: min(max(round(x) if abs(x) < INF else x, low), high)), 3,
         parameters={"low": -128.0, "high": 127.0},

@@ -32,6 +32,8 @@ class Feature(StrEnum):
     MAX_POOL = "max pool in its stores"
     AFFINE = "scale and shift behind its activation"
     LAST_ACTIVATION = "second activation"
+    MULTIPLIED = "multipliers of its sums"
+    RESIDUAL_MULTIPLIED = "multipliers of its residual"
 
 
 class Problem(Hashed):

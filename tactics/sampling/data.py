@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels import sparse24
-from tactics.format import DTYPES
+from tactics.format import DTYPES, WHOLE, Format, is_bytes
 from tactics.problems.attention import AttentionProblem
-from tactics.problems.epilogue import AFFINE
+from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     ConvProblem,
@@ -34,12 +34,15 @@ Weights = dict[str, np.ndarray]
 Rng = np.random.Generator
 
 
-def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool] = ()) -> tuple[Arrays, Weights]:
+def random_data(
+    problem: Problem, seed: int | None = None, zeros: Sequence[bool] = (), formats: Sequence[Format] = ()
+) -> tuple[Arrays, Weights]:
     """Returns (inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the
     problem is).
 
     Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
-    ReLU's output, negative values 0, where the problem's domain has a 0.
+    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; those of bytes
+    get numbers that these hold.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
@@ -47,6 +50,9 @@ def random_data(problem: Problem, seed: int | None = None, zeros: Sequence[bool]
         inputs[i] = np.maximum(inputs[i], 0) if zero else inputs[i]
     if type(problem) in INPUTS:
         inputs = INPUTS[type(problem)](problem, rng, inputs)
+    for i, fmt in enumerate(formats):
+        if not fits(inputs[i], fmt):
+            inputs[i] = _bytes(rng, inputs[i], fmt.dtype)
     if problem.PARTS:
         return inputs, _part_weights(problem, seed)
     return inputs, WEIGHTS[type(problem)](problem, rng, seed) if type(problem) in WEIGHTS else {}
@@ -56,7 +62,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     """Computes the problem's output from random_data's arrays: FP32 NCHW."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
-        more = {name: weights[name] for name in ("scale", "shift", *AFFINE) if name in weights}
+        more = {name: weights[name] for name in ("scale", "shift", *AFFINE, *MULTIPLIERS) if name in weights}
         more |= {"gate": inputs[-1]} if Feature.GATED_INPUT in problem.needs else {}
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
     return problem.reference(*inputs, **weights)
@@ -93,6 +99,31 @@ def _whole(x: np.ndarray) -> np.ndarray:
     return np.round(4 * np.abs(x))
 
 
+def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
+    """Whole numbers where the input, or the residual, may be quantised, and of an image."""
+    end = p.epilogue
+    whole = (end.multiplied or p.c <= 4, *((end.residual_multiplied,) if end.residual else ()), False)
+    found = (_whole(x) if w else x for x, w in zip(inputs, whole, strict=False))
+    return [np.minimum(8 * x, 127) if w and end.multiplied else x for x, w in zip(found, whole, strict=False)]
+
+
+def fits(x: np.ndarray, fmt: Format) -> bool:
+    """Whether the format holds these numbers exactly, as far as it is one of bytes."""
+    info = np.iinfo(DTYPES[fmt.dtype]) if is_bytes(fmt) else None
+    return info is None or bool(((x == np.rint(x)) & (x >= info.min) & (x <= info.max)).all())
+
+
+def _bytes(rng: Rng, x: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns numbers that this type of 8 bits holds, in the type and shape of x."""
+    least, most = np.iinfo(DTYPES[dtype]).min, np.iinfo(DTYPES[dtype]).max
+    return rng.integers(least, most + 1, x.shape).astype(x.dtype)
+
+
+def _reformat_inputs(p: ReformatProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    ends = (Format.parse(p.dst).dtype, Format.parse(p.src).dtype)
+    return next(([_bytes(rng, x, dtype) for x in inputs] for dtype in ends if dtype in WHOLE), inputs)
+
+
 def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
     zipped = zip(inputs, p.dtypes, strict=True)
     return [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d]) for x, d in zipped]
@@ -125,7 +156,25 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
         weights["slope"] = rng.uniform(0.05, 0.5, p.k).astype(np.float32)
     for name in AFFINE if p.epilogue.affine else ():
         weights[name] = rng.uniform(-1, 1, p.k).astype(np.float32)
-    return weights
+    return _whole_weights(p, rng, weights) if p.epilogue.multiplied else weights
+
+
+def _whole_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, weights: Weights) -> Weights:
+    """Makes whole numbers up to 127 of the weights, and adds multipliers with which outputs, of inputs up to 127, are near unit
+    variance, or, if they are rounded to whole numbers, spread over these.
+    """
+    end = p.epilogue
+    largest = np.abs(weights["w"]).max(initial=1e-9)
+    whole = np.round(weights["w"] * (127 / largest))
+    rounds = "quantize" in (end.act.name, end.last.name)
+    unit = (32.0 if rounds and not end.affine else 1.0) * largest / 127 / 64
+    found = {
+        "multipliers": unit * rng.uniform(0.5, 1.5, p.k),
+        "residual_multipliers": rng.uniform(0.01, 0.02, p.k) * (32.0 if rounds else 1.0),
+    }
+    if rounds and end.affine:
+        found["scales"] = rng.uniform(20, 40, p.k)
+    return weights | {"w": whole} | {name: v.astype(np.float32) for name, v in found.items() if name in end.vectors}
 
 
 def _part_weights(p: Problem, seed: int | None) -> Weights:
@@ -160,8 +209,8 @@ def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
 
 
 INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
-    ConvProblem: lambda p, rng, xs: [_whole(xs[0]), *xs[1:]] if p.c <= 4 else xs,  # it may be an image
-    ReformatProblem: lambda p, rng, xs: [_whole(x) for x in xs] if p.src.startswith("uint8") else xs,
+    ConvProblem: lambda p, rng, xs: _convolution_inputs(p, xs),
+    ReformatProblem: _reformat_inputs,
     ReduceProblem: _reduce_inputs,
     PointwiseProblem: lambda p, rng, xs: _within({s.op for s in p.stages}, xs),
     LibraryProblem: _library_inputs,

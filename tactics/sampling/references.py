@@ -9,7 +9,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda
 from cuda_kernels.params import arrange, pack_params
 from tactics.problems.convolution import depth_to_space, space_to_depth
-from tactics.problems.epilogue import AFFINE, VECTORS
+from tactics.problems.epilogue import VECTORS
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, Problem
 from tactics.sampling.data import images, of_images, reference
@@ -85,7 +85,7 @@ def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mappi
     """
     vectors = {"bias": "b", **{name: name for name in VECTORS[1:]}}
     named = {name: addresses.get(vectors.get(name, name), 0) for name in ("x", "weights", "residual", "y", *vectors)}
-    args: Args = {name: ("ptr", named[name]) for name in named if name not in AFFINE or p.epilogue.affine}
+    args: Args = {name: ("ptr", named[name]) for name in named if name not in VECTORS[2:] or name in p.epilogue.vectors}
     args["total"] = ("i64", p.n * p.k * p.p * p.q)
     args |= ints(c=p.c, h=p.h, w=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s, groups=p.groups) | window_args(p) | alpha_beta(p)
     return pack_params(arrange("reference_conv", tuple(values.items()), args))

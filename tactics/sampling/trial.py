@@ -125,7 +125,7 @@ def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
 
 def trial(gpu: Gpu, problem: Problem, tactic: Tactic, around: Around = at_once) -> float:
     """Returns the relative error of a tactic's output on random data. Raises Wrong."""
-    inputs, weights = random_data(problem)
+    inputs, weights = random_data(problem, formats=tactic.ins)
     got = execute(gpu, problem, tactic, inputs, weights, around)
     return judge(got, np.asarray(reference(problem, inputs, weights), np.float32), problem.out_shape[1])
 

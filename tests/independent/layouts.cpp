@@ -93,6 +93,7 @@ int main() {
     mma<SM80_16x8x8_F16F16F16F16_TN>("m16n8k8 f16 to f16");
     mma<SM80_16x8x16_F16F16F16F16_TN>("m16n8k16 f16 to f16");
     mma<SM80_16x8x8_F32TF32TF32F32_TN>("m16n8k8 tf32");
+    mma<SM80_16x8x16_S32S8S8S32_TN>("m16n8k16 s8"), mma<SM80_16x8x32_S32S8S8S32_TN>("m16n8k32 s8");
 
     ldmatrix<SM75_U32x1_LDSM_N>("ldmatrix x1", 8), ldmatrix<SM75_U16x2_LDSM_T>("ldmatrix x1 trans", 8);
     ldmatrix<SM75_U32x2_LDSM_N>("ldmatrix x2", 16), ldmatrix<SM75_U16x4_LDSM_T>("ldmatrix x2 trans", 16);
@@ -104,6 +105,7 @@ int main() {
     using namespace SM90::GMMA;
     fragment("wgmma A", 64, ALayout_64x16{}, 128), fragment("wgmma C", 64, CLayout_64x16{}, 128);
     fragment("wgmma.sp A", 64, ALayout_64x32{}, 128), fragment("wgmma.sp metadata", 64, ELayout_64x32{}, 128);
+    fragment("wgmma.sp A of bytes", 64, ALayout_64x64{}, 128), fragment("wgmma.sp metadata of bytes", 64, ELayout_64x64{}, 128);
     tile<Major::K, Layout_K_INTER_Atom<half_t>>("k-major, no swizzle"), tile<Major::K, Layout_K_SW32_Atom<half_t>>("k-major, 32 bytes");
     tile<Major::K, Layout_K_SW64_Atom<half_t>>("k-major, 64 bytes"), tile<Major::K, Layout_K_SW128_Atom<half_t>>("k-major, 128 bytes");
     tile<Major::MN, Layout_MN_INTER_Atom<half_t>>("mn-major, no swizzle"), tile<Major::MN, Layout_MN_SW32_Atom<half_t>>("mn-major, 32 bytes");

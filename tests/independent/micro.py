@@ -7,6 +7,17 @@ import numpy as np
 
 from cuda_kernels.emulator import Memory, Options, launch, load
 
+# Types of operands: how a test holds them, and how many are in a register.
+TYPES = {
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "f32": np.float32,
+    "tf32": np.float32,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "s32": np.int32,
+}
+EACH = {name: 4 // np.dtype(kind).itemsize for name, kind in TYPES.items()} | {"e4m3": 4}
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry micro(.param .u64 in, .param .u64 out)\n{"
 
 
@@ -65,4 +76,4 @@ def opcodes(text: str) -> set[str]:
 
 def packed(kind: str, values: np.ndarray) -> np.ndarray:
     """Returns [32, values] as the registers of an operand of that type."""
-    return words(bfloat16(values) if kind == "bf16" else values.astype(np.float16 if kind == "f16" else np.float32))
+    return words(bfloat16(values) if kind == "bf16" else values.astype(TYPES[kind]))

@@ -9,29 +9,38 @@ from cuda_kernels.sparse24 import compress, prune
 from tests.independent import micro
 from tests.independent.layouts import places, table
 
+LIMITS = {"s8": (-128, 127), "u8": (0, 255)}
 MOVMATRIX = micro.ptx("movmatrix.sync.aligned.m8n8.trans.b16 %o0, %i0;", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """A tensor-core instruction. `sum`: the type of C and D; `factor`: the type of A and B."""
+    """A tensor-core instruction. `sum`: the type of C and D; `factor`: the type of A, and of B unless `other` names that;
+    `saturate`: .satfinite, of sums of integers.
+    """
 
     k: int
     factor: str
     sum: str = "f32"
     sparse: bool = False
     selector: int = 0
+    other: str = ""
+    saturate: bool = False
+
+    @property
+    def b(self) -> str:
+        return self.other or self.factor
 
     @property
     def opcode(self) -> str:
-        types = f"{self.sum}.{self.factor}.{self.factor}.{self.sum}"
+        types = f"{'satfinite.' if self.saturate else ''}{self.sum}.{self.factor}.{self.b}.{self.sum}"
         return f"mma{'.sp::ordered_metadata' if self.sparse else ''}.sync.aligned.m16n8k{self.k}.row.col.{types}"
 
     @property
     def registers(self) -> tuple[int, int, int]:
         """The numbers of registers of A, B and C."""
-        each = 1 if self.factor == "tf32" else 2
-        return self.k // (4 * each if self.sparse else 2 * each), self.k // (4 * each), 4 if self.sum == "f32" else 2
+        each = micro.EACH[self.factor]
+        return self.k // (4 * each if self.sparse else 2 * each), self.k // (4 * each), 2 if self.sum == "f16" else 4
 
     @property
     def ptx(self) -> str:
@@ -42,41 +51,41 @@ class Mma:
 
 
 def dense_name(m: Mma) -> str:
-    return f"m16n8k{m.k} {m.factor}{' to f16' if m.sum == 'f16' else ''}"
+    """The table's name of a dense instruction, or of the one of half the K that a sparse one's B is two of."""
+    factor = "s8" if m.factor == "u8" else m.factor  # a sign moves nothing
+    return f"m16n8k{m.k // (1 + m.sparse)} {factor}{' to f16' if m.sum == 'f16' else ''}"
 
 
 def sparse_operands(m: Mma, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (kept values [32, 8] in lanes' order, words of metadata [32, 1]) of A [16, 32] that fits 2:4. A lane of
-    wgmma.sp's A holds runs of four logical columns, of which two are stored; the lanes that the selector leaves out hold an
-    invalid code.
+    """Returns (kept values [32, k / 4] in lanes' order, words of metadata [32, 1]) of A [16, k] that fits 2:4. A lane of
+    wgmma.sp's A holds runs of four or, of bytes, eight logical columns, of which half are stored. Of halves, the lanes that the
+    selector leaves out hold an invalid code.
     """
     kept, codes = compress(a)
-    rows, columns = (x[:32] for x in places("wgmma.sp A"))  # the first warp's 16 rows
+    of = " of bytes" if m.sum == "s32" else ""
+    rows, columns = (x[:32] for x in places(f"wgmma.sp A{of}"))  # the first warp's 16 rows
     first, group = rows[:, ::4], columns[:, ::4] // 4
     values = np.stack([kept[first, 2 * group], kept[first, 2 * group + 1]], axis=-1).reshape(32, -1)
-    rows, columns = (x[:32] for x in places("wgmma.sp metadata"))
+    rows, columns = (x[:32] for x in places(f"wgmma.sp metadata{of}"))
     nibbles = codes[rows[:, ::4], columns[:, ::4] // 4].astype(np.uint64)
     words = (nibbles << (4 * np.arange(8, dtype=np.uint64))).sum(axis=1).astype(np.uint32)
-    reads = np.arange(32) % 4 // 2 == m.selector
+    reads = (np.arange(32) % 4 // 2 == m.selector) | (m.sum == "s32")
     return values, np.where(reads, words, np.uint32(0xFFFFFFFF))[:, None]
 
 
 def fragments(m: Mma, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Returns A [16, k], B [k, 8], C [16, 8] as uint32 [32, registers]. CuTe names no B of mma.sp.m16n8k32: it is two of
-    m16n8k16, one after the other, as example 15 of CUTLASS loads it.
+    m16n8k16, one after the other, as example 15 of CUTLASS loads it; of bytes, that of m16n8k64 is two of m16n8k32.
     """
-    extra = []
+    extra, name = [], dense_name(m)
+    at_n, at_k = places(f"{name} B")
     if m.sparse:
         values, words = sparse_operands(m, a)
         extra, parts = [words], [micro.packed(m.factor, values)]
-        name = dense_name(Mma(16, m.factor, m.sum))
-        at_n, at_k = places(f"{name} B")
-        parts += [micro.packed(m.factor, b[at_k + half, at_n]) for half in (0, 16)]
+        parts += [micro.packed(m.b, b[at_k + half, at_n]) for half in (0, m.k // 2)]
     else:
-        name = dense_name(m)
         row, column = places(f"{name} A")
-        at_n, at_k = places(f"{name} B")
-        parts = [micro.packed(m.factor, a[row, column]), micro.packed(m.factor, b[at_k, at_n])]
+        parts = [micro.packed(m.factor, a[row, column]), micro.packed(m.b, b[at_k, at_n])]
     return np.concatenate([*parts, micro.packed(m.sum, c[places(f"{name} C")]), *extra], axis=1)
 
 
@@ -106,17 +115,36 @@ def loaded_wrong(count: int, trans: bool) -> int:
     return int((got != halves.reshape(-1)[table()[f"ldmatrix x{count}{' trans' if trans else ''}"]["at"]]).sum())
 
 
+def drawn(m: Mma, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns A, B and C of whole numbers, of which every product counts. Of halves, sums are below 2048, which halves hold; of
+    bytes, all values occur, and those of C reach so far that some sums exceed 32 bits.
+    """
+    shapes = (16, m.k), (m.k, 8)
+    if m.sum == "s32":
+        whole = [rng.integers(*LIMITS[of], shape, endpoint=True) for of, shape in zip((m.factor, m.b), shapes, strict=True)]
+        return whole[0] + (whole[0] == 0), whole[1], rng.choice([-1, 1], (16, 8)) * rng.integers(2**31 - 2**18, 2**31, (16, 8))
+    a, b, c = (rng.integers(-3, 4, shape).astype(np.float64) for shape in (*shapes, (16, 8)))
+    return a + (a == 0) * 2.0, b, c
+
+
+def product(m: Mma, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Returns A B + C as the instruction has it; of integers, wrapped or clamped to 32 bits."""
+    want = a @ b + c
+    if m.sum != "s32":
+        return want
+    return np.clip(want, -(2**31), 2**31 - 1) if m.saturate else want.astype(np.int32).astype(np.int64)
+
+
 def wrong(m: Mma, seed: int = 0, text: str = "", options: Options = Options()) -> int:  # noqa: B008  (frozen)
     """Returns how many of the 128 results differ from the product of drawn whole numbers; `text`: PTX to run instead of its
     own.
     """
     rng = np.random.default_rng(seed)
-    a, b, c = (rng.integers(-3, 4, shape).astype(np.float64) for shape in ((16, m.k), (m.k, 8), (16, 8)))
-    a += (a == 0) * 2.0  # every product counts, and sums are below 2048: halves hold them
+    a, b, c = drawn(m, rng)
     if m.sparse:
-        a = prune(a * (1 + rng.permuted(np.tile(np.arange(4), (16, m.k // 4)), axis=1)))  # every pattern of a group
+        order = rng.permuted(np.tile(np.arange(4), (16, m.k // 4)), axis=1)  # every pattern of a group
+        a = np.where(prune(1 + order) != 0, a, 0)
     out = micro.run(text or m.ptx, fragments(m, a, b, c), m.registers[2], options)
     got = np.empty((16, 8))
-    name = dense_name(Mma(16, m.factor, m.sum) if m.sparse else m)
-    got[places(f"{name} C")] = out.view(np.float16 if m.sum == "f16" else np.float32).reshape(32, -1)
-    return int((got != a @ b + c).sum())
+    got[places(f"{dense_name(m)} C")] = out.view(micro.TYPES[m.sum]).reshape(32, -1)
+    return int((got != product(m, a, b, c)).sum())

@@ -1,7 +1,7 @@
 """Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -9,7 +9,20 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.format import (
+    BYTE_LAYOUTS,
+    DTYPES,
+    HALF_FORMATS,
+    LAYOUTS,
+    WHOLE,
+    Format,
+    Strides,
+    num_bytes,
+    num_elements,
+    padded_channels,
+    strides,
+    too_large,
+)
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import (
     ChainedProblem,
@@ -27,6 +40,7 @@ from tactics.step import (
     NONFINITE,
     Args,
     Launch,
+    byte_values,
     f32_values,
     floats,
     grid,
@@ -102,6 +116,24 @@ def _concat_pairs(p: ConcatProblem) -> Candidates:
         yield tactic_of("move", None, (x,) * len(p.sizes), y), unsupported("" if p.axis == 1 else "joins channels only")
 
 
+def byte_candidates(problem: PoolProblem | MoveProblem | ConcatProblem, dtypes: Sequence[str]) -> Iterator[Tactic]:
+    """Yields the tactics with tensors of bytes, all of one type: of maxima, moves and joined channels. `dtypes`: of each input,
+    then of the output; "int8" or "uint8": FP16 or that.
+    """
+    dtype = dtypes[0]
+    if {*dtypes} != {dtype} or dtype not in WHOLE or too_large(problem.all_shapes):
+        return
+    if isinstance(problem, PoolProblem) and (problem.kind != "max" or problem.is_global):
+        return
+    if isinstance(problem, ConcatProblem) and problem.axis != 1:
+        return
+    least, most = np.iinfo(DTYPES[dtype]).min, np.iinfo(DTYPES[dtype]).max
+    if isinstance(problem, MoveProblem) and problem.fill not in range(least, most + 1):
+        return
+    for x, y in product([Format(dtype, layout) for layout in BYTE_LAYOUTS], repeat=2):
+        yield tactic_of("pool" if isinstance(problem, PoolProblem) else "move", None, (x,) * len(problem.in_shapes), y)
+
+
 def _reformat_pair(p: ReformatProblem) -> Candidates:
     yield tactic_of("move", None, (Format.parse(p.src),), Format.parse(p.dst)), None
 
@@ -125,6 +157,7 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem |
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
+    values |= byte_values("X", x_fmt) | byte_values("Y", y_fmt)
     rows = p.out[0]
     if tactic.kernel == "pool" and p.r * p.s <= FIXED_WINDOW:
         values |= {"R": p.r, "S": p.s}
@@ -169,7 +202,7 @@ def _chained_pool(p: ChainedProblem, tactic: Tactic, strided: At) -> tuple[Launc
 FIXED_WINDOW = 25  # taps of a window up to which pool.cu is compiled for it
 MANY_THREADS = 128 * 1024  # the least number of threads at which one of pool.cu has more than one output
 POOL_GLOBAL_PIXELS = 256  # in flight in a thread row of pool_global.cu: 32 lanes, AHEAD loads each
-IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
+IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2, "int8": 3}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels", "part")
 
 
@@ -256,7 +289,8 @@ def _move_launch(made: _Part, read: _Read, tactic: Tactic, strided: At | None) -
     in_vec, out_vec = x_vec and _in_eights(kind, c, part_c, start, step), y_vec and first_c % 8 == 0 and covered % 8 == 0
     wide = (in_vec and x_fmt.dtype == "fp32") or (out_vec and y_fmt.dtype == "fp32")
     groups = -(-covered // (4 if wide else 8))
-    fast = groups if x_together and y_together else min(groups, 2) if x_together or y_together else 1
+    sector = 4 if y_fmt.dtype in WHOLE else 2  # runs of channels that fill 32 bytes
+    fast = groups if x_together and y_together else min(groups, sector) if x_together or y_together else 1
     runs = -(-groups // fast)
     threads = n * runs * fast * pixels
     items = max(i for i in (1, 2) if i == 1 or (in_vec and threads >= i * MANY_THREADS))
@@ -267,9 +301,9 @@ def _move_launch(made: _Part, read: _Read, tactic: Tactic, strided: At | None) -
         "IN_LINEAR": int(x.log2v == 0),
         "OUT_LINEAR": int(y.log2v == 0),
         "IN_TYPE": IN_TYPES[x_fmt.dtype],
-        "OUT_F32": int(y_fmt.dtype != "fp16"),
+        "OUT_F32": int(y_fmt.dtype == "fp32"),
         "ITEMS": items,
-    }
+    } | byte_values("OUT", y_fmt)
     args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", x) | view_args("out", y)
     args |= floats(fill=fill) | _kind_args(kind, c, start, step)
     args |= ints(n=n, c=c, h=h, w=w, out_c=covered, filled=part_c, first_c=first_c, first_pixel=first_pixel)
@@ -333,7 +367,7 @@ def _pooled(problem: Problem, p: PoolProblem, tactic: Tactic, device: Device, st
     values = dict(step.values)
     outputs, single = values.get("OUTPUTS", 1), values["VEC"] == 1
     loads = ((outputs - 1) * p.stride[0] + p.r) * p.s
-    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10)
+    each = (28 if values["AVG"] and not single else 14) + (0 if "R" in values else 10) + (10 if "X_BYTES" in values else 0)
     work = step.grid[0] * step.block[0] * (100 + loads * each + outputs * (15 if single else 40)) + more
     large = outputs > 2 or p.r * p.s > 9
     at_once = 8 if single else 4 if "R" not in values else 2 if large else 3  # of 256 threads, as the kernel bounds registers
@@ -375,7 +409,10 @@ def _instructions_of_a_thread(values: Mapping[str, int]) -> int:
     """
     kind = MOVE_KINDS[values["KIND"]]
     places = 0 if kind == "part" else 40 if kind in ("window", "upsample") else 170
-    return int(values["ITEMS"] * (75 + places + 45 * (not values["IN_VEC"]) + 50 * (not values["OUT_VEC"])))
+    halves = values["IN_TYPE"] < 2 or values["IN_LINEAR"]  # or an image
+    converts = values.get("OUT_BYTES", 0) if halves else values["IN_TYPE"] + values.get("OUT_BYTES", 0) != 4
+    each = 75 + places + 30 * bool(converts) + 45 * (not values["IN_VEC"]) + 50 * (not values["OUT_VEC"])
+    return int(values["ITEMS"] * each)
 
 
 def per_window(each: float, taps: int, problem: PoolProblem | ResizeProblem) -> float:

@@ -1,6 +1,6 @@
 """The pointwise kernel: chains of elementwise stages over tensors that may be broadcast."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -9,12 +9,23 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_elements, padded_channels, strides, too_large
+from tactics.format import (
+    BYTE_LAYOUTS,
+    HALF_FORMATS,
+    LAYOUTS,
+    Format,
+    Strides,
+    canonical,
+    num_elements,
+    padded_channels,
+    strides,
+    too_large,
+)
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
 from tactics.reason import Candidates, unsupported
 from tactics.roofline import Counts, streamed, traffic
-from tactics.step import NONFINITE, Launch, grid, ints, launch, linear, own_strides, view_args
+from tactics.step import NONFINITE, Launch, byte_values, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic, tactic_of
 
 _CHAIN = (Stage("mul", "c0"), Stage("add", "t1"), Stage("relu"))
@@ -29,6 +40,15 @@ def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
         for ins in product(*stages.formats(problem, out)):
             why = stages.reason_against(problem) or too_large(problem.all_shapes, (*ins, out))
             yield tactic_of("pointwise", None, ins, out), unsupported(why)
+
+
+def byte_candidates(problem: PointwiseProblem, dtypes: Sequence[str]) -> Iterator[Tactic]:
+    """Yields the tactics with tensors of bytes. `dtypes`: of each input, then of the output; "int8", "uint8": that, or FP16."""
+    if stages.reason_against(problem) or too_large(problem.all_shapes):
+        return
+    for layout in BYTE_LAYOUTS:
+        for ins, out in stages.byte_formats(problem, dtypes, layout):
+            yield tactic_of("pointwise", None, tuple(ins), out)
 
 
 def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:
@@ -50,10 +70,17 @@ def launches(problem: PointwiseProblem, tactic: Tactic, strided: tuple[Strides, 
         inner, blocks, v = cp // vec, 1, cp
     rows = stages.needs_rows(p)
     values = {"VEC": vec, "ROWS": int(rows), **stages.values(p, tactic.ins), **({"Y_F32": 1} if fmt.dtype == "fp32" else {})}
+    values |= byte_values("Y", fmt) | _planes(p, tactic)
     total = p.n * cp * p.h * p.w // vec
     args = {"nonfinite": NONFINITE, "y": ("out", 0)} | view_args("out", strided[-1]) | stages.args(p, strided, rows)
     args |= ints(total=total, inner=inner, pixels=p.h * p.w, blocks=blocks, v=v, c=p.c, w=p.w if rows else p.h * p.w)
     return (launch("pointwise", values, grid(total), 256, 0, args),)
+
+
+def _planes(p: PointwiseProblem, tactic: Tactic) -> dict[str, int]:
+    """The compile-time value PLANES, where a kernel of vectors reads tensors whose channels lie in planes; else none."""
+    bits = sum(1 << i for i, (f, axes) in enumerate(zip(tactic.ins, p.tensors, strict=True)) if linear(f) and "c" in axes)
+    return {"PLANES": bits} if bits and not linear(tactic.out) else {}
 
 
 def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -72,4 +99,6 @@ def counts(problem: PointwiseProblem, tactic: Tactic, device: Device) -> Counts:
     single = linear(tactic.out) and not _is_flat(problem, tactic.out)
     vec, sources = 1 if single else 8, len(problem.tensors) + len(problem.constants)
     work = elements * (30 / vec + stages.instructions(problem, vec, sources))
+    if planes := _planes(problem, tactic):  # an access per channel
+        work += 4 * planes["PLANES"].bit_count() * num_elements(Format("fp16", "hwc8"), problem.out_shape)
     return streamed(device, launches(problem, tactic), *traffic(problem.all_shapes, tactic), work)
