@@ -175,7 +175,7 @@ def summed(network: Network) -> Network:
     Where a stage adds x, the value before it is divided by the scale first, and the sum multiplied by it:
     v + q * scale = (v / scale + q) * scale.
     """
-    sources, made = _sources(network), []
+    sources, made = _sources(network, of_bytes=False), []
     for op in network.ops:
         if computes(op, PointwiseProblem) and not any(map(network.is_fp32, (*op.inputs, op.output))):
             made.append(_on_whole(op, sources))
@@ -223,8 +223,8 @@ def _group(layer: str) -> str:
     return f"{layer} in {INTEGERS}"
 
 
-def _sources(network: Network) -> dict[str, Source]:
-    """Returns x -> its source, for each product of whole numbers and a positive scale."""
+def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
+    """Returns x -> its source, for each product of whole numbers, or only of those that bytes hold, and a positive scale."""
     numbers, found = _numbers(network), {}
     for op in network.ops:
         if not computes(op, PointwiseProblem) or op.when or len(op.inputs) != 1 or op.problem.constants:
@@ -233,8 +233,8 @@ def _sources(network: Network) -> dict[str, Source]:
         if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
             continue
         v, (scale,) = numbers.get(op.inputs[0]), stages[0].params
-        of_a_byte = v is not None and any(r.low <= v.low and v.high <= r.high for r in RANGES.values())
-        if of_a_byte and scale > 0 and not network.is_fp32(op.output):
+        fits = v is not None and any(not of_bytes or (r.low <= v.low and v.high <= r.high) for r in RANGES.values())
+        if fits and scale > 0 and not network.is_fp32(op.output):
             found[op.output] = Source(op, scale)
     return found
 
