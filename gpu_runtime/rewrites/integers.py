@@ -150,19 +150,19 @@ def offer(network: Network) -> Network:
     twins = {id(op): twin for op in network.ops if (twin := _twin(network, op, sources)) is not None}
     layers = dict.fromkeys(op.layer for op in network.ops if id(op) in twins)
     for layer in layers:
-        options.group(_group(layer), APART, INTEGERS)
+        options.group(group_of(layer), APART, INTEGERS)
     for op in network.ops:
         if id(op) in twins:
-            options.limit(op, _group(op.layer), APART)
+            options.limit(op, group_of(op.layer), APART)
             twin = twins[id(op)]
-            options.behind(op, replace(twin, when=(*twin.when, (_group(op.layer), INTEGERS))))
+            options.behind(op, replace(twin, when=(*twin.when, (group_of(op.layer), INTEGERS))))
     for x, source in sources.items():
         readers = network.readers[x]
         deciding = {op.layer for op in readers if id(op) in twins}
         if x in network.output_names or not deciding:
             continue
         if len(deciding) == 1 and all(id(op) in twins for op in readers):
-            options.limit(source.op, _group(min(deciding)), APART)
+            options.limit(source.op, group_of(min(deciding)), APART)
         else:
             options.group(f"{x} in FP16", APART, INTEGERS)
             options.limit(source.op, f"{x} in FP16", APART)
@@ -175,7 +175,8 @@ def summed(network: Network) -> Network:
     Where a stage adds x, the value before it is divided by the scale first, and the sum multiplied by it:
     v + q * scale = (v / scale + q) * scale.
     """
-    sources, made = _sources(network, of_bytes=False), []
+    sources = _sources(network, of_bytes=False)
+    made: list[Op[Any]] = []
     for op in network.ops:
         if computes(op, PointwiseProblem) and not any(map(network.is_fp32, (*op.inputs, op.output))):
             made.append(_on_whole(op, sources))
@@ -219,7 +220,8 @@ def _joined(stages: list[Stage]) -> list[Stage]:
     return found
 
 
-def _group(layer: str) -> str:
+def group_of(layer: str) -> str:
+    """Returns the decision between a layer in FP16 and on whole numbers."""
     return f"{layer} in {INTEGERS}"
 
 
@@ -227,7 +229,7 @@ def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
     """Returns x -> its source, for each product of whole numbers, or only of those that bytes hold, and a positive scale."""
     numbers, found = _numbers(network), {}
     for op in network.ops:
-        if not computes(op, PointwiseProblem) or op.when or len(op.inputs) != 1 or op.problem.constants:
+        if not computes(op, PointwiseProblem) or len(op.inputs) != 1 or op.problem.constants:
             continue
         stages = op.problem.stages
         if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
@@ -237,6 +239,28 @@ def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
         if fits and scale > 0 and not network.is_fp32(op.output):
             found[op.output] = Source(op, scale)
     return found
+
+
+def reason_against(network: Network, op: Op[Any]) -> str:
+    """Why a layer in FP16 is not offered on whole numbers, too."""
+    p = op.problem
+    if not isinstance(p, (ConvProblem, ConvTransposeProblem)):
+        return "one launch computes several layers"
+    if isinstance(p, ConvTransposeProblem):
+        return "no INT8 kernel transposes a convolution"
+    if p.groups > 1:
+        return "no INT8 kernel has groups"
+    made, numbers = network.producers.get(op.inputs[0], ()), _numbers(network)
+    v = numbers.get(made[0].inputs[0]) if made and made[0].inputs else None
+    if v is None:
+        return "its input is not quantised"
+    if op.inputs[0] not in _sources(network):
+        return "its input has a zero point, so that its numbers have 9 bits"
+    return (
+        "its weights are not whole numbers of 8 bits"
+        if whole(op.weights["w"]) is None
+        else "no INT8 kernel has its fused steps"
+    )
 
 
 def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[ConvProblem] | None:
