@@ -161,7 +161,7 @@ def launched(name: str):
 def test_each_sector_is_touched_once(name):
     problem, tactic = launched(name)
     least = sum(num_bytes(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True))
-    least += 64 * 4 * 64 / 4 * len(problem.constants)  # of a warp's four pixels
+    least += 64 * 4 * 16 * len(problem.constants)  # in each warp, of four pixels
     assert check(problem, tactic, DEVICE)[1].sectors * 32 <= 1.02 * least
 
 
