@@ -210,7 +210,7 @@ def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
     another one. Raises ModelError, with the cures of a file only for a model `from_file`.
     """
     check_graph(proto.graph)
-    quantized.spell(proto.graph)
+    quantized.spell(proto)
     check_ops(proto, OPERATORS, from_file)
     check_values(proto.graph)
     quantized.check(proto.graph)

@@ -148,7 +148,6 @@ def _move_constants(model: ir.Model, node: ir.Node, held: Held) -> None:
     for i in slots:
         if (array := constant(node.inputs[i])) is not None:
             numbers = stored(model, f"{node.name}_numbers_{i}", (array - held.zero).astype(np.float32))
-            numbers.dtype, numbers.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
             node.replace_input_with(i, numbers)
 
 

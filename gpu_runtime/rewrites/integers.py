@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joined
+from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joined, unique
 from tactics.kernels import KERNELS
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import ViewProblem
 from tactics.problems.intervals import Interval
-from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.pointwise_ops import MAX_STAGES, NONE, Activation, Stage
 from tactics.problems.problem import (
     BackToBackProblem,
     ChainedProblem,
@@ -39,7 +39,7 @@ from tactics.problems.protocol import Problem
 
 INTEGERS = "integers"
 RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
-ROUNDED = 2.0**-16  # of a whole number, at most: what FP32 and the folding of scales leave
+ROUNDED = 2.0**-12  # of a whole number, at most: what FP32 and the folding of scales leave of 127 steps is 2**-15
 Numbers = Mapping[str, Interval | None]  # tensor -> the interval of its values if all are whole numbers
 
 
@@ -169,12 +169,62 @@ def offer(network: Network) -> Network:
     return options.network()
 
 
+def summed(network: Network) -> Network:
+    """Returns the network in which chains of elementwise stages read whole numbers q in place of x = q * scale.
+
+    Where a stage adds x, the value before it is divided by the scale first, and the sum multiplied by it:
+    v + q * scale = (v / scale + q) * scale.
+    """
+    sources, made = _sources(network, of_bytes=False), []
+    for op in network.ops:
+        if computes(op, PointwiseProblem) and not any(map(network.is_fp32, (*op.inputs, op.output))):
+            made.append(_on_whole(op, sources))
+        else:
+            made.append(op)
+    return (
+        replace(network, ops=tuple(made)).pruned()
+        if any(a is not b for a, b in zip(made, network.ops, strict=True))
+        else network
+    )
+
+
+def _on_whole(op: Op[PointwiseProblem], sources: Mapping[str, Source]) -> Op[PointwiseProblem]:
+    """Returns the chain that reads whole numbers; unchanged if it has one input, or the stages would be too many."""
+    p, stages, inputs, nodes = op.problem, list(op.problem.stages), list(op.inputs), [*op.nodes]
+    if len(op.inputs) < 2 or p.tensors != ("nchw",) * len(p.tensors):
+        return op
+    for i, t in enumerate(op.inputs):
+        used = [at for at, s in enumerate(stages) if s.operand == f"t{i}"]
+        if t not in sources or (used and (i == 0 or len(used) > 1 or stages[used[0]].op != "add")):
+            continue
+        scale, at = sources[t].scale, used[0] if used else 0
+        around = (stages[at], Stage("mul", params=(scale,))) if used else (Stage("mul", params=(scale,)), stages[0])
+        before = (Stage("mul", params=(1 / scale,)),) if used else ()
+        stages[at : at + 1] = [*before, *around]
+        inputs[i], nodes = sources[t].op.inputs[0], [*sources[t].op.nodes, *nodes]
+    stages = _joined(stages)
+    if inputs == list(op.inputs) or len(stages) > MAX_STAGES:
+        return op
+    return replace(op, inputs=tuple(inputs), problem=replace(p, stages=tuple(stages)), nodes=unique(nodes))
+
+
+def _joined(stages: list[Stage]) -> list[Stage]:
+    """Returns the stages with products by scalars in a row as one."""
+    found: list[Stage] = []
+    for stage in stages:
+        if found and (found[-1].op, stage.op) == ("mul", "mul") and not found[-1].operand and not stage.operand:
+            found[-1] = Stage("mul", params=(found[-1].params[0] * stage.params[0],))
+        else:
+            found.append(stage)
+    return found
+
+
 def _group(layer: str) -> str:
     return f"{layer} in {INTEGERS}"
 
 
-def _sources(network: Network) -> dict[str, Source]:
-    """Returns x -> its source, for each product of whole numbers and a positive scale."""
+def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
+    """Returns x -> its source, for each product of whole numbers, or only of those that bytes hold, and a positive scale."""
     numbers, found = _numbers(network), {}
     for op in network.ops:
         if not computes(op, PointwiseProblem) or op.when or len(op.inputs) != 1 or op.problem.constants:
@@ -183,8 +233,8 @@ def _sources(network: Network) -> dict[str, Source]:
         if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
             continue
         v, (scale,) = numbers.get(op.inputs[0]), stages[0].params
-        of_a_byte = v is not None and any(r.low <= v.low and v.high <= r.high for r in RANGES.values())
-        if of_a_byte and scale > 0 and not network.is_fp32(op.output):
+        fits = v is not None and any(not of_bytes or (r.low <= v.low and v.high <= r.high) for r in RANGES.values())
+        if fits and scale > 0 and not network.is_fp32(op.output):
             found[op.output] = Source(op, scale)
     return found
 
