@@ -19,7 +19,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tests.problems import execute
+from tests.problems import check, conv_case, execute
 
 DEVICE = named("a100")
 RANGE = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
@@ -140,6 +140,15 @@ def test_fp16_holds_the_same_numbers():
         found = [t for t in candidates(p, DEVICE) if t.kernel not in conv_bytes.SOURCES]
         assert {t.kernel for t in found} <= {"conv_dense", "conv_sparse24"}
         agrees(p, dtypes, pick.choice(found), seed, gpu)
+
+
+@pytest.mark.parametrize("how", [{"groups": 2}, {"d2s": 2}, {"d2s": 2, "d2s_mode": "crd", "up": 2}], ids=str)
+def test_rows_of_groups_and_shuffles_have_their_own_multipliers(how):
+    residual = {"residual": True, "residual_multiplied": True}
+    p = conv_case(1, 128, 7, 6, 128, 3, 3, pad=(1,) * 4, bias=True, multiplied=True, sparse24=True, **residual, **how)
+    found = candidates(p, DEVICE)
+    for sparse in (False, True):
+        check(p, random.Random(str(how)).choice([t for t in found if t.sparse == sparse]), DEVICE)
 
 
 def test_bytes_are_offered_only_where_they_may_be():
