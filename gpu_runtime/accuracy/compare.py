@@ -25,6 +25,7 @@ from gpu_runtime.accuracy.metrics import Judge, Metric, judge
 from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
+from gpu_runtime.frontend import quantized
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
@@ -290,6 +291,7 @@ class _Models:
         with named(path):
             proto = load_whole(path)
             check_graph(proto.graph)
+            quantized.spell(proto)
             check_values(proto.graph)
             original = rounding.in_fp32(proto)
             changed = prune_weights(proto.graph)[0] if engine.record.flags.sparsity == "force" else {}

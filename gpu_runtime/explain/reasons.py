@@ -7,7 +7,6 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from gpu_runtime.frontend.weights import Stored, as_stored, together
 from gpu_runtime.network import Op, computes
 from gpu_runtime.planning import batch_pieces, tables
 from gpu_runtime.planning.counterfactuals import Counterfactuals, Timed, alternatives, is_dense_together
@@ -22,6 +21,7 @@ from gpu_runtime.runtime.findings import (
     SparsityRow,
     Summary,
 )
+from gpu_runtime.stored_pattern import Stored, as_stored, together
 from tactics import peers
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
@@ -281,7 +281,7 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
     """Returns (the share of groups of 4 that fit 2:4, the energy that pruning takes away) for an op's weights as the file has
     them.
 
-    gpu_runtime.frontend.weights defines both. (None, None) if the file does not have these weights. For merged branches the
+    gpu_runtime.stored_pattern defines both. (None, None) if the file does not have these weights. For merged branches the
     share is None, and the energy is that of the merged weights.
     """
     if op.branches:

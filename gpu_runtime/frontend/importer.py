@@ -39,8 +39,9 @@ from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
 from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.source import Source, stem_of
-from gpu_runtime.frontend.weights import Stored, name_layers, prune_weights, stored_by_layer, together
+from gpu_runtime.frontend.weights import name_layers, prune_weights, stored_by_layer
 from gpu_runtime.progress import warn
+from gpu_runtime.stored_pattern import Stored, together
 from gpu_runtime.text import several, suggest
 from tactics.problems.library_problem import EXACT, PIXELS
 from tactics.problems.operators import OPERATORS
@@ -210,7 +211,7 @@ def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
     another one. Raises ModelError, with the cures of a file only for a model `from_file`.
     """
     check_graph(proto.graph)
-    quantized.spell(proto.graph)
+    quantized.spell(proto)
     check_ops(proto, OPERATORS, from_file)
     check_values(proto.graph)
     quantized.check(proto.graph)

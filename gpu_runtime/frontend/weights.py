@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -15,109 +15,58 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
+from gpu_runtime.frontend import quantized
 from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
 from gpu_runtime.frontend.source import source_of
-from gpu_runtime.text import share_text
+from gpu_runtime.stored_pattern import Stored, as_stored
 from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # operators that keep the pattern
+CODINGS = ("QuantizeLinear", "DequantizeLinear")
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MODULE = re.compile(r"\w[\w/-]*(?:\.[\w/-]+)*", re.ASCII)  # the name of a module in a framework, as "layer1.0.conv1"
 MOST_MODULE = 200  # characters of such a name
-View = tuple[str, tuple[int, ...]]  # "reshape" and a shape, or "transpose" and a permutation
 OUTPUT = "the network's outputs"
+BOUNDS: Mapping[int, tuple[int, int]] = {TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255)}
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """The 2:4 pattern of weights as the file stores them, before anything is folded into them and before FP16.
-
-    `groups`: number of 4-groups of input channels; `fitting`: those with at most 2 non-zeros; `energy`: sum of the squared
-    weights; `lost`: the part of it that the nearest 2:4 pattern, which --sparsity=force prunes to, sets to zero; `elsewhere`:
-    along what other axis or order they are 2:4, in words, or "".
+class Coding:
+    """A QuantizeLinear, or with `back` a DequantizeLinear, of stored weights. `scales`, `zeros`: one, or one for each index of
+    the axis; `bounds`: of the whole numbers.
     """
 
-    groups: int
-    fitting: int
-    lost: float
-    energy: float
-    elsewhere: str = ""
+    back: bool
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+    axis: int
+    bounds: tuple[int, int]
 
-    @property
-    def fits(self) -> bool:
-        return self.fitting == self.groups
+    def applied(self, v: np.ndarray) -> np.ndarray:
+        """Returns what the node makes of an array, as FP32."""
+        return self._real(v) if self.back else self._whole(v)
 
-    @property
-    def share(self) -> float:
-        return self.fitting / self.groups if self.groups else 1.0
+    def undone(self, v: np.ndarray) -> np.ndarray:
+        """Returns an array, as FP32, of which the node makes `v`."""
+        return self._whole(v) if self.back else self._real(v)
 
-    @property
-    def lost_energy(self) -> float:
-        """The share of the squared weights that pruning would set to zero, 0 to 0.5: the value that every command shows."""
-        return self.lost / self.energy if self.energy else 0.0
+    def _real(self, q: np.ndarray) -> np.ndarray:
+        scale, zero = self._along(q.ndim)
+        return (q.astype(np.float32) - zero) * scale
 
+    def _whole(self, x: np.ndarray) -> np.ndarray:
+        scale, zero = self._along(x.ndim)
+        return np.clip(np.rint(x.astype(np.float32) / scale) + zero, *self.bounds)
 
-def as_stored(w: np.ndarray, axis: int, before: Stored | None = None) -> Stored:
-    """Measures the pattern of weights along an axis. `before`: of the same weights ahead of pruning, whose energies are
-    kept.
-    """
-    ok = sparse24.fits(w, axis)
-    energies = (before.lost, before.energy) if before else sparse24.energy(w, axis)
-    return Stored(ok.size, int(ok.sum()), *energies, "" if ok.all() else elsewhere(w, axis))
-
-
-# Orders of weights [K, C, taps] other than along C in which pruners have formed groups of 4, the last axis. K is the last axis
-# of TensorFlow's kernels; torchao's sparsifier flattens a kernel; R x S x C is along C, where C is a multiple of 4.
-ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the output channels (axis {out})": lambda v: np.moveaxis(v, 0, -1),
-    "the kernel flattened to C x R x S": lambda v: v.reshape(len(v), -1),
-    "the taps R x S of each channel": lambda v: v,
-}
-LEAST_FIT = 0.99  # share of groups from which an order is named: fine-tuning without a mask fills a few
-MOST_DENSE = 0.6  # share of weights that are not zero: 2:4 leaves half
-MOST_CHANCE = 0.95  # of a group to fit by its number of zeros alone: above it, 1:4 apart, uneven zeros look like a pattern
-FALSE_ALARM = 1e-6  # probability that so many groups fit by chance, at most (Chernoff's bound)
+    def _along(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        scale, zero = np.array(self.scales, np.float32), np.array(self.zeros, np.float32)
+        shape = [-1 if i == self.axis % max(rank, 1) else 1 for i in range(rank)]
+        return scale.reshape(shape if scale.size > 1 else ()), zero.reshape(shape if zero.size > 1 else ())
 
 
-def elsewhere(w: np.ndarray, axis: int) -> str:
-    """Along what weights that do not fit along `axis` are 2:4, in words; "" if along nothing, or if chance may explain it."""
-    if axis > 1 or w.ndim < 2 or np.count_nonzero(w) > MOST_DENSE * w.size:
-        return ""  # of a stack of matrices, or dense as most are
-    v = (w if axis else w.swapaxes(0, 1)).reshape(w.shape[1 - axis], w.shape[axis], -1) != 0
-    alive = np.ones_like(v)  # outside of whole channels and taps that are zero, whose zeros are one choice each, not many
-    for at in range(3):
-        alive &= v.any(axis=tuple(i for i in range(3) if i != at), keepdims=True)
-    dense = int(np.count_nonzero(v)) / (int(np.count_nonzero(alive)) or 1)
-    chance = math.fsum(math.comb(4, n) * dense**n * (1 - dense) ** (4 - n) for n in range(3))
-    if chance >= MOST_CHANCE or dense > MOST_DENSE:
-        return ""
-    for name, order in ORDERS.items():
-        groups, whole = (a[..., : a.shape[-1] // 4 * 4].reshape(-1, 4) for a in (order(v), order(alive)))
-        groups = groups[whole.all(axis=1)]
-        share = float((np.count_nonzero(groups, axis=1) <= 2).mean()) if len(groups) else 0.0
-        if share >= LEAST_FIT and len(groups) * _divergence(share, chance) > -math.log(FALSE_ALARM):
-            along = name.format(out=1 - axis)
-            if share == 1:
-                return f"2:4 along {along}"
-            return f"nearly 2:4 along {along}: {share_text(share)} of these groups fit, {share_text(chance)} by chance"
-    return ""
-
-
-def _divergence(share: float, chance: float) -> float:
-    """Returns the Kullback-Leibler divergence of two coins' probabilities, the larger one first."""
-    rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    return share * math.log(share / chance) + rest if share > chance else 0.0
-
-
-def together(parts: Iterable[Stored]) -> Stored:
-    """Sums the counts and energies of several weights' patterns, as if they were one; all zero for none."""
-    parts = list(parts)
-    if not parts:
-        return Stored(0, 0, 0.0, 0.0)
-    rows, orders = [(p.groups, p.fitting, p.lost, p.energy) for p in parts], {p.elsewhere for p in parts}
-    groups, fitting, lost, energy = (sum(column) for column in zip(*rows, strict=True))
-    return Stored(int(groups), int(fitting), lost, energy, orders.pop() if len(orders) == 1 else "")
+# Between a stored tensor and its reader: "reshape" and a shape, "transpose" and a permutation, or a quantiser.
+View = tuple[str, tuple[int, ...]] | Coding
 
 
 def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -149,7 +98,9 @@ def checked(path: str | os.PathLike) -> onnx.ModelProto:
     with named(source):
         proto = load_whole(source)
         check_graph(proto.graph)
+        quantized.spell(proto)
         check_values(proto.graph)
+        quantized.check(proto.graph)
         name_layers(proto.graph)
         return proto
 
@@ -216,23 +167,38 @@ class Weight:
 
 def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
     """Applies views to a stored tensor, giving the array that a layer reads."""
-    for kind, to in views:
-        values = values.reshape(to) if kind == "reshape" else values.transpose(to)
+    for view in views:
+        if isinstance(view, Coding):
+            values = view.applied(values)
+        else:
+            values = values.reshape(view[1]) if view[0] == "reshape" else values.transpose(view[1])
+    return values
+
+
+def _unseen(values: np.ndarray, views: Sequence[View], t: TensorProto) -> np.ndarray:
+    """Returns the stored tensor of which the views give these values."""
+    for i in reversed(range(len(views))):
+        view = views[i]
+        if isinstance(view, Coding):
+            values = view.undone(values)
+        else:
+            values = values.reshape(seen_dims(t, views[:i])) if view[0] == "reshape" else values.transpose(np.argsort(view[1]))
     return values
 
 
 def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) -> None:
-    """Stores new values of a tensor, given as its reader sees them; the tensor's type must hold each of them."""
-    stored = to_array(name, t)
-    flat = np.ascontiguousarray(values.astype(stored.dtype)).reshape(-1)
-    if views := tuple(views):
-        at = seen(np.arange(stored.size).reshape(stored.shape), views)
-        scattered = np.empty(stored.size, stored.dtype)
-        scattered[at.reshape(-1)] = flat
-        flat = scattered
+    """Stores new values of a tensor, given as its reader sees them; the tensor's type must hold each of them.
+
+    Of a quantised tensor, elements whose values are the same stay as they are.
+    """
+    views, stored = tuple(views), to_array(name, t)
+    new = _unseen(values, views, t)
+    places = [view for view in views if not isinstance(view, Coding)]
+    if len(places) < len(views):
+        new = np.where(_unseen(seen(stored, views) == values, places, t), stored, new)
     for data in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
         t.ClearField(data)
-    t.raw_data = flat.tobytes()
+    t.raw_data = np.ascontiguousarray(new.astype(stored.dtype)).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +241,7 @@ def _uses_of_constants(
     for node in graph.node:
         if node.input and all(n in constant for n in read_by(node) if n):
             constant.update(node.output)
-    sources = views_of_constants(graph, tensors)
+    sources = views_of_constants(graph, tensors, coded=True)
     found: dict[str, _Uses] = {}
     for node in graph.node:
         if node.output and node.output[0] in sources and node.op_type != "Constant":
@@ -297,27 +263,51 @@ def _uses_of_constants(
     return found
 
 
-def views_of_constants(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict[str, tuple[str, tuple[View, ...]]]:
-    """Returns stored tensor, or output of a copy or view of one -> (that tensor, its views)."""
+def views_of_constants(
+    graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], coded: bool = False
+) -> dict[str, tuple[str, tuple[View, ...]]]:
+    """Returns stored tensor, or output of a copy or view of one -> (that tensor, its views). `coded`: through quantisers,
+    too.
+    """
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
-        if node.op_type not in (*COPIES, *VIEWS) or not node.input or not node.output:
+        if node.op_type not in (*COPIES, *VIEWS, *CODINGS) or not node.input or not node.output:
             continue
         name, views = found.get(node.input[0], (node.input[0], ()))
-        if name in tensors:
+        if name in tensors and (coded or node.op_type not in CODINGS):
             dims = seen_dims(tensors[name], views)
             if node.op_type in COPIES:
                 found[node.output[0]] = name, views
-            elif view := _view(node, dims, tensors):
+            elif view := _coding(node, name, dims, tensors) if node.op_type in CODINGS else _view(node, dims, tensors):
                 found[node.output[0]] = name, (*views, view)
     return found
+
+
+def _coding(node: onnx.NodeProto, name: str, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> Coding | None:
+    """Returns what a quantiser does to a view, of shape `dims`, of a stored tensor; None if its scales are not stored, or are
+    invalid.
+    """
+    back, axis = node.op_type == CODINGS[1], int_attribute(node, "axis", 1)
+    scale, zero = (tensors.get(n) for n in (*node.input[1:], "")[:2])
+    kind = zero.data_type if zero is not None else tensors[name].data_type if back else TensorProto.UINT8
+    kind = TensorProto.UINT8 if zero is None and kind in FLOATS else kind  # what QuantizeLinear made
+    if scale is None or any(n and n not in tensors for n in node.input[2:]) or kind not in BOUNDS:
+        return None
+    scales = to_array(scale.name, scale).astype(np.float32).reshape(-1)
+    zeros = np.zeros(1, np.int32) if zero is None else to_array(zero.name, zero).astype(np.int32).reshape(-1)
+    size = dims[axis] if -len(dims) <= axis < len(dims) else 1
+    if not all(v.size in (1, size) for v in (scales, zeros)) or not (np.isfinite(scales) & (scales > 0)).all():
+        return None
+    parts = tuple(scales.tolist()), tuple(zeros.tolist())
+    return Coding(back, *parts, axis, BOUNDS[kind])
 
 
 def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
     """Returns the shape in which a layer reads a stored tensor through these views."""
     dims = tuple(t.dims)
-    for kind, to in views:
-        dims = to if kind == "reshape" else tuple(dims[i] for i in to)
+    for view in views:
+        if not isinstance(view, Coding):
+            dims = view[1] if view[0] == "reshape" else tuple(dims[i] for i in view[1])
     return dims
 
 
@@ -360,7 +350,7 @@ def _against(t: TensorProto, uses: _Uses) -> str:
         return "shared by layers that read it along different axes"
     if uses.others:
         return f"also read by {uses.others[0]}"
-    if t.data_type not in FLOATS:
+    if t.data_type not in FLOATS and not any(isinstance(view, Coding) for view in first.views):
         return f"of type {type_name(t.data_type)}, not floating point"
     dims = seen_dims(t, first.views)
     if first.axis >= len(dims) or dims[first.axis] % 4:
@@ -425,7 +415,7 @@ def _modules(graph: onnx.GraphProto) -> Iterator[tuple[int, str]]:
     sources = {name: name for name, _ in stored_tensors(graph)}  # constant, or view of one -> the constant
     for i, node in enumerate(graph.node):
         read = next((sources[name] for name in node.input[:2] if name in sources), "")
-        if read and node.output and node.op_type in (*COPIES, *VIEWS, "DequantizeLinear"):
+        if read and node.output and node.op_type in (*COPIES, *VIEWS, *CODINGS):
             sources[node.output[0]] = read
         if read and node.op_type in LAYERS:
             found = (read.removesuffix(".weight") if read.endswith(".weight") else "", _scope(node), _path(node))

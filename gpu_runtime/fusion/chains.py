@@ -151,7 +151,7 @@ class Chains:
             if chain.ops and (full or any(map(stop, ops))):
                 break
             chain = longer
-            if ops[-1] is last or chain.steps[-1][0] == "quantize":  # whole numbers are a tensor of their own
+            if ops[-1] is last or any(step[0] == "quantize" for step in more):  # whole numbers are a tensor of their own
                 break
             found = self.function_of(chain.output) or self._of_one(self.reader(chain.output), chain.output)
         return chain

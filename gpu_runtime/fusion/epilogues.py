@@ -84,9 +84,11 @@ class _Epilogues:
         if self._residual_after(conv) is not None:
             return self._wait(first, conv)
         before, conv = conv, convolutions.with_activation(conv, chains)
-        end = conv.op.problem.epilogue.act
-        acts = conv is not before and end.name != "quantize"  # behind whole numbers nothing: they are a tensor of their own
-        if acts and conv.op.problem.epilogue.d2s == first.problem.epilogue.d2s:  # no depth-to-space is absorbed yet
+        acts, end = conv is not before, conv.op.problem.epilogue
+        if acts and end.act.name == "quantize":
+            conv = self._dequantized(conv)
+            acts = conv.op.problem.epilogue.affine
+        elif acts and end.d2s == first.problem.epilogue.d2s:  # no depth-to-space is absorbed yet
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
         after = None if add is None else chains.activation_after(add.output)
@@ -99,6 +101,13 @@ class _Epilogues:
             self.options.before(first, *conv.ops())
         else:
             self._pooled(conv, first, pool)
+
+    def _dequantized(self, conv: Conv) -> Conv:
+        """Absorbs the scale behind whole numbers; returns the same convolution where these are a tensor of their own, which
+        others read, or the convolution behind the scale can.
+        """
+        scaled = convolutions.with_affine(conv, self.chains)
+        return conv if any(map(is_convolution, self.network.readers[scaled.output])) else scaled
 
     def _wait(self, first: Op[Any], conv: Conv) -> None:
         """Keeps the convolution until the pass reaches the residual Add that reads it."""
@@ -130,7 +139,9 @@ class _Epilogues:
             if more:
                 rows = len(one.op.weights["w"])
                 one = convolutions.weighted(one, scales=np.full(rows, scale), shifts=np.zeros(rows))
-            one = followed(one, chain.ops, residual=True, act=first_act, last=quantize if more else last, affine=bool(more))
+            one = followed(
+                one, chain.ops, residual=True, act=first_act, last=quantize if more else last, affine=end.affine or bool(more)
+            )
             inputs = (one.op.inputs[0], next(t for t in add.inputs if t != conv.output))
             self.options.before(add, *replace(one, op=replace(one.op, inputs=inputs)).ops((add.name, option)))
         self._place(chain, add, (add.name, APART))

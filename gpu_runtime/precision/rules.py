@@ -170,6 +170,8 @@ def _differences(found: _Found, known: intervals.Known) -> None:
         if not known.keys() >= set(op.inputs):
             continue  # of another option, which gives the same
         p, tensors, name = op.problem, [t for t in op.inputs if t in given], "its input"
+        if isinstance(p, PointwiseProblem) and p.stages and p.stages[-1].op == "quantize":
+            continue  # rounding to 8 bits hides FP16's
         if isinstance(p, PointwiseProblem):
             if any(_may_cancel(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO):
                 tensors, name = list(op.inputs), "values near a large constant"

@@ -19,11 +19,12 @@ from gpu_runtime.explain.figures import span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.summaries import pattern
-from gpu_runtime.frontend.weights import Stored, as_stored, checked, weights
+from gpu_runtime.frontend.weights import checked, weights
 from gpu_runtime.fusion import fuse
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common, no_fours
 from gpu_runtime.pruning.permute import EXAMPLE
+from gpu_runtime.stored_pattern import Stored, as_stored
 from gpu_runtime.text import lost_text, one_line, printable, share_text, table, wrap
 
 CURE = "gpu-runtime prune and --sparsity=force give its branches one pattern"

@@ -11,11 +11,11 @@ import onnx
 
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.frontend import importer
+from gpu_runtime.frontend import importer, quantized
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.source import Examples, ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, as_stored, name_layers, prune_one, weights
+from gpu_runtime.frontend.weights import Weight, name_layers, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
@@ -24,6 +24,7 @@ from gpu_runtime.pruning import permute as channels
 from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
 from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
 from gpu_runtime.pruning.result import Pruned, Result, Shared
+from gpu_runtime.stored_pattern import as_stored
 
 Found = tuple[list[Pruned], list[Weight]]  # a row for each weight, and the weights to prune
 AUTO = "auto"  # as `layers`
@@ -136,7 +137,9 @@ def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
     checked = onnx.ModelProto()
     checked.CopyFrom(whole)
     check_graph(checked.graph)
+    quantized.spell(checked)
     check_values(checked.graph)
+    quantized.check(checked.graph)
     name_layers(checked.graph)
     return checked
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from cuda_kernels import files
 from gpu_runtime.accuracy.errors import finite
-from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.runtime.fields import Told
+from gpu_runtime.stored_pattern import Stored, together
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from gpu_runtime.accuracy.errors import Accuracy
 from gpu_runtime.explain.figures import DEFAULT, library_text, span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend.summaries.pattern import astray
-from gpu_runtime.frontend.weights import together
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.pruning.merged_branches import not_looked_for
 from gpu_runtime.pruning.result import Pruned, Result
 from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.stored_pattern import together
 from gpu_runtime.text import lost_text, one_line, printable, several, shapes_text, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning removes, or would remove"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.errors import bounded
-from gpu_runtime.frontend.weights import Weight, as_stored, stored_weights
+from gpu_runtime.frontend.weights import Weight, stored_weights
+from gpu_runtime.stored_pattern import as_stored
 from gpu_runtime.text import lost_text, several, share_text, table
 
 SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and the functions that format them

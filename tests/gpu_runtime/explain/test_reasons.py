@@ -13,12 +13,12 @@ from cuda_kernels.device import named
 from cuda_kernels.rates import rates
 from gpu_runtime.explain import reasons, wording
 from gpu_runtime.explain.reason_texts import REASONS, time_text
-from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.runtime.findings import Floor, Summary
 from gpu_runtime.runtime.plan_record import Timing
+from gpu_runtime.stored_pattern import as_stored
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan

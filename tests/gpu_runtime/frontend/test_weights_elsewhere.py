@@ -8,7 +8,7 @@ import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.explain.log import log_text
 from gpu_runtime.frontend.summaries import pattern
-from gpu_runtime.frontend.weights import Stored, as_stored, elsewhere, together
+from gpu_runtime.stored_pattern import Stored, as_stored, elsewhere, together
 from tests.reference_run import model, node
 
 OUT, FLAT, TAPS = "2:4 along the output channels (axis 0)", "2:4 along the kernel flattened to C x R x S", "2:4 along the taps"
