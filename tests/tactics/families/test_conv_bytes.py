@@ -19,7 +19,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tests.problems import check, conv_case, execute
+from tests.problems import assert_written_once, check, conv_case, execute
 
 DEVICE = named("a100")
 RANGE = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
@@ -114,6 +114,31 @@ def test_drawn_problems_equal_integers(seed):
     for tactic in pick.sample(found, 4):
         assert accepts(p, tactic, DEVICE) and Tactic.parse(tactic.name) == tactic
         agrees(p, dtypes, tactic, seed, gpu)
+
+
+@pytest.mark.parametrize("y", WHOLE)
+@pytest.mark.parametrize("x", WHOLE)
+def test_a_residual_of_bytes_has_its_sign(x, y):
+    end = Epilogue(True, True, Activation("quantize", RANGE[y]), multiplied=True, residual_multiplied=True)
+    p = ConvProblem(1, 24, 5, 4, 40, 1, 1, sparse24=True, epilogue=end)
+    found = [t for t in candidates(p, DEVICE, (x, y, y)) if t.out.dtype == y]
+    for sparse in (False, True):
+        tactic = random.Random(x + y).choice([t for t in found if t.sparse == sparse])
+        agrees(p, (x, y, y), tactic, 1, Emulated(DEVICE))
+        assert_written_once(p, tactic, DEVICE, *data(p, (x, y, y), np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize("y", WHOLE)
+def test_a_silu_is_rounded_to_the_nearest_byte(y):
+    """The kernel's SiLU is off by less than FP16's rounding: a result near a half may be rounded the other way."""
+    last = Activation("quantize", RANGE[y])
+    end = Epilogue(True, False, Activation("silu"), affine=True, last=last, multiplied=True)
+    p = ConvProblem(1, 40, 9, 8, 72, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=end)
+    found = [t for t in candidates(p, DEVICE, ("int8", y)) if t.out.dtype == y]
+    for tactic in random.Random(y).sample(found, 3):
+        xs, weights = random_data(p)
+        wrong = np.abs(execute(Emulated(DEVICE), p, tactic, xs, weights)[:, : p.k] - reference(p, xs, weights))
+        assert wrong.max() <= 1 and (wrong > 0).mean() < 0.01
 
 
 @pytest.mark.full
