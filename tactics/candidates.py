@@ -7,7 +7,7 @@ from itertools import product
 from types import ModuleType
 
 from cuda_kernels.device import Device
-from tactics import fp32, int8
+from tactics import fp32
 from tactics.families import array_function, table
 from tactics.format import WHOLE, Format
 from tactics.kernels import KERNELS
@@ -62,7 +62,7 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Only = None) -> Candidates:
     """Yields every tactic with the reason against it, or None."""
-    yield from ((t, _denied(t, device)) for t in int8.candidates(problem, dtypes, device, only))
+    yield from ((t, _denied(t, device)) for t in _of_bytes(problem, dtypes, device, only))
     if "fp32" in dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if against := unsupported(fp32.reason(problem)):
             yield type(problem).__name__, against
@@ -79,6 +79,17 @@ def _judged(problem: Problem, device: Device, dtypes: tuple[str, ...], only: Onl
         if device.left_out:
             found = ((tactic, reason or _denied(tactic, device)) for tactic, reason in found)
         yield from found
+
+
+def _of_bytes(problem: Problem, dtypes: Sequence[str], device: Device, only: Only = None) -> Iterator[Tactic]:
+    """Yields the tactics of which at least one tensor is bytes of whole numbers. `dtypes`: of each input, then of the output;
+    "int8" or "uint8" where the tensor may be that or FP16.
+    """
+    for family, first in table.OF_WHOLE.get(type(problem), {}).items() if {*dtypes} & {*WHOLE} else ():
+        if table.missing(problem, first):
+            continue
+        more = (device, *filter(None, [only])) if first.tile else ()
+        yield from family.byte_candidates(problem, dtypes, *more)
 
 
 def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
@@ -108,7 +119,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
         return True
     if any(f.dtype in WHOLE for f in formats) and not isinstance(problem, ReformatProblem):
         only = _base(tactic.tile)
-        return tactic in set(int8.candidates(problem, [f.dtype for f in formats], device, only))
+        return tactic in set(_of_bytes(problem, [f.dtype for f in formats], device, only))
     first = table.OF_PROBLEM.get(type(problem), {}).get(family)
     if first is None or first.sm not in ("", device.sm) or table.missing(problem, first):
         return False

@@ -73,9 +73,10 @@ class PeerTime:
 
 def convolutions(problem: Problem) -> tuple[ConvProblem, ...]:
     """Returns the convolutions and matrix products that a library would run for a problem; () if there is no estimate: for
-    grouped and depthwise convolutions, and for all other problems.
+    grouped and depthwise convolutions, for those of whole numbers, which a library runs in INT8, and for all other problems.
     """
-    found = tuple(p for p in problem.parts if isinstance(p, ConvProblem) and p.groups == 1)
+    able = (p for p in problem.parts if isinstance(p, ConvProblem) and p.groups == 1 and not p.epilogue.multiplied)
+    found = tuple(able)
     return found if len(found) == len(problem.parts) else ()
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+from tactics.format import is_bytes
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
@@ -110,6 +111,12 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
     t = tactic.gemm
     apart = t.m * t.n // t.threads < 128 or (t.threads > 128 and not tactic.sparse)
     return len(tactic.ins) > 1 + gated and apart and not (linear(tactic.out) or t.stream or t.split > 1)
+
+
+def stored_bytes(tactic: Tactic, residual: bool) -> int:
+    """Bytes that a block stores, and its residual; times four for planes, whose sectors are partly filled."""
+    size = 1 if is_bytes(tactic.out) else 2
+    return tactic.gemm.m * tactic.gemm.n * size * (2 if residual else 1) * (4 if linear(tactic.out) else 1)
 
 
 def in_parts(end: float, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float, latency: float) -> float:

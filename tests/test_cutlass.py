@@ -12,6 +12,7 @@ from tests.independent import packages
 from tests.independent.cuda_programs import (
     ALL_AT_ONCE,
     CONV,
+    CONV_BYTES,
     DEPTHWISE,
     EXAMPLES,
     GEMM_SM90,
@@ -24,11 +25,15 @@ from tests.independent.cuda_programs import (
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
-# 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
-# convolutions, each alone, then in one launch; 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products; whole clusters
+# 256 x 256 x 512 in m16n8k32, of bytes in m16n8k64; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16,
+# twice; 198 pixels, 144 channels, 9 taps of 80 bytes as 128 in m16n8k32, twice; two convolutions, alone, then in one launch;
+# 64 x 8 x 16 or 64 x 8 x 32 of a wgmma as four products; whole clusters
 RUNS = [
     ("sparse_gemm", (), 8192),
+    ("sparse_gemm_bytes", (), 4096),
+    ("sparse_gemm_unsigned", (), 4096),
     ("conv_fprop", CONV, 73728),
+    ("conv_fprop_bytes", CONV_BYTES, 36864),
     ("conv_depthwise", DEPTHWISE, 0),
     ("two_convs", (), 336128),
     ("wgmma", (), 7760),
@@ -41,6 +46,7 @@ RUNS = [
     ("sparse_gemm_sm90", SPARSE_SM90, 6144),
     ("sparse_gemm_sm90_1x2", SPARSE_SM90, 12288),
     ("sparse_gemm_small_tile", (), 8192),
+    ("sparse_gemm_bytes_small_tile", (), 4096),
     ("conv_fprop", SMALL, 1024),
     ("conv_grouped", GROUPED, 4608),
 ]
@@ -48,7 +54,7 @@ RUNS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:12], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:15], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)
@@ -114,6 +120,14 @@ WRONG = {
     "selector": ("sparse_gemm", r"(mma\.sp\S+ [^;]*), 0x0;", r"\1, 0x1;"),
     "b": ("sparse_gemm", r"(mma\.sp\S+ \{[^}]*\}, *\{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}", r"\1{\2, \4, \3, \5}"),
     "a": ("sparse_gemm", r"(mma\.sp\S+ \{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}", r"\1{\2, \4, \3, \5}"),
+    "b of bytes": (
+        "sparse_gemm_bytes",
+        r"(mma\.sp\S+ \{[^}]*\}, *\{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}",
+        r"\1{\2, \4, \3, \5}",
+    ),
+    "a of bytes": ("sparse_gemm_bytes", r"(mma\.sp\S+ \{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}", r"\1{\2, \4, \3, \5}"),
+    "sign of b": ("sparse_gemm_unsigned", r"s32\.s8\.u8\.s32", "s32.s8.s8.s32"),
+    "sign of a": ("sparse_gemm_bytes", r"s32\.s8\.s8\.s32", "s32.u8.s8.s32"),
     "zero fill": ("conv_fprop", r"(cp\.async\.\S+ \[[^]]*\], *\[[^]]*\], *16), *[^;]*;", r"\1;"),
 }
 

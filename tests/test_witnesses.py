@@ -106,7 +106,7 @@ def test_only_named_instructions_and_new_ones_are_asked(monkeypatch, tmp_path):
 
 # ---- wrong readings of mma.sp's operands; %i12 is the metadata, {%i4 .. %i7} B, of an instruction with 13 registers
 
-SPARSE = Mma(32, "f16", sparse=True)
+SPARSE = [Mma(32, "f16", sparse=True), Mma(64, "s8", "s32", sparse=True, other="u8")]
 NIBBLES = "and.b32 %t0, %i12, 0x0f0f0f0f; shl.b32 %t0, %t0, 4; shr.u32 %t1, %i12, 4; and.b32 %t1, %t1, 0x0f0f0f0f;"
 BYTES = "and.b32 %t0, %i12, 0x00ff00ff; shl.b32 %t0, %t0, 8; shr.u32 %t1, %i12, 8; and.b32 %t1, %t1, 0x00ff00ff;"
 PAIRS = "and.b32 %t0, %i12, 0x33333333; shl.b32 %t0, %t0, 2; shr.u32 %t1, %i12, 2; and.b32 %t1, %t1, 0x33333333;"
@@ -130,17 +130,26 @@ def noticed(m: Mma, text: str) -> bool:
         return e.check == "metadata"
 
 
+@pytest.mark.parametrize("m", SPARSE, ids=lambda m: m.opcode)
 @pytest.mark.parametrize("fault", METADATA)
-def test_wrong_metadata_is_noticed(fault):
-    line = next(n for n in SPARSE.ptx.splitlines() if n.startswith("mma"))
-    assert not noticed(SPARSE, SPARSE.ptx + "\n")
-    assert noticed(SPARSE, SPARSE.ptx.replace(line, METADATA[fault] + "\n" + line.replace("%i12", "%t0")))
+def test_wrong_metadata_is_noticed(fault, m):
+    line = next(n for n in m.ptx.splitlines() if n.startswith("mma"))
+    assert not noticed(m, m.ptx + "\n")
+    assert noticed(m, m.ptx.replace(line, METADATA[fault] + "\n" + line.replace("%i12", "%t0")))
 
 
-DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")]
+DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32"), Mma(16, "s8", "s32"), Mma(32, "s8", "s32")]
+SIGNS = [Mma(k, a, "s32", k == 64, other=b) for k in (16, 32, 64) for a in ("s8", "u8") for b in ("s8", "u8")]
 
 
-@pytest.mark.parametrize("m", [SPARSE, *DENSE], ids=lambda m: m.opcode)
+@pytest.mark.parametrize("m", SIGNS, ids=lambda m: m.opcode)
+def test_wrong_signs_are_noticed(m):
+    for other in SIGNS:
+        if other.k == m.k:
+            assert (wrong(m, text=other.ptx) > 0) == (other != m)
+
+
+@pytest.mark.parametrize("m", [*SPARSE, *DENSE], ids=lambda m: m.opcode)
 def test_exchanged_registers_are_noticed(m):
     """Each pair of one operand; of C in C alone, because exchanged in D too it is the same product."""
     a, b, c = m.registers

@@ -33,6 +33,7 @@ ALL_CASES, ALL_PROBLEMS = "gpu_runtime.doctor.cases.cases", "tests.problems.PROB
 WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
 PROGRAMS = {
     **{"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"},
+    "conv_fprop_bytes": "CUTLASS's example 16 with bytes",
     "wgmma": "CuTe's products for Hopper",
     "conv_sm90": "CUTLASS's convolution for Hopper",
     **dict.fromkeys(("conv_sm90_1x2", "conv_sm90_2x1"), "CUTLASS's convolution for Hopper, in clusters"),

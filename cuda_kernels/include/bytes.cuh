@@ -40,9 +40,12 @@ __device__ __forceinline__ u32 bytes_of(const float* v) {  // 4 of them
   return __byte_perm(low, __byte_perm(byte_of<Byte>(v[2]), byte_of<Byte>(v[3]), 0x0040), 0x5410);
 }
 
+// 8 bytes in one access, which the compiler would split in two (include/ptx.cuh).
 template <typename Byte>
 __device__ __forceinline__ void load_bytes(const Byte* at, float (&v)[8]) {
-  unpack(halves_of<Byte>(*reinterpret_cast<const uint2*>(at)), v);
+  uint2 r;
+  asm("ld.global.v2.b32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(at) : "memory");
+  unpack(halves_of<Byte>(r), v);
 }
 __device__ __forceinline__ void load_vec(const signed char* at, float (&v)[8]) { load_bytes(at, v); }
 __device__ __forceinline__ void load_vec(const unsigned char* at, float (&v)[8]) { load_bytes(at, v); }

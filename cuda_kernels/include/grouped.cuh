@@ -24,6 +24,12 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.scales += group * p.m16 * 16;
   p.shifts += group * p.m16 * 16;
 #endif
+#if MULTIPLIED
+  p.multipliers += group * p.m16 * 16;
+#endif
+#if RES_MULTIPLIED
+  p.residual_multipliers += group * p.m16 * 16;
+#endif
   p.residual += group * p.y_group;
   p.y += group * p.y_group * (OUT_F32 ? 2 : 1);  // in halfs
 #endif

@@ -20,7 +20,7 @@ from gpu_runtime.building.load import load, lowered, shared
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.plans import Plans
-from gpu_runtime.building.record import Built, engine_record, explain, plan_record
+from gpu_runtime.building.record import Built, engine_record, explain, plan_record, precisions
 from gpu_runtime.building.settle import settle
 from gpu_runtime.building.target import make_timer, placed, runs_whole, timing_record
 from gpu_runtime.engine import Engine, join, seal
@@ -153,7 +153,10 @@ def _packed(
             raise planner.too_large(p.table.network, takes, tried=False)
     arena, sections, renamed = join([(arena, data.sections) for data, arena in parts])
     plans = [
-        plan_record(data, found, p.reached, what_if.store(p.table, p.pruned_table), names, p.if_pruned)
+        replace(
+            plan_record(data, found, p.reached, what_if.store(p.table, p.pruned_table), names, p.if_pruned),
+            int8=precisions(p.table, p.chosen),
+        )
         for (data, _), found, p, names in zip(parts, explained, planned, renamed, strict=True)
     ]
     flags = Flags(options.sparsity, shapes, options.workspace, planner.risk, options.batch_invariant, options.activations)

@@ -19,11 +19,14 @@ from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import Progress
+from gpu_runtime.rewrites import integers
 from gpu_runtime.runtime.findings import Choices, IfPruned, RangeRecord, Solution, SparsityRecord, Tuned
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
-from tactics.planner.plan import Plan
+from tactics.format import WHOLE
+from tactics.planner.plan import Plan, holds
+from tactics.problems.protocol import Feature
 
 
 def explain(
@@ -116,6 +119,25 @@ def plan_record(
         {**{name: renamed.get(first, first) for name, first in data.renamed.items()}, **renamed},
         if_pruned,
     )
+
+
+def precisions(table: tables.Table, chosen: Plan) -> dict[str, str]:
+    """Returns layer with weights -> why it is in FP16, or "" if it is in INT8; {} for a network without quantised tensors."""
+    network, found = table.network, {}
+    if not any(of.whole for of in network.types.values()):
+        return {}
+    offered = {group for group, _ in network.groups}
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        if not op.layer or entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+            continue
+        if entry.tactic.ins[0].dtype in WHOLE:
+            found[op.layer] = ""
+        elif integers.group_of(op.layer) in offered or Feature.MULTIPLIED in op.problem.needs:
+            found[op.layer] = "the plan is faster with it in FP16"
+        else:
+            found[op.layer] = integers.reason_against(network, op)
+    return found
 
 
 class Built(NamedTuple):

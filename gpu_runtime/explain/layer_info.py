@@ -14,7 +14,7 @@ from gpu_runtime.runtime.findings import Floor, KernelTime, LibraryKernel, Other
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
-from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, strides, wording
+from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, WHOLE, strides, wording
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
@@ -127,6 +127,8 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
             info["Images"] = f"{layer.images[0]}:{sum(layer.images)}"
         if facts.wide:
             info["PrecisionReason"] = "; ".join(facts.wide)
+        if facts.row and (against := record.plan.int8.get(facts.row.layer)) is not None:
+            info |= {"Int8": int(not against), **({"Int8Reason": against} if against else {})}
         if facts.row:
             info |= _sparsity_keys(layer, facts.row, record)
         layers.append(info)
@@ -273,7 +275,7 @@ def _conv(layer: Layer, p: Any) -> Keys:
         "OutMaps": p.k,
         "Groups": p.groups,
         "Weights": {
-            "Type": TRT_TYPES["fp32" if layer.tactic and layer.tactic.kernel.endswith("fp32") else "fp16"],
+            "Type": TRT_TYPES[_weights_type(layer)],
             "Count": layer.weights_count,
         },
         "Bias": {"Type": "Half", "Count": p.k if p.epilogue.bias else 0},
@@ -289,6 +291,12 @@ def _conv(layer: Layer, p: Any) -> Keys:
         "Activation": TRT_ACTIVATIONS.get(act, "GENERIC"),
         "ActivationFunction": act,
     }
+
+
+def _weights_type(layer: Layer) -> str:
+    if layer.tactic and layer.tactic.ins[0].dtype in WHOLE:
+        return "int8"
+    return "fp32" if layer.tactic and layer.tactic.kernel.endswith("fp32") else "fp16"
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:

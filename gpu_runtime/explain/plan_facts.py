@@ -8,11 +8,11 @@ from gpu_runtime.explain.names import fitting, grouped
 from gpu_runtime.explain.points import batches_text
 from gpu_runtime.runtime.findings import Apart
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, Memory
-from gpu_runtime.text import printable, size_text, versus
+from gpu_runtime.text import printable, several, size_text, versus
 
 ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # of the engine
 # What is out of the ordinary in a plan, which every view shows.
-NOTED = ("pieces", "whole", "in place", "replaced", "left out", "merged", "FP32", "scaled", "overflow", "compared")
+NOTED = ("int8", "pieces", "whole", "in place", "replaced", "left out", "merged", "FP32", "scaled", "overflow", "compared")
 Most = int | None  # names or tensors that a fact lists; None for all
 
 
@@ -24,7 +24,7 @@ def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> 
     """
     found = [(key, FACTS[key](record, most)) for key in keys]
     texts = [(key, [text] if isinstance(text, str) else text) for key, text in found]
-    return [(key * (not i), printable(text)) for key, several in texts for i, text in enumerate(several) if text]
+    return [(key * (not i), printable(text)) for key, every in texts for i, text in enumerate(every) if text]
 
 
 def _some(items: Sequence[str], most: Most, sep: str = ", ") -> str:
@@ -77,6 +77,21 @@ def _replaced(record: EngineRecord, _: Most) -> list[str]:
         f"{r.op}: {r.after.partition('__')[0]} for {r.before.partition('__')[0]}, as the whole took {after} instead of {before}"
         for r, (after, before) in zip(record.solution.replaced, times, strict=True)
     ]
+
+
+def _int8(record: EngineRecord, most: Most) -> list[str]:
+    against = record.plan.int8
+    if not against:
+        return []
+    reasons = {
+        why: [layer for layer, other in against.items() if other == why] for why in dict.fromkeys(against.values()) if why
+    }
+    count, basis = (
+        list(against.values()).count(""),
+        "; times of INT8 by analogy with FP16" if record.timing.is_predicted else "",
+    )
+    found = [f"{count} of {several(len(against), 'layer')} with weights in INT8{basis}"]
+    return found + [f"in FP16: {_some(layers, most)}: {why}" for why, layers in reasons.items()]
 
 
 def _merged(record: EngineRecord, _: Most) -> str:
@@ -189,6 +204,7 @@ FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
     "library": lambda record, _: library_text(record),
     "ceiling": lambda record, _: ceiling_text(record),
     "left out": lambda record, _: "; ".join(f"{k}, which failed on this GPU: {why}" for k, why in record.device.left_out),
+    "int8": _int8,
     "merged": _merged,
     "FP32": _wide,
     "scaled": _scaled,

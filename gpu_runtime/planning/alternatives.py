@@ -23,6 +23,7 @@ from gpu_runtime.rewrites import (
 def alternatives(network: Network) -> Network:
     """Returns the network with the options of all rewrites."""
     for offer in (
+        integers.summed,
         attention.offer,
         blocks.offer,
         windows.offer,

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joined
+from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joined, unique
 from tactics.kernels import KERNELS
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import ViewProblem
 from tactics.problems.intervals import Interval
-from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.pointwise_ops import MAX_STAGES, NONE, Activation, Stage
 from tactics.problems.problem import (
     BackToBackProblem,
     ChainedProblem,
@@ -39,7 +39,7 @@ from tactics.problems.protocol import Problem
 
 INTEGERS = "integers"
 RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
-ROUNDED = 2.0**-16  # of a whole number, at most: what FP32 and the folding of scales leave
+ROUNDED = 2.0**-12  # of a whole number, at most: what FP32 and the folding of scales leave of 127 steps is 2**-15
 Numbers = Mapping[str, Interval | None]  # tensor -> the interval of its values if all are whole numbers
 
 
@@ -150,43 +150,117 @@ def offer(network: Network) -> Network:
     twins = {id(op): twin for op in network.ops if (twin := _twin(network, op, sources)) is not None}
     layers = dict.fromkeys(op.layer for op in network.ops if id(op) in twins)
     for layer in layers:
-        options.group(_group(layer), APART, INTEGERS)
+        options.group(group_of(layer), APART, INTEGERS)
     for op in network.ops:
         if id(op) in twins:
-            options.limit(op, _group(op.layer), APART)
+            options.limit(op, group_of(op.layer), APART)
             twin = twins[id(op)]
-            options.behind(op, replace(twin, when=(*twin.when, (_group(op.layer), INTEGERS))))
+            options.behind(op, replace(twin, when=(*twin.when, (group_of(op.layer), INTEGERS))))
     for x, source in sources.items():
         readers = network.readers[x]
         deciding = {op.layer for op in readers if id(op) in twins}
         if x in network.output_names or not deciding:
             continue
         if len(deciding) == 1 and all(id(op) in twins for op in readers):
-            options.limit(source.op, _group(min(deciding)), APART)
+            options.limit(source.op, group_of(min(deciding)), APART)
         else:
             options.group(f"{x} in FP16", APART, INTEGERS)
             options.limit(source.op, f"{x} in FP16", APART)
     return options.network()
 
 
-def _group(layer: str) -> str:
+def summed(network: Network) -> Network:
+    """Returns the network in which chains of elementwise stages read whole numbers q in place of x = q * scale.
+
+    Where a stage adds x, the value before it is divided by the scale first, and the sum multiplied by it:
+    v + q * scale = (v / scale + q) * scale.
+    """
+    sources = _sources(network, of_bytes=False)
+    made: list[Op[Any]] = []
+    for op in network.ops:
+        if computes(op, PointwiseProblem) and not any(map(network.is_fp32, (*op.inputs, op.output))):
+            made.append(_on_whole(op, sources))
+        else:
+            made.append(op)
+    return (
+        replace(network, ops=tuple(made)).pruned()
+        if any(a is not b for a, b in zip(made, network.ops, strict=True))
+        else network
+    )
+
+
+def _on_whole(op: Op[PointwiseProblem], sources: Mapping[str, Source]) -> Op[PointwiseProblem]:
+    """Returns the chain that reads whole numbers; unchanged if it has one input, or the stages would be too many."""
+    p, stages, inputs, nodes = op.problem, list(op.problem.stages), list(op.inputs), [*op.nodes]
+    if len(op.inputs) < 2 or p.tensors != ("nchw",) * len(p.tensors):
+        return op
+    for i, t in enumerate(op.inputs):
+        used = [at for at, s in enumerate(stages) if s.operand == f"t{i}"]
+        if t not in sources or (used and (i == 0 or len(used) > 1 or stages[used[0]].op != "add")):
+            continue
+        scale, at = sources[t].scale, used[0] if used else 0
+        around = (stages[at], Stage("mul", params=(scale,))) if used else (Stage("mul", params=(scale,)), stages[0])
+        before = (Stage("mul", params=(1 / scale,)),) if used else ()
+        stages[at : at + 1] = [*before, *around]
+        inputs[i], nodes = sources[t].op.inputs[0], [*sources[t].op.nodes, *nodes]
+    stages = _joined(stages)
+    if inputs == list(op.inputs) or len(stages) > MAX_STAGES:
+        return op
+    return replace(op, inputs=tuple(inputs), problem=replace(p, stages=tuple(stages)), nodes=unique(nodes))
+
+
+def _joined(stages: list[Stage]) -> list[Stage]:
+    """Returns the stages with products by scalars in a row as one."""
+    found: list[Stage] = []
+    for stage in stages:
+        if found and (found[-1].op, stage.op) == ("mul", "mul") and not found[-1].operand and not stage.operand:
+            found[-1] = Stage("mul", params=(found[-1].params[0] * stage.params[0],))
+        else:
+            found.append(stage)
+    return found
+
+
+def group_of(layer: str) -> str:
+    """Returns the decision between a layer in FP16 and on whole numbers."""
     return f"{layer} in {INTEGERS}"
 
 
-def _sources(network: Network) -> dict[str, Source]:
-    """Returns x -> its source, for each product of whole numbers and a positive scale."""
+def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
+    """Returns x -> its source, for each product of whole numbers, or only of those that bytes hold, and a positive scale."""
     numbers, found = _numbers(network), {}
     for op in network.ops:
-        if not computes(op, PointwiseProblem) or op.when or len(op.inputs) != 1 or op.problem.constants:
+        if not computes(op, PointwiseProblem) or len(op.inputs) != 1 or op.problem.constants:
             continue
         stages = op.problem.stages
         if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
             continue
         v, (scale,) = numbers.get(op.inputs[0]), stages[0].params
-        of_a_byte = v is not None and any(r.low <= v.low and v.high <= r.high for r in RANGES.values())
-        if of_a_byte and scale > 0 and not network.is_fp32(op.output):
+        fits = v is not None and any(not of_bytes or (r.low <= v.low and v.high <= r.high) for r in RANGES.values())
+        if fits and scale > 0 and not network.is_fp32(op.output):
             found[op.output] = Source(op, scale)
     return found
+
+
+def reason_against(network: Network, op: Op[Any]) -> str:
+    """Why a layer in FP16 is not offered on whole numbers, too."""
+    p = op.problem
+    if not isinstance(p, (ConvProblem, ConvTransposeProblem)):
+        return "one launch computes several layers"
+    if isinstance(p, ConvTransposeProblem):
+        return "no INT8 kernel transposes a convolution"
+    if p.groups > 1:
+        return "no INT8 kernel has groups"
+    made, numbers = network.producers.get(op.inputs[0], ()), _numbers(network)
+    v = numbers.get(made[0].inputs[0]) if made and made[0].inputs else None
+    if v is None:
+        return "its input is not quantised"
+    if op.inputs[0] not in _sources(network):
+        return "its input has a zero point, so that its numbers have 9 bits"
+    return (
+        "its weights are not whole numbers of 8 bits"
+        if whole(op.weights["w"]) is None
+        else "no INT8 kernel has its fused steps"
+    )
 
 
 def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[ConvProblem] | None:

@@ -301,7 +301,8 @@ class Section:
 class PlanRecord(Shown):
     """The plan of a network at one size. `layers` are in execution order; `range`: null where ranges were not examined;
     `renamed`: the section that holds a layer's weights, where it has another name: plans share equal weights. `if_pruned`: null
-    where no weights could become 2:4, or sparse kernels were not allowed.
+    where no weights could become 2:4, or sparse kernels were not allowed. `int8`: layer with weights -> why it is in FP16, or
+    "" if it is in INT8; empty for a network without quantised tensors.
     """
 
     # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
@@ -316,6 +317,7 @@ class PlanRecord(Shown):
     choices: Choices | None = None
     renamed: Mapping[Text, Text] = field(default_factory=dict)
     if_pruned: IfPruned | None = None
+    int8: Mapping[Text, Text] = field(default_factory=dict)
     steps: tuple[Step, ...] = field(default=(), metadata=DERIVED)
     frees: tuple[tuple[int, tuple[Span, ...]], ...] = field(default=(), metadata=DERIVED)
 

@@ -24,18 +24,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.named_devices import MAX_GRID
 from tactics import main_loops
 from tactics.families.merged import merged, padded_k
-from tactics.format import (
-    HALF_FORMATS,
-    LAYOUTS,
-    WHOLE,
-    Format,
-    Strides,
-    num_bytes,
-    num_elements,
-    padded_channels,
-    strides,
-    too_large,
-)
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
@@ -70,6 +59,7 @@ from tactics.tiles import (
     out_of_registers,
     registers,
     registers_of_norm,
+    stored_bytes,
 )
 
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
@@ -416,19 +406,15 @@ def limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
-    end += 0 if linear(tactic.out) else STORED_AGAIN.get(device.sm, 0) * stored_bytes(p, tactic) / bytes_per_clk
+    end += (
+        0 if linear(tactic.out) else STORED_AGAIN.get(device.sm, 0) * stored_bytes(tactic, p.epilogue.residual) / bytes_per_clk
+    )
     return rounds_us(device, clk, blocks, at_once, Spent(loop + end, FILL_CLK + EPILOGUE_CLK, once(device)))
 
 
 def once(device: Device) -> int:
     """Clocks added once per launch: negative where it may begin before the launch ahead has ended."""
     return -EARLY_CLK if device.dependent_launch else 0
-
-
-def stored_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes that a block stores, and its residual; times four for planes, whose sectors are partly filled."""
-    size = 1 if tactic.out.dtype in WHOLE else 2
-    return tactic.gemm.m * tactic.gemm.n * size * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
 
 
 def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
@@ -439,7 +425,7 @@ def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
     """Clocks of a block from its last product to its last store, without latencies."""
-    clk = epilogue_issue_clk(p, tactic) + stored_bytes(p, tactic) / bytes_per_clk + scattered_clk(p, tactic)
+    clk = epilogue_issue_clk(p, tactic) + stored_bytes(tactic, p.epilogue.residual) / bytes_per_clk + scattered_clk(p, tactic)
     clk += NORM_CLK if p.prologue.normalized else 0
     return in_parts(clk, tactic, tiles, blocks, bytes_per_clk, L2_LATENCY_CLK)
 

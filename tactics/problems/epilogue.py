@@ -49,7 +49,7 @@ class Epilogue(Hashed):
 
     def __post_init__(self) -> None:
         if self.residual_multiplied and not self.residual:
-            raise ValueError(f"conv: expected a residual beside its multipliers, got {self}")
+            raise ValueError(f"conv: expected multipliers of a residual only with a residual, got {self}")
         if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):

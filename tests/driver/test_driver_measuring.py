@@ -23,18 +23,16 @@ from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
 from gpu_runtime.progress import Progress
 from tactics.candidates import candidates
-from tactics.families.bandwidth.pointwise import byte_candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
 from tactics.measure import race, timing, worker
 from tactics.measure.child import Child
 from tactics.measure.timing import Cache
 from tactics.problems.epilogue import Epilogue
-from tactics.problems.pointwise_ops import Stage
-from tactics.problems.problem import ConvProblem, LibraryProblem, PointwiseProblem, PoolProblem
+from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.problems.prologue import Prologue
 from tactics.sampling import references, trial
-from tactics.sampling.data import fits, random_data, reference
+from tactics.sampling.data import random_data, reference
 from tactics.tactic import Tactic, Tile
 from tests.conftest import DIGITS
 from tests.emulated_driver import settings
@@ -101,17 +99,6 @@ def test_tactics_that_pack_weights_otherwise_have_their_own(bench, name, kernel)
     bench.set_problem(PROBLEMS[name])
     for tactic in [*packings.values()][:3]:
         assert verified(bench, tactic) < 1e-3
-
-
-def test_tensors_of_bytes_get_numbers_that_they_hold(bench):
-    """In one request with FP16 tensors, and after one without bytes."""
-    chain = (Stage("mul", params=(0.25,)), Stage("add", "t1"), Stage("quantize", params=(-128.0, 127.0)))
-    problem = PointwiseProblem(1, 40, 6, 5, chain, ("nchw", "nchw"))
-    x, y, z = list(byte_candidates(problem, ("int8", "fp16", "int8")))[:3]
-    bench.set_problem(problem)
-    assert verified(bench, Tactic("pointwise", None, (HWC8, HWC8), HWC8)) < trial.TOLERANCE
-    assert max(bench.time([x, y, z], 1)["rel_error"].values()) < trial.TOLERANCE
-    assert {t.ins[0].dtype for t in (x, y, z)} == {"fp16", "int8"} and all(map(fits, bench.inputs, y.ins))
 
 
 def test_data_is_made_and_read_on_one_stream_whichever_is_current(bench):

@@ -51,30 +51,54 @@ class Example:
     reads_ahead: bool = False
 
 
-def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
-    """Returns example 15, written for 4-bit integers, with FP16 operands, FP32 sums, and a size for an interpreter."""
-    return Example(
-        "15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu",
-        {
-            "using ElementAccumulator = int32_t;": "using ElementAccumulator = float;",
-            "using ElementInputA = cutlass::int4b_t;": "using ElementInputA = cutlass::half_t;",
-            "using ElementInputB = cutlass::int4b_t;": "using ElementInputB = cutlass::half_t;",
-            "using ElementOutput = int32_t;": "using ElementOutput = float;",
-            "GemmShape<128, 128, 256>": f"GemmShape<{tile}>",
-            "GemmShape<64, 64, 256>": f"GemmShape<{warp}>",
-            "GemmShape<16, 8, 128>": "GemmShape<16, 8, 32>",
-            "length_m = 512": "length_m = 256",
-            "length_n = 512": "length_n = 256",
-            "length_k = 1024": "length_k = 512",
-            "NumStages = 3": f"NumStages = {stages}",
-        },
-    )
+# Types of A, B, and the sums -> sizes of example 15's instruction, and limits of the operands that it draws.
+HALVES, BYTES = ("cutlass::half_t", "cutlass::half_t", "float"), ("int8_t", "int8_t", "int32_t")
+SIGNLESS_B = ("int8_t", "uint8_t", "int32_t")
+SPARSE_SHAPES = {"float": "16, 8, 32", "int32_t": "16, 8, 64"}
+DRAWN = {"cutlass::half_t": (2, -2), "int8_t": (127, -128), "uint8_t": (255, 0)}
+
+
+def sparse_gemm(tile: str, warp: str, stages: int, types: tuple[str, str, str] = HALVES) -> Example:
+    """Returns example 15, written for 4-bit integers, with operands and sums of these types, and a size for an interpreter."""
+    edits = {
+        "GemmShape<128, 128, 256>": f"GemmShape<{tile}>",
+        "GemmShape<64, 64, 256>": f"GemmShape<{warp}>",
+        "GemmShape<16, 8, 128>": f"GemmShape<{SPARSE_SHAPES[types[2]]}>",
+        "length_m = 512": "length_m = 256",
+        "length_n = 512": "length_n = 256",
+        "length_k = 1024": "length_k = 512",
+        "NumStages = 3": f"NumStages = {stages}",
+    }
+    for operand, kind in zip("AB", types, strict=False):
+        old, (high, low) = f"      ElementInput{operand}", DRAWN[kind]
+        edits[f"using ElementInput{operand} = cutlass::int4b_t;"] = f"using ElementInput{operand} = {kind};"
+        edits[f"{old}(2),\n{old}(-2),"] = f"{old}({high}),\n{old}({low}),"
+    for name in ("ElementAccumulator", "ElementOutput"):
+        edits[f"using {name} = int32_t;"] = f"using {name} = {types[2]};"
+    return Example("15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu", edits)
 
 
 EXAMPLES = {
     "sparse_gemm": sparse_gemm("128, 128, 64", "64, 64, 64", 3),
     "sparse_gemm_small_tile": sparse_gemm("64, 128, 128", "32, 64, 128", 4),
+    "sparse_gemm_bytes": sparse_gemm("128, 128, 128", "64, 64, 128", 3, BYTES),
+    "sparse_gemm_bytes_small_tile": sparse_gemm("64, 64, 128", "32, 32, 128", 4, BYTES),
+    "sparse_gemm_unsigned": sparse_gemm("64, 128, 128", "32, 64, 128", 3, SIGNLESS_B),
     "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
+    "conv_fprop_bytes": Example(
+        "16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu",
+        {
+            "using ElementAccumulator = float; ": "using ElementAccumulator = int32_t; ",
+            "using ElementInputA = cutlass::half_t;": "using ElementInputA = int8_t;",
+            "using ElementInputB = cutlass::half_t;": "using ElementInputB = int8_t;",
+            "GemmShape<128, 128, 64>": "GemmShape<128, 128, 128>",
+            "GemmShape<64, 64, 64>": "GemmShape<64, 64, 128>",
+            "GemmShape<16, 8, 16>": "GemmShape<16, 8, 32>",
+            "cutlass::arch::OpMultiplyAdd,": "cutlass::arch::OpMultiplyAddSaturate,",  # the one that this kernel has of bytes
+            "ElementInputA(7),\n      ElementInputA(-8),": "ElementInputA(127),\n      ElementInputA(-128),",
+            "ElementInputB(7),\n      ElementInputB(-8),": "ElementInputB(127),\n      ElementInputB(-128),",
+        },
+    ),
     "gemm_stream_k": Example("47_ampere_gemm_universal_streamk/ampere_gemm_universal_streamk.cu"),
     "conv_depthwise": Example("46_depthwise_simt_conv2dfprop/depthwise_simt_conv2dfprop.cu"),
     "two_convs": Example(
@@ -125,6 +149,7 @@ EXAMPLES = {
 
 # The programs' arguments, of sizes for an interpreter; the emulator's options for the scan.
 CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
+CONV_BYTES = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=80 --k=144".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
 SPARSE_SM90 = "--m=256 --n=128 --k=256 --iterations=0".split()

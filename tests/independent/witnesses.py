@@ -26,7 +26,7 @@ from gpu_runtime.doctor.cases import Case, cases
 from tactics.launches import launches
 from tactics.step import Call
 from tests.independent import cuda_programs, faults, packages
-from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, GEMM_SM90
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, CONV_BYTES, DEPTHWISE, GEMM_SM90
 from tests.independent.products import MOVMATRIX, Mma, moved_wrong, wrong
 from tests.independent.triton_programs import COMMITTED, Triton, all_kernels, committed, installed
 from tests.independent.triton_runs import worst
@@ -39,6 +39,7 @@ HINT = "hint"
 CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "scan": ([], ALL_AT_ONCE),
     "conv_fprop": (CONV, ()),
+    "conv_fprop_bytes": (CONV_BYTES, ()),
     "conv_depthwise": (DEPTHWISE, ()),
     "wgmma": ([], ()),
     "conv_sm90": ([], ()),
@@ -49,7 +50,8 @@ CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "bulk_copies": ([], ()),
     "bulk_stores": ([], ()),
 }
-MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
+BYTES = [Mma(k, "s8", "s32", k == 64, other=b) for k in (32, 64) for b in ("s8", "u8")]
+MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True), *BYTES)}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
 LAYOUTS["movmatrix.sync.m8n8.trans.b16"] = "layouts: movmatrix"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cuda_kernels.emulator import EmulatorError, Options, build
 from tests.independent import cuda_programs, interpreter
-from tests.independent.cuda_programs import ALL_AT_ONCE, GEMM_SM90, SPARSE_SM90
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV_BYTES, GEMM_SM90, SPARSE_SM90
 from tests.independent.products import Mma, loaded_wrong, moved_wrong, wrong
 from tests.independent.triton_programs import Triton, committed
 from tests.independent.triton_runs import execute, runs, worst
@@ -33,6 +33,13 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 120  # a fault may make a loop endless
 DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")]
 SPARSE = [Mma(32, "f16", sparse=True, selector=selector) for selector in (0, 1)]
+
+
+BYTES = [
+    Mma(k, a, "s32", k == 64, other=b, saturate=saturate)
+    for k in (16, 32, 64)
+    for a, b, saturate in (("s8", "s8", False), ("s8", "u8", True), ("u8", "s8", False), ("u8", "u8", True))
+]
 
 
 # ---- witnesses: each returns whether all results are right
@@ -101,7 +108,7 @@ GROUPS, PROXIES = "wgmma.wait_group.sync.aligned {};", "fence.proxy.async.shared
 BULK_WAIT = "cp.async.bulk.wait_group \t0;"
 WAITS, BARRIER = "cp.async.wait_group \t{};", "bar.sync \t0;"
 WITNESSES: dict[str, Callable[[Path], bool]] = {
-    "CuTe's fragments of mma": lambda s: not any(wrong(m) for m in (*DENSE, *SPARSE)),
+    "CuTe's fragments of mma": lambda s: not any(wrong(m) for m in (*DENSE, *SPARSE, *BYTES)),
     "CuTe's ldmatrix": lambda s: placed(),
     "Triton's matmul": lambda s: right("matmul"),
     "Triton's matmul, late copies": lambda s: right("matmul", late=True),
@@ -136,6 +143,9 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
         s, "bulk_stores", "refused: race: write after read", change={r"wait_group\.read 1;": "wait_group.read 2;"}
     ),
     "CUTLASS's sparse product for Hopper": lambda s: cuda(s, "sparse_gemm_sm90", "Disposition: Passed", given=SPARSE_SM90),
+    "CUTLASS's sparse product of bytes": lambda s: cuda(s, "sparse_gemm_bytes", "Passed"),
+    "CUTLASS's sparse product of unsigned bytes": lambda s: cuda(s, "sparse_gemm_unsigned", "Passed"),
+    "CUTLASS's convolution of bytes": lambda s: cuda(s, "conv_fprop_bytes", "Passed", given=CONV_BYTES),
     "CUTLASS's convolution for Hopper": lambda s: cuda(s, "conv_sm90", "Passed"),
     "CUTLASS's convolution, two blocks share pixels": lambda s: cuda(s, "conv_sm90_1x2", "Passed"),
     "CUTLASS's convolution, two blocks share filters": lambda s: cuda(s, "conv_sm90_2x1", "Passed"),

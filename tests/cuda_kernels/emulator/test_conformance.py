@@ -11,6 +11,7 @@ from cuda_kernels.compile import compile_kernel, cubin_path
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.launch import Cuda
 from tests.cuda_kernels.emulator import test_emulator, test_emulator_alu
+from tests.cuda_kernels.emulator import test_emulator_bytes as bytes_
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
@@ -20,6 +21,7 @@ CASES = [
     (test_emulator.test_divergence, (0,)),
     (test_emulator.test_dense_mma_layout, ()),
     *((test_emulator.test_sparse_mma_layout, (f"sparse_{s}", s, seed)) for s in (0, 1) for seed in range(6)),
+    *((test, (other, 0)) for test in (bytes_.test_the_dense_wrapper, bytes_.test_the_sparse_wrapper) for other in ("s8", "u8")),
     (test_emulator.test_columns_a_sparse_row_drops_are_not_multiplied, ()),
     (test_emulator.test_ldmatrix_and_movmatrix, ()),
     (test_emulator_alu.test_32_bit_integers, ()),

@@ -19,7 +19,7 @@ from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tests.problems import execute
+from tests.problems import assert_written_once, check, conv_case, execute
 
 DEVICE = named("a100")
 RANGE = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
@@ -116,6 +116,31 @@ def test_drawn_problems_equal_integers(seed):
         agrees(p, dtypes, tactic, seed, gpu)
 
 
+@pytest.mark.parametrize("y", WHOLE)
+@pytest.mark.parametrize("x", WHOLE)
+def test_a_residual_of_bytes_has_its_sign(x, y):
+    end = Epilogue(True, True, Activation("quantize", RANGE[y]), multiplied=True, residual_multiplied=True)
+    p = ConvProblem(1, 24, 5, 4, 40, 1, 1, sparse24=True, epilogue=end)
+    found = [t for t in candidates(p, DEVICE, (x, y, y)) if t.out.dtype == y]
+    for sparse in (False, True):
+        tactic = random.Random(x + y).choice([t for t in found if t.sparse == sparse])
+        agrees(p, (x, y, y), tactic, 1, Emulated(DEVICE))
+        assert_written_once(p, tactic, DEVICE, *data(p, (x, y, y), np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize("y", WHOLE)
+def test_a_silu_is_rounded_to_the_nearest_byte(y):
+    """The kernel's SiLU is off by less than FP16's rounding: a result near a half may be rounded the other way."""
+    last = Activation("quantize", RANGE[y])
+    end = Epilogue(True, False, Activation("silu"), affine=True, last=last, multiplied=True)
+    p = ConvProblem(1, 40, 9, 8, 72, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=end)
+    found = [t for t in candidates(p, DEVICE, ("int8", y)) if t.out.dtype == y]
+    for tactic in random.Random(y).sample(found, 3):
+        xs, weights = random_data(p)
+        wrong = np.abs(execute(Emulated(DEVICE), p, tactic, xs, weights)[:, : p.k] - reference(p, xs, weights))
+        assert wrong.max() <= 1 and (wrong > 0).mean() < 0.01
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("x", WHOLE)
 @pytest.mark.parametrize("y", ("fp16", *WHOLE))
@@ -140,6 +165,15 @@ def test_fp16_holds_the_same_numbers():
         found = [t for t in candidates(p, DEVICE) if t.kernel not in conv_bytes.SOURCES]
         assert {t.kernel for t in found} <= {"conv_dense", "conv_sparse24"}
         agrees(p, dtypes, pick.choice(found), seed, gpu)
+
+
+@pytest.mark.parametrize("how", [{"groups": 2}, {"d2s": 2}, {"d2s": 2, "d2s_mode": "crd", "up": 2}], ids=str)
+def test_rows_of_groups_and_shuffles_have_their_own_multipliers(how):
+    residual = {"residual": True, "residual_multiplied": True}
+    p = conv_case(1, 128, 7, 6, 128, 3, 3, pad=(1,) * 4, bias=True, multiplied=True, sparse24=True, **residual, **how)
+    found = candidates(p, DEVICE)
+    for sparse in (False, True):
+        check(p, random.Random(str(how)).choice([t for t in found if t.sparse == sparse]), DEVICE)
 
 
 def test_bytes_are_offered_only_where_they_may_be():

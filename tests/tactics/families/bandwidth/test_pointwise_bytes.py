@@ -5,10 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.families.bandwidth.pointwise import byte_candidates, counts
-from tactics.format import DTYPES, Format
+from tactics.format import DTYPES, Format, num_bytes
 from tactics.launches import launches
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
@@ -16,7 +17,8 @@ from tactics.roofline import predicted
 from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import execute
 from tactics.tactic import tactic_of
-from tests.problems import assert_written_once
+from tests.compiled import fits
+from tests.problems import assert_written_once, check
 
 DEVICE = named("h200")
 SHAPES = ((1, 3, 9, 7), (2, 40, 3, 5), (3, 64, 1, 1), (2, 17, 4, 4), (1, 96, 2, 3))
@@ -137,3 +139,34 @@ def test_kernel_values_of_fp16_tensors_are_as_they_were():
         ins = [Format("fp16", layouts[0]), Format("fp16", layouts[1])][: len(spans)]
         (step,) = launches(problem, tactic_of("pointwise", None, tuple(ins), Format("fp16", layouts[0])))
         assert {name for name, _ in step.values} == {"VEC", "ROWS", "OPS", "OPERANDS", "SOURCES"}
+
+
+LAUNCHED = {
+    "an image": (PointwiseProblem(1, 3, 32, 32, (Stage("mul", params=(8.0,)), QUANTIZE["int8"])), ("fp32:chw", "int8:hwc16")),
+    "Q": (PointwiseProblem(1, 64, 8, 8, (Stage("mul", params=(8.0,)), QUANTIZE["uint8"])), ("fp16:hwc8", "uint8:hwc16")),
+    "DQ": (PointwiseProblem(1, 64, 8, 8, (Stage("mul", "c0"),), constants=("c",)), ("int8:chw32", "fp16:chw32")),
+    "sum": (
+        PointwiseProblem(1, 64, 8, 8, (*SUM, QUANTIZE["int8"]), ("nchw", "nchw")),
+        ("int8:hwc16", "uint8:hwc16", "int8:hwc16"),
+    ),
+}
+
+
+def launched(name: str):
+    problem, (*ins, out) = LAUNCHED[name]
+    return problem, tactic_of("pointwise", None, tuple(map(Format.parse, ins)), Format.parse(out))
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_each_sector_is_touched_once(name):
+    problem, tactic = launched(name)
+    least = sum(num_bytes(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True))
+    least += 64 * 4 * 16 * len(problem.constants)  # in each warp, of four pixels
+    assert check(problem, tactic, DEVICE)[1].sectors * 32 <= 1.02 * least
+
+
+@pytest.mark.parametrize("sm", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_chains_of_bytes_compile_without_spills(name, sm):
+    (step,) = launches(*launched(name))
+    fits(compile_kernel(step.kernel, dict(step.values), sm))
