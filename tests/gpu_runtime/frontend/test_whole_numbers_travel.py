@@ -184,3 +184,11 @@ def test_a_residual_of_whole_numbers_is_scaled_once():
     assert (str(end.act), end.affine, end.residual, end.act_first, str(end.last)) == (
         "quantize(-128,127)", True, True, True, "quantize(0,125)")  # fmt: skip
     assert np.all(one.weights["scales"] == 0.5)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_convolutions_of_groups_have_the_scale_in_their_weights(groups):
+    """No kernel computes them in integers."""
+    w = np.random.default_rng(0).integers(-8, 9, (8, 4 // groups, 3, 3)).astype(np.float32) / 16
+    net = built(*pairs("x", "a", "a"), node("Conv", "a w", "c", group=groups), *pairs("c", "y", "c"), w=w)
+    assert kinds(net) == ["q", "conv"]
