@@ -16,7 +16,9 @@ def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: lis
     wide.CopyFrom(model)
     outputs = {o.name for o in wide.graph.output}
     inputs = {i.name for i in wide.graph.input}
-    wide.graph.output.extend(helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in outputs | inputs)
+    wide.graph.output.extend(
+        helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in outputs | inputs
+    )
     session = ort.InferenceSession(wide.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     found = dict(zip(names, session.run(names, dict(feeds)), strict=True)) | dict(feeds)
@@ -40,7 +42,9 @@ def modelopt(model: onnx.ModelProto, largest: Mapping[str, float], outputs: bool
             for name, value in ((f"{t}_scale", scale), (f"{t}_zero", np.int8(0))):
                 initializers[name] = numpy_helper.from_array(np.array(value), name)
             q = helper.make_node("QuantizeLinear", [t, f"{t}_scale", f"{t}_zero"], [f"{t}_q"], name=f"{t}_QuantizeLinear")
-            dq = helper.make_node("DequantizeLinear", [f"{t}_q", f"{t}_scale", f"{t}_zero"], [f"{t}_dq"], name=f"{t}_DequantizeLinear")
+            dq = helper.make_node(
+                "DequantizeLinear", [f"{t}_q", f"{t}_scale", f"{t}_zero"], [f"{t}_dq"], name=f"{t}_DequantizeLinear"
+            )
             nodes.extend([q, dq])
             pairs[t] = f"{t}_dq"
         return pairs[t]
