@@ -1,4 +1,4 @@
-"""Quantises a model as NVIDIA's ModelOpt does: int8 with zero point 0, Q and DQ in front of each Conv and Gemm and on one branch of
+"""Quantises a model as ModelOpt does: int8 with zero point 0, Q and DQ in front of each Conv and Gemm and on one branch of
 each residual Add, weights with a scale for each output channel, biases and all else in floating point.
 """
 
@@ -26,8 +26,9 @@ def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: lis
 
 
 def modelopt(model: onnx.ModelProto, largest: Mapping[str, float], outputs: bool = False) -> onnx.ModelProto:
-    """Returns the quantised model. `largest`: tensor -> its largest magnitude, as `ranges` finds it; `outputs`: each Conv's output
-    is quantised, too."""
+    """Returns the quantised model. `largest`: tensor -> its largest magnitude, as `ranges` finds it; `outputs`: each Conv's
+    output is quantised, too.
+    """
     graph = model.graph
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     weighted = [n for n in graph.node if n.op_type in ("Conv", "Gemm")]
