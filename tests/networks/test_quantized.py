@@ -177,9 +177,8 @@ def quantised(proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bo
     """
     quantization = pytest.importorskip("onnxruntime.quantization")
 
-    reader = type(
-        "Reader", (quantization.CalibrationDataReader,), {"get_next": lambda self, left=iter([feeds]): next(left, None)}
-    )
+    left = iter([feeds])
+    reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda self: next(left, None)})
     logging.disable(logging.WARNING)
     onnx.save(proto, folder / "fp32.onnx")
     types = {
