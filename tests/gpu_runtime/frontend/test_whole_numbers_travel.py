@@ -50,7 +50,8 @@ class Drawn:
             case 2 if h > 2:
                 return self.add("Slice", f"{x} {self.stored(1)} {self.stored(h)} {self.stored(2)}", (n, c, h - 1, w))
             case 3:
-                fill = f"z{of}" if of else ""
+                self.weights["fill"] = np.float32(1.5)
+                fill = f"z{of}" if of else str(self.rng.choice(["", "fill"]))
                 return self.add("Pad", f"{x} {self.stored(0, 0, 1, 0, 0, 0, 0, 0)} {fill}".strip(), (n, c, h + 1, w))
             case 4 if h < 9:
                 name = f"w{len(self.weights)}"
