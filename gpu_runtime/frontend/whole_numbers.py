@@ -54,6 +54,8 @@ def respell(model: ir.Model) -> None:
             node.outputs[0].dtype = ir.DataType.FLOAT
         elif any(v in quantized for v in operands(node)):
             _move(model, node, quantized)
+        elif node.op_type in ("Conv", "ConvTranspose") and attribute(node, "group", 1) > 1:
+            _scaled_behind(model, node)
     for y, held in quantized.items():
         if y.is_graph_output():
             _end(model, y, held)
@@ -159,6 +161,15 @@ def _dequantize(model: ir.Model, node: ir.Node, quantized: Quantized) -> None:
     y = build.add("", "Mul", y, build.stored("_scale", scale))
     build.steps[-1].meta["dequantizes"] = not scale.ndim
     _replaced(model, node, build)
+
+
+def _scaled_behind(model: ir.Model, node: ir.Node) -> None:
+    """Lets a convolution of groups, which has no kernel for integers, read whole numbers: its weights are scaled instead."""
+    of, w = operand(node).producer(), constant(node.inputs[1])
+    if of is not None and of.meta.get("dequantizes") and w is not None:
+        scaled = stored(model, f"{node.name}_scaled", w * constant(operand(of, 1)))
+        node.replace_input_with(0, operand(of))
+        node.replace_input_with(1, scaled)
 
 
 def _replaced(model: ir.Model, node: ir.Node, build: Steps) -> ir.Value:

@@ -50,7 +50,8 @@ class Drawn:
             case 2 if h > 2:
                 return self.add("Slice", f"{x} {self.stored(1)} {self.stored(h)} {self.stored(2)}", (n, c, h - 1, w))
             case 3:
-                fill = f"z{of}" if of else ""
+                self.weights["fill"] = np.float32(1.5)
+                fill = f"z{of}" if of else str(self.rng.choice(["", "fill"]))
                 return self.add("Pad", f"{x} {self.stored(0, 0, 1, 0, 0, 0, 0, 0)} {fill}".strip(), (n, c, h + 1, w))
             case 4 if h < 9:
                 name = f"w{len(self.weights)}"
@@ -184,3 +185,11 @@ def test_a_residual_of_whole_numbers_is_scaled_once():
     assert (str(end.act), end.affine, end.residual, end.act_first, str(end.last)) == (
         "quantize(-128,127)", True, True, True, "quantize(0,125)")  # fmt: skip
     assert np.all(one.weights["scales"] == 0.5)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_convolutions_of_groups_have_the_scale_in_their_weights(groups):
+    """No kernel computes them in integers."""
+    w = np.random.default_rng(0).integers(-8, 9, (8, 4 // groups, 3, 3)).astype(np.float32) / 16
+    net = built(*pairs("x", "a", "a"), node("Conv", "a w", "c", group=groups), *pairs("c", "y", "c"), w=w)
+    assert kinds(net) == ["q", "conv"]
