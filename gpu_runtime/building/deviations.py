@@ -18,10 +18,9 @@ import numpy as np
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import execution
+from gpu_runtime.rewrites import integers
 from gpu_runtime.runtime.findings import Compared
 from tactics.planner import plan
-from tactics.problems.pointwise_ops import NONE
-from tactics.problems.problem import ConvProblem, ConvTransposeProblem, PointwiseProblem
 
 FAR = 32.0  # an output's error over that of rounding it once: 0.7 % of a usual tensor; networks of 100 layers reach 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
@@ -146,13 +145,7 @@ def _errors(
 
 def _step(op: Op, y: np.ndarray) -> float:
     """Returns the error of rounding to whole numbers, for an op whose results y they are; else 0."""
-    p = op.problem
-    stage = p.stages[-1].op if isinstance(p, PointwiseProblem) and p.stages else ""
-    end = p.epilogue if isinstance(p, ConvProblem | ConvTransposeProblem) else None
-    if end is not None:
-        behind = end.affine or (end.residual and end.act_first)
-        stage = end.last.name if end.last != NONE or behind else end.act.name
-    return _norm(np.full(y.shape, STEP), y) if stage == "quantize" else 0.0
+    return _norm(np.full(y.shape, STEP), y) if integers.ending(op.problem).name == "quantize" else 0.0
 
 
 def _compared(got: np.ndarray, y: np.ndarray, step: float) -> Error:

@@ -177,13 +177,9 @@ def quantised(proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bo
     """
     quantization = pytest.importorskip("onnxruntime.quantization")
 
-    class Reader(quantization.CalibrationDataReader):
-        def __init__(self):
-            self.left = iter([feeds])
-
-        def get_next(self):
-            return next(self.left, None)
-
+    reader = type(
+        "Reader", (quantization.CalibrationDataReader,), {"get_next": lambda self, left=iter([feeds]): next(left, None)}
+    )
     logging.disable(logging.WARNING)
     onnx.save(proto, folder / "fp32.onnx")
     types = {
@@ -193,7 +189,7 @@ def quantised(proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bo
     form = quantization.QuantFormat.QOperator if operators else quantization.QuantFormat.QDQ
     more = {"ActivationSymmetric": signed, "WeightSymmetric": True}
     quantization.quantize_static(
-        folder / "fp32.onnx", folder / "m.onnx", Reader(), quant_format=form, per_channel=per_channel, reduce_range=True,
+        folder / "fp32.onnx", folder / "m.onnx", reader(), quant_format=form, per_channel=per_channel, reduce_range=True,
         extra_options=more, **types,
     )  # fmt: skip
     logging.disable(logging.NOTSET)
