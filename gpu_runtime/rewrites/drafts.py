@@ -123,8 +123,8 @@ def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
     """Returns the output of rows of zeros, [1,n,1,1], for n values of a residual, or [1,1,1,1] without a residual."""
     none = np.zeros(1 if residual is None else residual.size, np.float32)
     added = None if residual is None else residual.reshape(1, -1, 1, 1)
-    affine = (none, none) if p.epilogue.affine else (None, None)
-    return p.epilogue.finish(none.reshape(1, -1, 1, 1), None, added, none, *affine)
+    vectors = {name: none for name in p.epilogue.vectors if name not in ("b", "slope")}
+    return p.epilogue.finish(none.reshape(1, -1, 1, 1), None, added, none, **vectors)
 
 
 # ---- forms
