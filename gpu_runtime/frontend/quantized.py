@@ -22,7 +22,7 @@ BYTES = (TensorProto.INT8, TensorProto.UINT8)
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LEAST_SCALE = 2.0**-126  # its reciprocal is finite in FP32
 CURE = "quantize the model to int8, with one scale for each tensor or channel"
-WITH_AXIS = 13  # the opset from which DequantizeLinear has an axis
+WITH_AXIS = 13  # the opset from which DequantizeLinear has an axis, and Softmax one alone
 ALWAYS = ("QLinearConv", "QLinearMatMul")  # operators of ONNX itself
 
 
@@ -49,6 +49,7 @@ FORMS = {
     "QLinearAveragePool": Form("AveragePool", (0,), 3),
     "QLinearSigmoid": Form("Sigmoid", (0,), 3),
     "QLinearLeakyRelu": Form("LeakyRelu", (0,), 3),
+    "QLinearSoftmax": Form("Softmax", (0,), 3),
     "QLinearConcat": Form("Concat", (), 0),  # tensors from place 2 on
     "QGemm": Form("Gemm", (0, 3), 7, 6),
 }
@@ -107,6 +108,8 @@ class _Spelling:
             raise ModelError(f"{title(node)}: expected tensors with their scales, got {list(node.input)}")
         if "channels_last" in given and given.pop("channels_last").i:
             raise ModelError(f"{title(node)}: its channels are the last axis; expected them on axis 1: export the model again")
+        if form.op == "Softmax":
+            self._softmax(node, given)
         (y,), scale, zero = node.output, inputs[form.result], inputs[form.result + 1]
         read = [self._dequantized(node, i, inputs[i : i + 3]) for i in first]
         if form.bias and inputs[form.bias]:
@@ -120,6 +123,15 @@ class _Spelling:
         self.nodes[-1].attribute.extend(given.values())
         if scale:
             self.nodes.append(helper.make_node(QUANTIZE, [made, scale, zero], [y], f"{node.name or y}_quantize"))
+
+    def _softmax(self, node: onnx.NodeProto, given: dict[str, onnx.AttributeProto]) -> None:
+        """Turns the attributes of QLinearSoftmax into those of Softmax, which has one axis from opset 13 on."""
+        meant = given.pop("opset").i if "opset" in given else WITH_AXIS
+        if (meant >= WITH_AXIS) != (self.opset >= WITH_AXIS):
+            raise ModelError(
+                f"{title(node)}: it is of opset {meant} in a model of opset {self.opset}: quantize the model again"
+            )
+        given.setdefault("axis", helper.make_attribute("axis", -1))
 
     def _dequantized(self, node: onnx.NodeProto, place: int, inputs: Sequence[str]) -> str:
         """Returns a tensor in floating point; `inputs`: it, its scale and its zero point or "".

@@ -12,7 +12,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.network import APART, H, Literal, Network, Op, Options, computes
-from tactics.problems.epilogue import AFFINE, MULTIPLIERS, VECTORS
+from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
@@ -123,7 +123,7 @@ def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
     """Returns the output of rows of zeros, [1,n,1,1], for n values of a residual, or [1,1,1,1] without a residual."""
     none = np.zeros(1 if residual is None else residual.size, np.float32)
     added = None if residual is None else residual.reshape(1, -1, 1, 1)
-    vectors = {name: none for name in p.epilogue.vectors if name in (*AFFINE, *MULTIPLIERS)}
+    vectors = {name: none for name in p.epilogue.vectors if name not in ("b", "slope")}
     return p.epilogue.finish(none.reshape(1, -1, 1, 1), None, added, none, **vectors)
 
 

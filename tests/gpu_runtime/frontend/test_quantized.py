@@ -13,7 +13,7 @@ from tests.reference_run import model, network, node, ort_run, run
 X = (2, 4, 6, 5)
 MICROSOFT = onnx.helper.make_opsetid("com.microsoft", 1)
 Q = {"xs": np.float32(0.031), "xz": np.uint8(120), "ys": np.float32(0.07), "yz": np.uint8(99), "bs": np.float32(0.02),
-     "bz": np.uint8(140)}  # fmt: skip
+     "bz": np.uint8(140), "fs": np.float32(1 / 256), "fz": np.uint8(0)}  # fmt: skip
 PAIR = "q xs xz"
 # operator, its inputs, its attributes, the opset, its share of results that differ at most: sums in another order may round
 # otherwise.
@@ -31,6 +31,8 @@ CASES = [
     ("QLinearAveragePool", f"{PAIR} ys yz", dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1), 13),
     ("QLinearSigmoid", f"{PAIR} ys yz", {}, 13),
     ("QLinearLeakyRelu", f"{PAIR} ys yz", dict(alpha=0.3), 13),
+    ("QLinearSoftmax", f"{PAIR} fs fz", dict(axis=1, opset=13), 13),
+    ("QLinearSoftmax", f"{PAIR} fs fz", dict(axis=2, opset=11), 11),
     ("QLinearConcat", f"ys yz {PAIR} r bs bz", dict(axis=1), 13),
 ]
 GEMMS = [("g gs gz", dict(transB=1)), ("h gs gz", {}), ("h gs gz", dict(alpha=0.5))]
@@ -59,10 +61,10 @@ def of(nodes: list[onnx.NodeProto], opset: int, shape=X) -> onnx.ModelProto:
     return proto
 
 
-def compared(proto: onnx.ModelProto, shape=X) -> None:
+def compared(proto: onnx.ModelProto, shape=X, step=Q["ys"]) -> None:
     feeds = {"x": np.random.default_rng(1).uniform(-4, 4, shape).astype(np.float32)}
     (got,), (expected,) = run(network(proto), feeds).values(), ort_run(proto, feeds, optimized=False).values()
-    steps = np.abs(got - expected) / Q["ys"]
+    steps = np.abs(got - expected) / step
     assert got.shape == expected.shape and len(np.unique(expected)) > 5
     assert steps.max() < 1.01 and (steps > 0.5).mean() < 0.01, (steps.max(), (steps > 0.5).mean())
 
@@ -73,9 +75,10 @@ def domain(op: str) -> str:
 
 @pytest.mark.parametrize("op, inputs, attributes, opset", CASES)
 def test_an_operator_of_integers(op, inputs, attributes, opset):
+    end = next(pair for pair in ("ys yz", "fs fz") if pair in inputs)
     nodes = [node("QuantizeLinear", "x xs xz", "q"), node(op, inputs, "p", domain=domain(op), **attributes),
-             node("DequantizeLinear", "p ys yz", "y")]  # fmt: skip
-    compared(of(nodes, opset))
+             node("DequantizeLinear", f"p {end}", "y")]  # fmt: skip
+    compared(of(nodes, opset), step=Q[end[:2]])
 
 
 @pytest.mark.parametrize("matrix, attributes", GEMMS)
@@ -98,7 +101,8 @@ def test_microsofts_pairs_are_onnxs():
     ("QLinearGlobalAveragePool", f"{PAIR} ys yz", dict(channels_last=1), "its channels are the last axis"),
     ("QLinearAdd", f"{PAIR} r bs bz ys", {}, "expected a zero point of its result"),
     ("QLinearAdd", f"{PAIR} r", {}, "expected tensors with their scales"),
-    ("QLinearSoftmax", f"{PAIR} ys yz", dict(axis=1, opset=13), "it is quantized .1 QLinearSoftmax"),
+    ("QLinearSoftmax", f"{PAIR} ys yz", dict(axis=1, opset=11), "it is of opset 11 in a model of opset 13"),
+    ("QLinearReduceMean", f"{PAIR} ys yz", dict(axes=[1]), "it is quantized .1 QLinearReduceMean"),
 ])  # fmt: skip
 def test_operators_of_integers_that_are_refused(op, inputs, attributes, says):
     nodes = [node("QuantizeLinear", "x xs xz", "q"), node(op, inputs, "p", domain=domain(op), **attributes),
